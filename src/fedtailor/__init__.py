@@ -1,0 +1,1 @@
+"""Personalized federated fine-tuning: one pretrained model, fitted to every client."""

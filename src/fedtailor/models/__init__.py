@@ -1,0 +1,1 @@
+"""Pretrained models and where to adapt them."""

@@ -1,0 +1,143 @@
+"""The algebra of states: flat dicts of tensors, keyed by dotted module names.
+
+Every function is pure. "Stacked" params carry one more leading axis, usually the cohort's ``[c]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
+    """Split by name into (those where ``predicate`` holds, the others).
+
+    >>> kept, shared = split({"a.x": torch.zeros(1), "b.x": torch.zeros(1)}, lambda n: n[0] == "a")
+    >>> list(kept), list(shared)
+    (['a.x'], ['b.x'])
+    """
+    chosen = {name: value for name, value in params.items() if predicate(name)}
+    return chosen, {name: value for name, value in params.items() if name not in chosen}
+
+
+def tree_map(function: Callable[..., Tensor], *trees: Params) -> Params:
+    """Apply ``function`` to the tensors of the same name in all ``trees``.
+
+    >>> tree_map(torch.add, {"x": torch.ones(1)}, {"x": torch.ones(1)})
+    {'x': tensor([2.])}
+    """
+    first, *others = trees
+    for other in others:
+        if other.keys() != first.keys():
+            raise KeyError(f"trees differ in {sorted(other.keys() ^ first.keys())}")
+    return {name: function(*(tree[name] for tree in trees)) for name in first}
+
+
+def add(a: Params, b: Params) -> Params:
+    """``a + b``, name by name."""
+    return tree_map(torch.add, a, b)
+
+
+def subtract(a: Params, b: Params) -> Params:
+    """``a - b``, name by name."""
+    return tree_map(torch.sub, a, b)
+
+
+def scale(a: Params, factor: float | Tensor) -> Params:
+    """``factor * a``, name by name."""
+    return {name: value * factor for name, value in a.items()}
+
+
+def stack(trees: Sequence[Params]) -> Params:
+    """Stack c trees of equal shapes along a new leading axis.
+
+    >>> stack([{"x": torch.zeros(2)}, {"x": torch.ones(2)}])["x"].shape
+    torch.Size([2, 2])
+    """
+    return tree_map(lambda *values: torch.stack(values), *trees)
+
+
+def row(stacked: Params, index: int) -> Params:
+    """The tree at ``index`` of the leading axis (views, no copy)."""
+    return {name: value[index] for name, value in stacked.items()}
+
+
+def unstack(stacked: Params, count: int) -> list[Params]:
+    """The ``count`` trees of the leading axis: the inverse of `stack`."""
+    return [row(stacked, index) for index in range(count)]
+
+
+def weighted_sum(stacked: Params, weights: Tensor) -> Params:
+    """``sum_c weights[c] * stacked[c]``, one product a tensor; ``weights`` is ``[c]``.
+
+    >>> weighted_sum({"x": torch.tensor([[1.0], [3.0]])}, torch.tensor([0.5, 0.5]))
+    {'x': tensor([2.])}
+    """
+
+    def one(value: Tensor) -> Tensor:
+        return torch.mv(value.flatten(1).T, weights.to(value.dtype)).view(value.shape[1:])
+
+    return {name: one(value) for name, value in stacked.items()}
+
+
+def flat(params: Params, leading: int = 0) -> Tensor:
+    """All values as one vector ``[P]`` in the order of the names; ``[..., P]`` with leading axes.
+
+    >>> flat({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, leading=1).shape
+    torch.Size([3, 3])
+    """
+    return torch.cat([value.flatten(leading) if value.dim() > leading else value[..., None]
+                      for value in params.values()], dim=-1)
+
+
+def unflat(vector: Tensor, like: Params) -> Params:
+    """Views of ``vector`` ``[P]`` with the names and shapes of ``like``: the inverse of `flat`."""
+    parts = vector.split([value.numel() for value in like.values()], dim=-1)
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }
+
+
+def zeros_like(params: Params) -> Params:
+    """Zeros of the same shapes and dtypes."""
+    return {name: torch.zeros_like(value) for name, value in params.items()}
+
+
+def count(params: Params) -> int:
+    """The number of scalars.
+
+    >>> count({"x": torch.zeros(3, 2)})
+    6
+    """
+    return sum(value.numel() for value in params.values())
+
+
+def prefixed(params: Params, prefix: str) -> Params:
+    """The same tensors under ``prefix + name``."""
+    return {prefix + name: value for name, value in params.items()}
+
+
+def under(params: Params, prefix: str) -> Params:
+    """The tensors whose name starts with ``prefix``, without it: the inverse of `prefixed`."""
+    return {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
+
+
+def encode(params: Params) -> bytes:
+    """The wire form: safetensors bytes, any dtype that safetensors knows."""
+    return save({name: value.contiguous() for name, value in params.items()})
+
+
+def decode(data: bytes) -> Params:
+    """The inverse of `encode`, names sorted as in the file."""
+    return load(data)
+
+
+def names(trees: Iterable[Params]) -> set[str]:
+    """All names that occur in ``trees``."""
+    return {name for tree in trees for name in tree}
