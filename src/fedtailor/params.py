@@ -5,13 +5,15 @@ Every function is pure. "Stacked" params carry one more leading axis, usually th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 Params = dict[str, Tensor]
+
+_COLUMNS = 1 << 18  # of stacked params that are brought to float64 at a time
 
 
 def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -73,14 +75,18 @@ def unstack(stacked: Params, count: int) -> list[Params]:
 
 
 def weighted_sum(stacked: Params, weights: Tensor) -> Params:
-    """``sum_c weights[c] * stacked[c]``, one product a tensor; ``weights`` is ``[c]``.
+    """``sum_c weights[c] * stacked[c]``, accumulated in float64; ``weights`` is ``[c]``.
 
     >>> weighted_sum({"x": torch.tensor([[1.0], [3.0]])}, torch.tensor([0.5, 0.5]))
     {'x': tensor([2.])}
     """
+    weights = weights.double()
 
     def one(value: Tensor) -> Tensor:
-        return torch.mv(value.flatten(1).T, weights.to(value.dtype)).view(value.shape[1:])
+        columns = value.flatten(1) if value.dim() > 1 else value[:, None]
+        parts = columns.split(_COLUMNS, dim=1)
+        summed = torch.cat([weights.to(value.device) @ part.double() for part in parts])
+        return summed.to(value.dtype).view(value.shape[1:])
 
     return {name: one(value) for name, value in stacked.items()}
 
@@ -136,8 +142,3 @@ def encode(params: Params) -> bytes:
 def decode(data: bytes) -> Params:
     """The inverse of `encode`, names sorted as in the file."""
     return load(data)
-
-
-def names(trees: Iterable[Params]) -> set[str]:
-    """All names that occur in ``trees``."""
-    return {name for tree in trees for name in tree}

@@ -57,19 +57,18 @@ def fold_in(k: Tensor, data: int | Tensor) -> Tensor:
     return _mix(k + (torch.as_tensor(data, device=k.device) + 1) * _GAMMA)
 
 
-def bits(k: Tensor, counter: Tensor) -> Tensor:
-    """64 random bits for every element of ``counter`` (int64, any shape)."""
-    return _mix(k + (counter + 1) * _GAMMA)
-
-
 def uniform(k: Tensor, shape: tuple[int, ...]) -> Tensor:
     """float32 in [0, 1) of ``shape``.
 
     >>> bool((uniform(key(0), (1000,)).mean() - 0.5).abs() < 0.05)
     True
     """
-    counter = torch.arange(math.prod(shape), device=k.device).view(shape)
-    return _shift(bits(k, counter), 40).to(torch.float32) * 2.0**-24
+    return uniform_at(k, torch.arange(math.prod(shape), device=k.device).view(shape))
+
+
+def uniform_at(k: Tensor, counter: Tensor) -> Tensor:
+    """float32 in [0, 1), one for every element of ``counter`` (int64, any shape)."""
+    return _shift(_mix(k + (counter + 1) * _GAMMA), 40).to(torch.float32) * 2.0**-24
 
 
 def normal(k: Tensor, shape: tuple[int, ...], std: float = 1.0) -> Tensor:

@@ -1,0 +1,79 @@
+"""What a method costs: parameters, and bytes on the wire as they are encoded."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .method import Method
+from .params import Params, count
+from .task import Task
+
+
+def wire_bytes(params: Params) -> dict[str, int]:
+    """The length of ``len(params.encode(...))`` without encoding: bytes by dtype, and ``header``.
+
+    >>> import torch
+    >>> wire_bytes({"w": torch.zeros(2, 3)})
+    {'float32': 24, 'header': 64}
+    """
+    sizes: dict[str, int] = {}
+    header: dict[str, Any] = {}
+    offset = 0
+    # safetensors orders tensors by alignment, widest first, then by name
+    for name, value in sorted(params.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        nbytes = value.numel() * value.element_size()
+        dtype = str(value.dtype).removeprefix("torch.")
+        sizes[dtype] = sizes.get(dtype, 0) + nbytes
+        header[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(value.shape),
+            "data_offsets": [offset, offset + nbytes],
+        }
+        offset += nbytes
+    text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return {**dict(sorted(sizes.items())), "header": 8 + text + -text % 8}
+
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
+    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Scalars a client trains, exchanges and keeps to itself; bytes a client a round, by dtype."""
+
+    trained: int
+    communicated: int
+    private: int
+    model: int
+    down: dict[str, int]
+    up: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def measure(method: Method, task: Task, received: Params, private: Params, sent: Params) -> Costs:
+    """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
+    trainable = {name: v for name, v in task.state.items() if name not in task.buffers}
+    return Costs(
+        trained=count(trainable),
+        communicated=count(sent),
+        private=count(private),
+        model=sum(p.numel() for p in task.model.parameters()),
+        down=wire_bytes(received),
+        up=wire_bytes(sent),
+    )
+
+
+def peak_memory_mb() -> float:
+    """The largest resident memory of this process so far, in MB (10^6 bytes)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,0 +1,316 @@
+"""The one loop: send, train locally, aggregate, evaluate."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+
+from . import random
+from .client import client_round
+from .costs import Costs, measure, wire_bytes
+from .errors import InputError
+from .evaluation import EvaluateConfig, Evaluation, evaluate_each, evaluate_one
+from .executors import EngineConfig, Job, UploadStack, execute
+from .federation import Federation, LocalConfig
+from .method import Cohort, Method, Server
+from .optim import Context
+from .params import Params
+from .store import Store
+from .task import Batch, Task
+
+
+@dataclass(frozen=True)
+class CohortConfig:
+    """Who takes part in a round: a ``fraction`` of the clients, or ``size`` of them."""
+
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0
+    size: Annotated[int, Gt(0)] | None = None  # instead of fraction
+
+    def count(self, num_clients: int) -> int:
+        """The cohort's size, at least 1."""
+        wanted = self.size if self.size is not None else round(self.fraction * num_clients)
+        return max(1, min(wanted, num_clients))
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The factor on every learning rate, by round: from 1 to ``final``, after a linear warm-up."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    final: Annotated[float, Ge(0), Le(1)] = 0.0
+    warmup_rounds: Annotated[int, Ge(0)] = 0
+
+    def factor(self, round_: int, rounds: int) -> float:
+        """For round ``round_`` of ``rounds`` (the first is 1).
+
+        >>> ScheduleConfig("linear", final=0.5).factor(10, 10)
+        0.5
+        """
+        if round_ <= self.warmup_rounds:
+            return round_ / (self.warmup_rounds + 1)
+        if self.name == "constant":
+            return 1.0
+        passed = (round_ - self.warmup_rounds - 1) / max(1, rounds - self.warmup_rounds - 1)
+        down = passed if self.name == "linear" else (1 - math.cos(math.pi * passed)) / 2
+        return 1.0 - (1.0 - self.final) * down
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything of a run but its data, model and method."""
+
+    rounds: int
+    local: LocalConfig = LocalConfig()
+    cohort: CohortConfig = CohortConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    engine: EngineConfig = EngineConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
+    those of the whole cohort."""
+
+    number: int
+    server: Server
+    cohort: Cohort
+    losses: tuple[float, ...]
+    steps: tuple[int, ...]
+    lr_scale: float
+    bytes_down: int
+    bytes_up: int
+    costs: Costs
+    evaluations: tuple[Evaluation, ...]
+    seconds: dict[str, float]
+
+
+def new_store(method: Method, task: Task, federation: Federation, path: Path | None = None) -> Store:
+    """The store of a run's private states, in memory or at ``path``."""
+
+    def initial(client: int) -> Params:
+        return method.init_client(task, random.key(federation.seed, "client", client))
+
+    return Store(federation.num_clients, initial, path)
+
+
+def rounds(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    *,
+    store: Store | None = None,
+    server: Server | None = None,
+    start: int = 1,
+) -> Iterator[Round]:
+    """Run ``plan``, one `Round` at a time.
+
+    The cohort's private states are staged in ``store`` when a round is handed out, and committed
+    when the next one is asked for: the caller can make the round durable in between. To resume, give
+    ``store`` and ``server`` as they were and ``start``, the first round to run.
+
+    Raises:
+        InputError: a client has no data, or its loss is not finite.
+    """
+    federation.check()
+    store = store or new_store(method, task, federation)
+    if server is None:
+        key = random.key(federation.seed, "server")
+        server = method.init_server(task, federation.num_clients, key)
+    simulation = _Simulation(method, task, federation, plan, store)
+    for number in range(start, plan.rounds + 1):
+        done = simulation.round(server, number)
+        server = done.server
+        yield done
+        store.commit()
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    method: Method
+    task: Task
+    federation: Federation
+    plan: Plan
+    store: Store
+
+    def round(self, server: Server, number: int) -> Round:
+        """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
+        plan, federation, clock = self.plan, self.federation, _Clock()
+        clients = federation.cohort(number, plan.cohort.count(federation.num_clients))
+        sizes = [federation.num_examples(client) for client in clients]
+        cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number)
+        steps = [federation.num_steps(client, plan.local) for client in clients]
+        trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
+        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
+            limit = plan.engine.upload_memory_mb * 1e6
+            uploads = UploadStack(len(clients), limit, folder)
+            with clock.phase("train"):
+                self._train(server, cohort, steps, uploads, trained, clock)
+            with clock.phase("aggregate"):
+                server = self.method.aggregate(server, uploads.params, cohort)
+        self.store.stage(clients, trained.private)
+        with clock.phase("evaluate"):
+            due = plan.evaluate.due(number, plan.rounds)
+            evaluations = self._evaluate(server, number) if due else []
+        assert trained.costs is not None
+        return Round(
+            number=number,
+            server=server,
+            cohort=cohort,
+            losses=tuple(trained.losses),
+            steps=tuple(steps),
+            lr_scale=plan.schedule.factor(number, plan.rounds),
+            bytes_down=trained.bytes_down,
+            bytes_up=trained.bytes_up,
+            costs=trained.costs,
+            evaluations=tuple(evaluations),
+            seconds=clock.seconds,
+        )
+
+    def _train(
+        self,
+        server: Server,
+        cohort: Cohort,
+        steps: Sequence[int],
+        uploads: UploadStack,
+        trained: _Trained,
+        clock: _Clock,
+    ) -> None:
+        # clients of equal length run together: less padding, the same numbers
+        order = sorted(range(len(steps)), key=lambda at: (steps[at], at))
+        jobs = self._jobs(server, cohort.clients, order, cohort.round, "train", 1, clock)
+        work = partial(client_round, self.method, self.task)
+        for job, (upload, private, loss) in execute(self.plan.engine, work, jobs):
+            trained.losses[job.position] = self._finite(loss.item(), cohort, job.position)
+            trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
+            uploads.put(job.position, upload)
+            trained.bytes_down += sum(wire_bytes(job.received).values())
+            trained.bytes_up += sum(wire_bytes(upload).values())
+            if trained.costs is None:
+                trained.costs = measure(self.method, self.task, job.received, private, upload)
+
+    def _jobs(
+        self,
+        server: Server,
+        clients: Sequence[int],
+        order: Sequence[int],
+        number: int,
+        purpose: str,
+        passes: int,
+        clock: _Clock,
+    ) -> Iterator[Job]:
+        device = self.task.device
+        scale = self.plan.schedule.factor(number, self.plan.rounds)
+        for position in order:
+            client = clients[position]
+            with clock.phase("data", inside="train"):
+                batches = self.federation.steps(
+                    client, number, self.plan.local, purpose=purpose, passes=passes
+                )
+                key = random.key(self.federation.seed, number, client, purpose)
+                job = Job(
+                    position,
+                    self.method.send(server, client),
+                    _to(self.store.read(client), device),
+                    [_to(batch, device) for batch in batches],
+                    Context(key.to(device), scale, number),
+                )
+            yield job
+
+    def _finite(self, loss: float, cohort: Cohort, position: int) -> float:
+        if math.isfinite(loss):
+            return loss
+        raise InputError(
+            f"the loss of client {cohort.clients[position]} is {loss} in round {cohort.round} of "
+            f"{self.method.name}; lower the learning rate or set optimiser.clip"
+        )
+
+    def _evaluate(self, server: Server, number: int) -> list[Evaluation]:
+        config, method = self.plan.evaluate, self.method
+        clients = self.federation.evaluation_clients(config.clients)
+        shared = method.global_state(self.task, server)
+        # with nothing private, nothing personal in what is sent and no fine-tuning: one model
+        single = (
+            shared is not None
+            and not self.store.has_states
+            and method.personal_passes == 0
+            and all(method.send(server, client) is shared for client in clients)
+        )
+        found: list[Evaluation] = []
+        if shared is not None and (single or config.global_model):
+            found += evaluate_one(
+                method, self.task, self.federation, shared, clients, config.batch_size
+            )
+        if single:
+            personal = [replace(evaluation, model="personal") for evaluation in found]
+        else:
+            states = self._personal_states(server, clients, number)
+            personal = evaluate_each(
+                method, self.task, self.federation, states, config.batch_size
+            )
+        return personal + (found if config.global_model else [])
+
+    def _personal_states(
+        self, server: Server, clients: Sequence[int], number: int
+    ) -> Iterator[tuple[int, Params]]:
+        """(client, the state it uses), fine-tuned where the method does that."""
+        if self.method.personal_passes == 0:
+            for client in clients:
+                private = _to(self.store.read(client), self.task.device)
+                yield client, {**self.method.send(server, client), **private}
+            return
+
+        def work(
+            received: Params, private: Params, steps: Sequence[Batch], context: Context
+        ) -> Params:
+            return self.method.personalise(self.task, {**received, **private}, steps, context)
+
+        passes = self.method.personal_passes
+        steps = [self.federation.num_steps(client, self.plan.local, passes) for client in clients]
+        order = sorted(range(len(clients)), key=lambda at: (steps[at], at))
+        jobs = self._jobs(server, clients, order, number, "personalise", passes, _Clock())
+        for job, state in execute(self.plan.engine, work, jobs):
+            yield clients[job.position], state
+
+
+@dataclass
+class _Trained:
+    """What comes back from a cohort, by position."""
+
+    private: list[Params]
+    losses: list[float]
+    bytes_down: int = 0
+    bytes_up: int = 0
+    costs: Costs | None = None
+
+
+@dataclass
+class _Clock:
+    """Seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str, inside: str | None = None) -> Iterator[None]:
+        """Add the time spent in the block to ``name``, and take it off ``inside``."""
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        if inside is not None:
+            self.seconds[inside] = self.seconds.get(inside, 0.0) - spent
+
+
+def _to(tensors: Params | Batch, device: torch.device) -> Params:
+    return {name: value.to(device) for name, value in tensors.items()}

@@ -1,0 +1,104 @@
+"""How many clients' work is run: one after the other, or several at once. The numbers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .federation import pad_and_stack
+from .optim import Context
+from .params import Params, stack
+from .task import Batch, Precision
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How clients are run. Executors give the same numbers, up to the order of summation."""
+
+    executor: Literal["sequential", "vectorised"] = "sequential"
+    clients_per_step: Annotated[int, Gt(0)] = 5  # vectorised: clients trained at once
+    precision: Precision = "fp32"
+    device: str = "auto"
+    upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work: what a client function is called with. ``position`` tells jobs apart."""
+
+    position: int
+    received: Params
+    private: Params
+    steps: list[Batch]
+    context: Context
+
+
+ClientFunction = Callable[[Params, Params, Sequence[Batch], Context], Any]
+
+
+def execute(
+    engine: EngineConfig, work: ClientFunction, jobs: Iterable[Job]
+) -> Iterator[tuple[Job, Any]]:
+    """Run ``work(received, private, steps, context)`` for every job by the configured executor."""
+    if engine.executor == "sequential":
+        return _sequential(work, jobs)
+    return _vectorised(work, jobs, engine.clients_per_step)
+
+
+def _sequential(work: ClientFunction, jobs: Iterable[Job]) -> Iterator[tuple[Job, Any]]:
+    for job in jobs:
+        yield job, work(job.received, job.private, job.steps, job.context)
+
+
+def _vectorised(
+    work: ClientFunction, jobs: Iterable[Job], clients_per_step: int
+) -> Iterator[tuple[Job, Any]]:
+    remaining = iter(jobs)
+    while chunk := list(islice(remaining, clients_per_step)):
+        first = chunk[0]
+        same = all(job.received is first.received for job in chunk)
+        in_dims = (None if same else 0, 0, 0, Context(0, None, None))  # type: ignore[arg-type]
+        results = torch.func.vmap(work, in_dims=in_dims)(
+            first.received if same else stack([job.received for job in chunk]),
+            stack([job.private for job in chunk]),
+            pad_and_stack([job.steps for job in chunk]),
+            first.context._replace(key=torch.stack([job.context.key for job in chunk])),
+        )
+        for index, job in enumerate(chunk):
+            yield job, pytree.tree_map(lambda value, at=index: value[at], results)
+
+
+class UploadStack:
+    """A cohort's uploads, stacked ``[c, ...]``; memory-mapped in ``folder`` if beyond ``limit``
+    bytes."""
+
+    def __init__(self, cohort_size: int, limit: float, folder: str) -> None:
+        self._size = cohort_size
+        self._limit = limit
+        self._folder = Path(folder)
+        self.params: Params = {}
+
+    def put(self, position: int, upload: Params) -> None:
+        """Set row ``position``."""
+        if not self.params:
+            nbytes = self._size * sum(v.numel() * v.element_size() for v in upload.values())
+            on_disk = nbytes > self._limit
+            for name, value in upload.items():
+                self.params[name] = self._allocate(len(self.params), value, on_disk)
+        for name, value in upload.items():
+            self.params[name][position].copy_(value)
+
+    def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
+        shape = (self._size, *like.shape)
+        if not on_disk:
+            return like.new_empty(shape)
+        path, size = str(self._folder / f"{number}.bin"), self._size * like.numel()
+        return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)

@@ -1,0 +1,234 @@
+"""Modules and module surgery that two or more methods, or every task, use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import random
+from .errors import InputError
+from .params import Params
+
+if TYPE_CHECKING:
+    from .task import Backbone
+
+Trainable = Literal["full", "head", "lora"]
+
+
+class StepContext:
+    """What a training step's forward pass needs beside the state: set before, read after it."""
+
+    def __init__(self) -> None:
+        self.enter(training=False)
+
+    def enter(
+        self, *, training: bool, key: Tensor | None = None, weight: Tensor | None = None
+    ) -> None:
+        """Begin a forward pass. ``weight`` ``[b]`` is 0 for padding examples, None without any."""
+        self.training = training
+        self.key = key
+        self.weight = weight
+        self.buffers: Params = {}
+
+    def leave(self) -> Params:
+        """The running statistics that the pass has computed; the context forgets the pass."""
+        buffers = self.buffers
+        self.enter(training=False)
+        return buffers
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask depends on (key, layer, position) alone.
+
+    The same client, round and step drop the same activations, alone or batched with others and
+    however much padding surrounds them. At most 4 dimensions of at most 65,536 each.
+    """
+
+    def __init__(self, p: float, layer: int, step: StepContext) -> None:
+        super().__init__()
+        self.p = p
+        self.layer = layer
+        self._step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._step.training or self._step.key is None:
+            return x
+        counter = torch.zeros((), dtype=torch.int64, device=x.device)
+        for size in x.shape:
+            counter = counter[..., None] * 65536 + torch.arange(size, device=x.device)
+        drawn = random.uniform_at(random.fold_in(self._step.key, self.layer), counter)
+        return x * (drawn >= self.p) / (1.0 - self.p)
+
+
+def trace_dropout(model: nn.Module, step: StepContext) -> None:
+    """Replace every active dropout in ``model`` by a `KeyedDropout`, in place."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds) and m.p > 0]
+    for layer, (name, module) in enumerate(found):
+        if not isinstance(module, nn.Dropout):
+            raise InputError(f"{name} drops whole channels; only nn.Dropout can be trained here")
+        replace(model, name, KeyedDropout(module.p, layer, step))
+
+
+class TracedBatchNorm(nn.Module):
+    """Batch normalisation as a function: the batch's statistics leave padding out, and the new
+    running statistics go to the step's context, not into the module. Where its parameters are
+    frozen (``trained`` is False) it uses its running statistics in training, too."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, norm: nn.modules.batchnorm._BatchNorm, name: str, step: StepContext, trained: bool
+    ) -> None:
+        super().__init__()
+        self.trained = trained
+        self.register_parameter("weight", norm.weight)
+        self.register_parameter("bias", norm.bias)
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.eps = norm.eps
+        self.momentum = 0.1 if norm.momentum is None else norm.momentum
+        self._name = name
+        self._step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.trained and self._step.training):
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        weight = x.new_ones(x.shape[0]) if self._step.weight is None else self._step.weight
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        axes = [0, *range(2, x.dim())]
+        w = weight.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        count = weight.sum() * (x[0, 0].numel())
+        mean = (x * w).sum(axes) / count.clamp(min=1)
+        centred = x - mean.view(shape)
+        var = (centred.square() * w).sum(axes) / count.clamp(min=1)
+        unbiased = var * count / (count - 1).clamp(min=1)
+        for name, old, new in (
+            ("running_mean", self.running_mean, mean),
+            ("running_var", self.running_var, unbiased),
+        ):
+            lerped = torch.lerp(old, new.detach().to(old.dtype), self.momentum)
+            self._step.buffers[f"{self._name}.{name}"] = lerped
+        y = centred * torch.rsqrt(var + self.eps).view(shape)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y
+
+
+def trace_batch_norm(model: nn.Module, step: StepContext) -> list[str]:
+    """Replace every trained batch normalisation in ``model``, in place; the names of their running
+    statistics. One whose parameters are frozen keeps its statistics frozen too."""
+    names: list[str] = []
+    for name, norm in list(model.named_modules()):
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
+            continue
+        trained = not norm.affine or norm.weight.requires_grad
+        replace(model, name, TracedBatchNorm(norm, name, step, trained))
+        names += [f"{name}.running_mean", f"{name}.running_var"] if trained else []
+    return names
+
+
+def replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put ``module`` at ``path`` of ``model``, in place."""
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
+    """Let exactly the parameters whose name is ``chosen`` be trained; in place."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(chosen(name))
+    return model
+
+
+def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
+    """The backbone's adaptable projections, block by block.
+
+    Raises:
+        InputError: if none are known; the message lists what could be named.
+    """
+    if backbone.blocks:
+        return backbone.blocks
+    listed = ", ".join(candidates(backbone.model))
+    raise InputError(
+        f"model {backbone.name!r} has no recognised transformer blocks; name the projections to "
+        f"adapt in model.targets, as patterns; candidates: {listed or 'none, it has no nn.Linear'}"
+    )
+
+
+def candidates(model: nn.Module) -> list[str]:
+    """The paths of the linear layers, numbers replaced by ``*``, each once.
+
+    >>> candidates(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    ['*']
+    """
+    paths = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return list(dict.fromkeys(".".join("*" if p.isdigit() else p for p in n.split(".")) for n in paths))
+
+
+def check_rank(backbone: Backbone, rank: int) -> None:
+    """Raise InputError if ``rank`` exceeds a dimension of a layer that is to be adapted."""
+    for path in (path for block in require_blocks(backbone) for path in block):
+        layer = backbone.model.get_submodule(path)
+        if not isinstance(layer, nn.Linear):
+            raise InputError(f"{path} is a {type(layer).__name__}; only nn.Linear can be adapted")
+        limit = min(layer.in_features, layer.out_features)
+        if rank > limit:
+            raise InputError(
+                f"rank {rank} is larger than the layer {path} "
+                f"({layer.out_features} x {layer.in_features}); allowed: 1 to {limit}"
+            )
+
+
+def choose_trainable(
+    backbone: Backbone, trainable: Trainable, rank: int, alpha: float
+) -> nn.Module:
+    """Make all parameters, the task head, or LoRA and the head trainable; in place.
+
+    LoRA comes from PEFT (N(0, 1/rank) for A, zeros for B) on the backbone's projections.
+
+    Raises:
+        InputError: if there is no head, no recognised block, or the rank is too large.
+    """
+    model = backbone.model
+    if trainable == "full":
+        return train_only(model, lambda name: True)
+    if trainable == "head" and not backbone.head:
+        raise InputError(
+            f"model {backbone.name!r} has no recognised task head; name its modules in model.head"
+        )
+    if trainable == "lora":
+        add_lora(backbone, rank, alpha)
+    heads = tuple(f"{path}." for path in backbone.head)
+    return train_only(model, lambda name: name.startswith(heads) or ".lora_" in name)
+
+
+def add_lora(backbone: Backbone, rank: int, alpha: float) -> None:
+    """Inject PEFT's LoRA into the backbone's projections, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    check_rank(backbone, rank)
+    targets = [path for block in backbone.blocks for path in block]
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets), backbone.model)
+    for path in targets:
+        layer: Any = backbone.model.get_submodule(path)
+        nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)
+
+
+def lora_factors(state: Params, scaling: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """(A ``[r, d_in]``, B ``[d_out, r]`` with the scaling in it) by projection, from PEFT's names."""
+    marker = ".lora_A.default.weight"
+    paths = [name.removesuffix(marker) for name in state if name.endswith(marker)]
+    return {
+        path: (state[path + marker], scaling * state[f"{path}.lora_B.default.weight"])
+        for path in paths
+    }

@@ -1,0 +1,114 @@
+"""Method: the one interface between a federated algorithm and everything that runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from .optim import Context
+from .params import Params
+from .task import Backbone, Batch, Task
+
+Server = Params
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who took part in a round: ``clients`` (numbers), in the order of the uploads' rows, and
+    ``num_examples`` float64 ``[c]``, the training examples of each."""
+
+    clients: tuple[int, ...]
+    num_examples: Tensor
+    round: int
+
+    @property
+    def shares(self) -> Tensor:
+        """p_k = n_k / sum n over the cohort, float64 ``[c]``."""
+        return self.num_examples / self.num_examples.sum()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    title: str
+    authors: str
+    year: int
+    venue: str
+    equation: str  # the update in one line of plain text
+
+
+class Method(ABC):
+    """A federated method: a frozen dataclass whose fields are its hyper-parameters.
+
+    States are flat dicts of tensors. The engine cuts what is private from what is shared: an
+    ``upload`` never sees a private tensor. ``local``, ``upload`` and ``personalise`` are written
+    for one client and run for many at once under ``torch.func.vmap``: no branches on values.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]  # global, split, regularised, mixture, cluster, sparse, adapter, local
+    paper: ClassVar[Paper]
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        """``backbone.model`` with what the method adds (LoRA, gates) and ``requires_grad`` set on
+        what it trains; the model may be changed in place."""
+        return backbone.model
+
+    def is_private(self, name: str) -> bool:
+        """Whether a tensor of the state belongs to the client alone."""
+        return False
+
+    def init_client(self, task: Task, key: Tensor) -> Params:
+        """A client's private tensors before its first round."""
+        return {name: value for name, value in task.state.items() if self.is_private(name)}
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        """The server's state before the first round."""
+        return {name: value for name, value in task.state.items() if not self.is_private(name)}
+
+    def send(self, server: Server, client: int) -> Params:
+        """What a client receives: the shared part of its state."""
+        return server
+
+    @abstractmethod
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        """Train ``state`` (received and private together); the new state and the mean loss."""
+
+    def upload(self, received: Params, trained: Params) -> Params:
+        """What a client sends back, from what it received and the shared tensors it trained."""
+        return trained
+
+    @abstractmethod
+    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        """The next server state; ``uploads`` are stacked ``[c, ...]``."""
+
+    @property
+    def personal_passes(self) -> int:
+        """How many rounds' worth of local data `personalise` takes; 0: it is not called."""
+        return 0
+
+    def personalise(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        """The state that a client uses in the end; what it changes is not kept."""
+        return state
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        """The state of a client that nobody has seen; None if the method has no global model."""
+        return server if server.keys() == task.state.keys() else None
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        """Logits ``[b, classes]`` or ``[b, L, vocabulary]``."""
+        return task.logits(state, batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        """The state's adapters, (A ``[r, d_in]``, B ``[d_out, r]``, any scaling inside B) by
+        projection; empty if the method trains none."""
+        return {}

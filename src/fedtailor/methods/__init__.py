@@ -1,0 +1,16 @@
+"""The federated methods, one file each."""
+
+from __future__ import annotations
+
+from ..method import Method
+from .fedavg import FedAvg
+from .fedavg_ft import FedAvgFT
+from .fedsdg import FedSDG
+from .local import Local
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "fedsdg": FedSDG,
+}

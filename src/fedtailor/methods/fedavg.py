@@ -1,0 +1,62 @@
+"""FedAvg: every client trains the shared model; the server averages the results.
+
+Communication-Efficient Learning of Deep Networks from Decentralized Data. H. B. McMahan, E. Moore,
+D. Ramage, S. Hampson, B. Aguera y Arcas. AISTATS 2017. With ``trainable="lora"`` it is FedIT
+(Towards Building the Federated GPT: Federated Instruction Tuning. J. Zhang et al. ICASSP 2024).
+
+Algorithm 1:
+    client k:  w_k <- w - eta grad l(w; b) over its batches b
+    server:    w   <- sum_k (n_k / n) w_k
+
+Differs from the paper: n is the number of examples of the round's cohort, as is usual since, not of
+all clients. FedIT: nothing; A and B are averaged each on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """FedAvg on all parameters, the task head, or LoRA and the head (rank r, scaling alpha / r)."""
+
+    name: ClassVar[str] = "fedavg"
+    family: ClassVar[str] = "global"
+    paper: ClassVar[Paper] = Paper(
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        "McMahan, Moore, Ramage, Hampson, Aguera y Arcas",
+        2017,
+        "AISTATS",
+        "w <- sum_k (n_k / n) w_k",
+    )
+
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
