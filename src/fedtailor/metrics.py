@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtailor.errors import InputError
+from .errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def summarise(
     """Summarise one value a client, ``[n]``, with the number of examples behind it, ``[n]``.
 
     Clients with 0 (or None) examples are left out and counted. The bottom decile is element
-    ``clients // 10`` of the values sorted from the worst on (pFedGate, section 4.1). A value that is
-    missing although there are examples is not a number, and the worst.
+    ``clients // 10`` of the values sorted from the worst on. A value that is missing although there
+    are examples is not a number, and the worst.
 
     Raises InputError if no client has examples.
 

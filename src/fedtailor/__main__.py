@@ -1,0 +1,7 @@
+"""``python -m fedtailor``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

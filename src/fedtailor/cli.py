@@ -1,0 +1,180 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from .errors import InputError, unknown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code: 0, 2 on bad input, 130 when interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except InputError as error:
+        print(f"fedtailor: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedtailor: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedtailor", description=__import__("fedtailor").__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run an experiment file, or go on with a run directory")
+    run.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="key=value", dest="settings",
+        help="change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",
+    )  # fmt: skip
+    run.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
+    run.add_argument("--json", action="store_true", help="print the table as JSON")
+    run.set_defaults(command=_run)
+
+    compare = commands.add_parser("compare", help="print the table of one or several runs")
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    compare.add_argument("--json", action="store_true", help="print it as JSON")
+    compare.set_defaults(command=_compare)
+
+    report = commands.add_parser("report", help="draw one or several runs as one HTML file")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.set_defaults(command=_report)
+
+    listing = commands.add_parser("list", help="what there is")
+    listing.add_argument("what", choices=["methods", "datasets", "models"])
+    listing.add_argument("--json", action="store_true", help="print it as JSON")
+    listing.set_defaults(command=_list)
+
+    describe = commands.add_parser("describe", help="a method's fields, update and paper")
+    describe.add_argument("method")
+    describe.add_argument("--json", action="store_true", help="print it as JSON")
+    describe.set_defaults(command=_describe)
+
+    export = commands.add_parser("export", help="write a model of a finished run as a PEFT adapter")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("--method", required=True, metavar="LABEL")
+    export.add_argument("--seed", type=int, help="default: the run's first")
+    export.add_argument("--client", type=int, help="a client's number; default: the global model")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR")
+    export.set_defaults(command=_export)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    from . import experiment as experiments
+    from .report import compare, write
+    from .run import run
+
+    folder = options.experiment
+    if (folder / "experiment.json").is_file():
+        if options.settings or options.out:
+            raise InputError(f"{folder} is a run directory: it goes on as it is, without --set or --out")
+        experiment = experiments.parse(json.loads((folder / "experiment.json").read_text()))
+        out = folder
+    else:
+        experiment = experiments.load(options.experiment, options.settings)
+        out = options.out or Path("runs") / experiment.name
+    run(experiment, out)
+    print(compare([out], options.json))
+    page = write([out], out / "report.html")
+    print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from .report import compare
+
+    print(compare(options.runs, options.json))
+
+
+def _report(options: argparse.Namespace) -> None:
+    from .report import write
+
+    print(write(options.runs, options.out))
+
+
+def _list(options: argparse.Namespace) -> None:
+    rows = {"methods": _methods, "datasets": _datasets, "models": _models}[options.what]()
+    print(json.dumps(rows, indent=2) if options.json else tabulate(rows, headers="keys"))
+
+
+def _methods() -> list[dict[str, Any]]:
+    from .methods import METHODS
+
+    return [
+        {"method": name, "family": m.family, "paper": m.paper.title, "year": m.paper.year or ""}
+        for name, m in METHODS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from .data import BUILTIN
+
+    return [{"data set": name, **_short(entry)} for name, entry in BUILTIN.items()]
+
+
+def _models() -> list[dict[str, Any]]:
+    from .models import BUILTIN
+
+    return [{"model": name, **_short(entry)} for name, entry in BUILTIN.items()]
+
+
+def _short(entry: Any) -> dict[str, Any]:
+    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+    return {
+        name: ", ".join(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if not callable(value)
+    }
+
+
+def _describe(options: argparse.Namespace) -> None:
+    from .methods import METHODS
+
+    if options.method not in METHODS:
+        raise unknown("method", options.method, METHODS)
+    method = METHODS[options.method]
+    paper = method.paper
+    hints = typing.get_type_hints(method)
+    fields = [
+        {"field": f.name, "default": _default(getattr(method(), f.name)), "type": _type(hints[f.name])}
+        for f in dataclasses.fields(method)
+    ]
+    if options.json:
+        described = {"name": method.name, "family": method.family, "paper": paper.__dict__}
+        print(json.dumps({**described, "fields": fields}, indent=2))
+        return
+    source = ", ".join(str(part) for part in (paper.authors, paper.venue, paper.year) if part)
+    print(f"{method.name} ({method.family})\n{method.__doc__}\n")
+    print(f"Paper:  {paper.title}\n        {source}\nUpdate: {paper.equation}\n")
+    print(tabulate(fields, headers="keys"))
+
+
+def _default(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value))
+    return value
+
+
+def _type(hint: Any) -> str:
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    return name.replace("typing.", "").replace("NoneType", "None")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from .run import export
+
+    print(export(options.run, options.method, options.seed, options.client, options.out))

@@ -1,0 +1,199 @@
+"""The experiment: what an experiment file says, checked, with every default filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Gt, MinLen
+from pydantic import TypeAdapter, ValidationError
+
+from .data.config import DataConfig, SplitConfig
+from .engine import CohortConfig, Plan, ScheduleConfig
+from .errors import InputError, unknown
+from .evaluation import EvaluateConfig
+from .executors import EngineConfig
+from .federation import LocalConfig
+from .method import Method
+from .methods import METHODS
+from .models.config import ModelConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One or several methods on the same data, split, cohorts and budget.
+
+    ``methods`` maps a label, free to choose, to a method.
+    """
+
+    methods: Mapping[str, Method]
+    name: str = "experiment"
+    rounds: Annotated[int, Gt(0)] = 10
+    seeds: Annotated[tuple[int, ...], MinLen(1)] = (0,)
+    data: DataConfig = field(default_factory=DataConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    cohort: CohortConfig = field(default_factory=CohortConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    @property
+    def plan(self) -> Plan:
+        """What the engine needs of it."""
+        return Plan(
+            self.rounds, self.local, self.cohort, self.schedule, self.engine, self.evaluate
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: plain values, methods as a list with their labels and names."""
+        plain = {
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name != "methods"
+        }
+        plain["methods"] = [
+            {"label": label, "name": method.name, **_plain(method)}
+            for label, method in self.methods.items()
+        ]
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file (TOML) and change it by ``key=value`` settings.
+
+    A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
+    ``preset=NAME`` applies the file's ``[presets.NAME]`` first; ``methods=["a", "b"]`` keeps those.
+
+    Raises:
+        InputError: no such file, not TOML, unknown keys, values out of range.
+    """
+    if not path.is_file():
+        raise InputError(f"no experiment file {path}")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    pairs = dict(_setting(text) for text in settings)
+    presets = content.pop("presets", {})
+    chosen = pairs.pop("preset", content.pop("preset", None))
+    if chosen is not None:
+        if chosen not in presets:
+            raise unknown("preset", str(chosen), presets)
+        pairs = {**_flattened(presets[chosen]), **pairs}
+    keep = pairs.pop("methods", None)
+    for key, value in pairs.items():
+        _set(content, key.split("."), value, key)
+    content.setdefault("name", path.stem)
+    if keep is not None:
+        content["methods"] = _chosen(content.get("methods", {}), keep)
+    return parse(content)
+
+
+def parse(content: Mapping[str, Any]) -> Experiment:
+    """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
+    methods = content.get("methods")
+    if isinstance(methods, list):  # as `Experiment.as_dict` writes it
+        methods = {m["label"]: {k: v for k, v in m.items() if k != "label"} for m in methods}
+    if not isinstance(methods, Mapping) or not methods:
+        raise InputError("no methods; name at least one, for example [methods.fedsdg]")
+    built = {label: _method(label, fields) for label, fields in methods.items()}
+    return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
+
+
+def _method(label: str, fields: Any) -> Method:
+    if not isinstance(fields, Mapping):
+        raise InputError(f"methods.{label} must be a table of fields")
+    if "/" in label or label.startswith("."):
+        raise InputError(f"method label {label!r} can't name a folder; no '/', no leading '.'")
+    name = fields.get("name", label)
+    if name not in METHODS:
+        raise unknown("method", str(name), METHODS)
+    given = {key: value for key, value in fields.items() if key != "name"}
+    return build(METHODS[name](), given, f"methods.{label}")
+
+
+def build(defaults: T, given: Mapping[str, Any], where: str) -> T:
+    """``defaults``, a dataclass, with the ``given`` fields replaced and checked against its types.
+
+    Nested dataclasses are replaced field by field, so that what isn't named keeps its default.
+    """
+    kind = type(defaults)
+    fields = {f.name: f for f in dataclasses.fields(defaults)}  # type: ignore[arg-type]
+    values = {name: getattr(defaults, name) for name in fields}
+    for key, value in given.items():
+        if key not in fields:
+            raise unknown("key", f"{where}.{key}".lstrip("."), fields, kind="fields")
+        current = values[key]
+        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
+            values[key] = build(current, value, f"{where}.{key}".lstrip("."))
+        else:
+            values[key] = value
+    checked = {name: _checked(kind, name, values[name], where) for name in given}
+    return dataclasses.replace(defaults, **checked)  # type: ignore[type-var]
+
+
+def _checked(kind: type, name: str, value: Any, where: str) -> Any:
+    import typing
+
+    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, hint):  # type: ignore[arg-type]
+            raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
+        return value
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        key = f"{where}.{name}".lstrip(".")
+        raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set takes key=value, got {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _set(content: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:
+    *parents, last = keys
+    for key in parents:
+        content = content.setdefault(key, {})
+        if not isinstance(content, dict):
+            raise InputError(f"can't set {whole!r}: {key!r} is a value, not a table")
+    content[last] = value
+
+
+def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
+    wanted = [labels] if isinstance(labels, str) else labels
+    missing = [label for label in wanted if label not in methods and label not in METHODS]
+    if missing:
+        raise unknown("method", str(missing[0]), {*methods, *METHODS})
+    return {label: methods.get(label, {}) for label in wanted}

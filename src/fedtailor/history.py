@@ -1,0 +1,190 @@
+"""Writing a run directory: every round is committed at once, or not at all.
+
+One method with one seed has one folder. A round becomes durable in three steps: its log lines and
+its state (the server's, and the cohort's private rows) are written beside what is there; then
+``commit.json`` is renamed into place; then the private rows go to their places in the store. After a
+kill at any point the last commit's state is whole: log lines beyond the committed lengths are cut
+off, and the rows are written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from .costs import peak_memory_mb
+from .engine import Round
+from .errors import InputError
+from .method import Server
+from .params import Params, encode, prefixed, row, stack, under
+from .store import Store
+
+LOGS = ("history", "clients", "timings")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and durably."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def as_json(value: Any) -> bytes:
+    """Indented JSON with a last newline."""
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process alone.
+
+    Raises:
+        InputError: another process is writing there.
+    """
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process is writing to {folder}") from None
+        yield
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What ``commit.json`` says."""
+
+    round: int
+    rounds: int
+    finished: bool
+    bytes: dict[str, int]
+
+
+class RunFolder:
+    """The folder of one method with one seed."""
+
+    def __init__(self, path: Path, rounds: int) -> None:
+        """Open or make it; what was not committed is cut off."""
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
+        if (path / "commit.json").exists():
+            self.commit = Commit(**json.loads((path / "commit.json").read_text()))
+        for log in LOGS:
+            with self._log(log).open("ab") as file:
+                file.truncate(self.commit.bytes[log])
+
+    def _log(self, name: str) -> Path:
+        return self.path / f"{name}.jsonl"
+
+    def _state(self, number: int) -> Path:
+        return self.path / f"round-{number:06d}.safetensors"
+
+    def restore(self, store: Store) -> Server | None:
+        """Bring ``store`` to the last committed round; that round's server state, None if none."""
+        if self.commit.round == 0:
+            return None
+        state = load_file(self._state(self.commit.round))
+        private = under(state, "private/")
+        if private:
+            clients = state["clients"].tolist()
+            store.stage(clients, [row(private, at) for at in range(len(clients))])
+            store.commit()
+        return under(state, "server/")
+
+    def write(self, done: Round, store: Store) -> None:
+        """Commit a round whose private states are staged in ``store``."""
+        lengths = {
+            "history": self._append("history", [_history(done)]),
+            "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
+            "timings": self._append("timings", [_timings(done)]),
+        }
+        state = prefixed(done.server, "server/")
+        staged = {client: private for client, private in store.staged.items() if private}
+        if staged:
+            state |= prefixed(stack(list(staged.values())), "private/")
+            state["clients"] = torch.tensor(list(staged))
+        write_atomically(self._state(done.number), encode({n: v.cpu() for n, v in state.items()}))
+        if not (self.path / "costs.json").exists():
+            write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
+        self._commit(Commit(done.number, self.commit.rounds, False, lengths))
+        self._drop_states(keep=done.number)
+
+    def finish(self) -> None:
+        """Turn the last round's state into the run's result. The store must be committed."""
+        if self.commit.finished:
+            return
+        server = under(load_file(self._state(self.commit.round)), "server/")
+        write_atomically(self.path / "server.safetensors", encode(server))
+        self._commit(Commit(self.commit.round, self.commit.rounds, True, self.commit.bytes))
+        self._drop_states(keep=0)
+
+    def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
+        with self._log(log).open("ab") as file:
+            file.writelines(json.dumps(thing).encode() + b"\n" for thing in objects)
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def _commit(self, commit: Commit) -> None:
+        write_atomically(self.path / "commit.json", as_json(asdict(commit)))
+        self.commit = commit
+
+    def _drop_states(self, keep: int) -> None:
+        for path in self.path.glob("round-*.safetensors"):
+            if path != self._state(keep):
+                path.unlink()
+
+
+def _history(done: Round) -> dict[str, Any]:
+    return {
+        "round": done.number,
+        "cohort": list(done.cohort.clients),
+        "train_loss": sum(done.losses) / len(done.losses),
+        "losses": list(done.losses),
+        "steps": list(done.steps),
+        "lr_scale": done.lr_scale,
+        "bytes_down": done.bytes_down,
+        "bytes_up": done.bytes_up,
+    }
+
+
+def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
+    return {"round": done.number, **asdict(evaluation)}
+
+
+def _timings(done: Round) -> dict[str, Any]:
+    seconds = {name: round(value, 4) for name, value in done.seconds.items()}
+    return {"round": done.number, "seconds": seconds, "peak_memory_mb": round(peak_memory_mb(), 1)}
+
+
+def read_state(folder: Path, client: int) -> tuple[Server, Params]:
+    """A finished run's server state, and a client's private tensors (empty if it never trained)."""
+    from safetensors import safe_open
+
+    from .store import SEEN
+
+    server = load_file(folder / "server.safetensors")
+    path = folder / "private.safetensors"
+    if not path.exists():
+        return server, {}
+    with safe_open(path, "pt") as file:
+        if not file.get_slice(SEEN)[client]:
+            return server, {}
+        return server, {n: file.get_slice(n)[client] for n in file.keys() if n != SEEN}  # noqa: SIM118

@@ -1,0 +1,179 @@
+"""From an experiment to a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from .data import load as load_data
+from .data import partition as divide
+from .data.table import Dataset, Tokens
+from .engine import new_store, rounds
+from .errors import InputError
+from .experiment import Experiment
+from .federation import Federation
+from .history import RunFolder, as_json, locked, write_atomically
+from .method import Method
+from .models import load as load_model
+from .models import load_tokenizer
+from .task import Backbone, Task
+
+_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy")
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> Path:
+    """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
+
+    What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
+    unfinished one goes on after its last committed round and ends as if it had never stopped.
+
+    Args:
+        experiment: what to run.
+        out: the run directory.
+        dataset: instead of what ``experiment.data`` names.
+        backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
+
+    Raises:
+        InputError: bad input, a different run in ``out``, or a loss that is not finite.
+    """
+    out = Path(out)
+    _check_same(experiment, out)
+    if dataset is None:
+        tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
+        dataset = load_data(experiment.data, tokenizer)
+    federations = {seed: _federation(experiment, dataset, seed) for seed in experiment.seeds}
+    for method in experiment.methods.values():  # bad input shows before anything is written
+        _task(experiment, method, _backbone(experiment, dataset, backbone, 0), 0)
+    with locked(out):
+        _describe(experiment, federations, out)
+        for seed, federation in federations.items():
+            for label, method in experiment.methods.items():
+                folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
+                if not folder.commit.finished:
+                    task = _task(
+                        experiment, method, _backbone(experiment, dataset, backbone, seed), seed
+                    )
+                    _run_method(experiment, method, task, federation, folder, f"{label} {seed}")
+    return out
+
+
+def _check_same(experiment: Experiment, out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; the output must be a directory")
+    if not (out / "experiment.json").exists():
+        if out.exists() and any(path.name != ".lock" for path in out.iterdir()):
+            raise InputError(f"{out} holds something that is not a run; choose an empty --out")
+        return
+    there = json.loads((out / "experiment.json").read_text())
+    wanted = json.loads(json.dumps(experiment.as_dict()))
+    if there != wanted:
+        keys = sorted(k for k in {*there, *wanted} if there.get(k) != wanted.get(k))
+        raise InputError(
+            f"{out} already holds a different run (it differs in {', '.join(keys)}); "
+            f"choose another --out or remove it"
+        )
+
+
+def _federation(experiment: Experiment, dataset: Dataset, seed: int) -> Federation:
+    split_seed = seed if experiment.split.seed is None else experiment.split.seed
+    federation = Federation(dataset, divide(dataset, experiment.split, split_seed), seed)
+    federation.check()
+    return federation
+
+
+def _backbone(
+    experiment: Experiment, dataset: Dataset, given: Backbone | None, seed: int
+) -> Backbone:
+    if given is not None:
+        return given
+    modality = "text" if isinstance(dataset.inputs, Tokens) else "image"
+    return load_model(experiment.model, dataset.task, dataset.num_classes, seed, modality)
+
+
+def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
+    engine = experiment.engine
+    device = engine.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+
+
+def _describe(experiment: Experiment, federations: Mapping[int, Federation], out: Path) -> None:
+    """Write what is fixed before the first round; ``experiment.json`` last."""
+    (out / "partitions").mkdir(exist_ok=True)
+    for seed, federation in federations.items():
+        described = as_json(_partition(federation))
+        write_atomically(out / "partitions" / f"seed-{seed}.json", described)
+    if not (out / "environment.json").exists():
+        write_atomically(out / "environment.json", as_json(_environment()))
+    if not (out / "experiment.json").exists():
+        write_atomically(out / "experiment.json", as_json(experiment.as_dict()))
+
+
+def _partition(federation: Federation) -> dict[str, Any]:
+    partition, dataset = federation.partition, federation.dataset
+    described: dict[str, Any] = {
+        "digest": partition.digest,
+        "clients": federation.num_clients,
+        "train": partition.train.sizes().tolist(),
+        "validation": partition.validation.sizes().tolist(),
+        "test": partition.test.sizes().tolist(),
+        "classes": list(dataset.classes),
+        "clusters": None if partition.clusters is None else partition.clusters.tolist(),
+    }
+    if dataset.labels is not None:
+        described["labels"] = [
+            np.bincount(dataset.labels[partition.train[k]], minlength=dataset.num_classes).tolist()
+            for k in range(federation.num_clients)
+        ]
+    return described
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _run_method(
+    experiment: Experiment,
+    method: Method,
+    task: Task,
+    federation: Federation,
+    folder: RunFolder,
+    title: str,
+) -> None:
+    store = new_store(method, task, federation, folder.path / "private.safetensors")
+    server = folder.restore(store)
+    done = folder.commit.round
+    progress = tqdm(
+        rounds(
+            method, task, federation, experiment.plan, store=store, server=server, start=done + 1
+        ),
+        desc=title, total=experiment.rounds, initial=done, unit="round", disable=None,
+    )  # fmt: skip
+    for round_ in progress:
+        folder.write(round_, store)
+        progress.set_postfix(loss=f"{sum(round_.losses) / len(round_.losses):.3f}")
+    folder.finish()
