@@ -23,10 +23,11 @@ def wire_bytes(params: Params) -> dict[str, int]:
     sizes: dict[str, int] = {}
     header: dict[str, Any] = {}
     offset = 0
-    # safetensors orders tensors by alignment, widest first, then by name
-    for name, value in sorted(params.items(), key=lambda item: (-item[1].element_size(), item[0])):
+    dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in params.items()}
+    # the order of a safetensors file: by dtype, then by name; it decides how long offsets are
+    for name in sorted(params, key=lambda name: (_ORDER.index(dtypes[name]), name)):
+        value, dtype = params[name], dtypes[name]
         nbytes = value.numel() * value.element_size()
-        dtype = str(value.dtype).removeprefix("torch.")
         sizes[dtype] = sizes.get(dtype, 0) + nbytes
         header[name] = {
             "dtype": _CODES[dtype],
@@ -39,9 +40,10 @@ def wire_bytes(params: Params) -> dict[str, int]:
 
 
 _CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
-    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16",
+    "float16": "F16", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_ORDER = list(_CODES)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""Small real federations that many tests share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from fedtailor.data.table import Dataset, Images, Partition, Shares
+from fedtailor.federation import Federation
+from fedtailor.task import Backbone
+
+
+class DigitsNet(nn.Module):
+    """Convolution, batch normalisation, dropout and a head, for 8 x 8 digits."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(6 * 9, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(pixel_values)))
+        x = torch.max_pool2d(x, 2).flatten(1)
+        return self.head(torch.relu(self.hidden(self.dropout(x))))
+
+
+def digits_backbone(dropout: float = 0.2) -> Backbone:
+    """One adaptable "block" (the hidden layer), so that LoRA methods run on it, too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Backbone(DigitsNet(dropout), blocks=(("hidden",),), head=("head",), name="digits net")
+
+
+def digits() -> Dataset:
+    data = load_digits()
+    images = (data.images * 15).astype(np.uint8)[:, None]
+    classes = [str(c) for c in range(10)]
+    return Dataset(
+        Images(images), len(images), "classification", "digits", data.target.astype(np.int64), classes
+    )
+
+
+SIZES = (23, 3, 40, 1, 17)  # training examples: ragged, fewer than a batch, a single one
+
+
+def digits_federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
+    """Non-IID clients: client k draws from two neighbouring classes, client 1 from one alone."""
+    dataset = digits()
+    assert dataset.labels is not None
+    rng = np.random.default_rng(0)
+    taken: set[int] = set()
+    parts: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
+    for client, size in enumerate(sizes):
+        classes = [client * 2 % 10] if client == 1 else [client * 2 % 10, (client * 2 + 1) % 10]
+        pool = [i for i in rng.permutation(np.flatnonzero(np.isin(dataset.labels, classes)))
+                if i not in taken]  # fmt: skip
+        for name, count in (("train", size), ("validation", 4), ("test", 6)):
+            rows, pool = pool[:count], pool[count:]
+            taken |= set(rows)
+            parts[name].append(np.array(rows, dtype=np.int64))
+    shares = {name: Shares.of(lists) for name, lists in parts.items()}
+    return Federation(dataset, Partition(**shares, digest="test"), seed)
+
+
+def reseeded(federation: Federation, seed: int) -> Federation:
+    return replace(federation, seed=seed)

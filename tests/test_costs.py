@@ -1,0 +1,30 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.costs import peak_memory_mb, wire_bytes
+from fedtailor.params import encode
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
+          torch.int16, torch.int8, torch.uint8, torch.bool]  # fmt: skip
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), min_size=1),
+        st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from(DTYPES)),
+        max_size=5,
+    )
+)
+def test_bytes_are_those_of_the_encoding(entries: dict) -> None:
+    params = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in entries.items()}
+    assert sum(wire_bytes(params).values()) == len(encode(params))
+
+
+def test_bytes_are_told_apart_by_dtype() -> None:
+    found = wire_bytes({"a": torch.zeros(3), "b": torch.zeros(5, dtype=torch.bool)})
+    assert (found["float32"], found["bool"]) == (12, 5)
+
+
+def test_peak_memory_is_that_of_a_process_with_torch() -> None:
+    assert 50 < peak_memory_mb() < 100_000

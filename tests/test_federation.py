@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor.errors import InputError
+from fedtailor.federation import LocalConfig, pad_and_stack
+from tests.small import SIZES, digits_federation, reseeded
+
+FEDERATION = digits_federation()
+
+
+@given(st.integers(0, 50), st.integers(1, 5))
+def test_cohorts_are_distinct_clients_drawn_by_round_and_seed(round_: int, size: int) -> None:
+    cohort = FEDERATION.cohort(round_, size)
+    assert len(set(cohort)) == size
+    assert set(cohort) <= set(range(5))
+    assert cohort == FEDERATION.cohort(round_, size)
+
+
+def test_every_client_is_drawn_about_equally() -> None:
+    counts = np.bincount([k for t in range(600) for k in FEDERATION.cohort(t, 2)], minlength=5)
+    assert abs(counts - 240).max() < 60
+
+
+@given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 3))
+def test_an_epoch_sees_every_example_once(client: int, batch_size: int, epochs: int) -> None:
+    local = LocalConfig(batch_size=batch_size, epochs=epochs)
+    steps = list(FEDERATION.steps(client, 1, local))
+    assert len(steps) == FEDERATION.num_steps(client, local)
+    images = torch.cat([batch["pixel_values"] for batch in steps])
+    assert len(images) == epochs * SIZES[client]
+    own = FEDERATION.dataset.batch(FEDERATION.rows(client, "train"))["pixel_values"]
+    for image in own:
+        assert (images == image).flatten(1).all(1).sum() >= epochs
+
+
+def test_local_steps_go_on_over_epochs() -> None:
+    local = LocalConfig(batch_size=16, steps=7)
+    steps = list(FEDERATION.steps(1, 1, local))  # 3 examples: one batch an epoch
+    assert [len(batch["labels"]) for batch in steps] == [3] * 7
+    assert len(list(FEDERATION.steps(2, 1, local, passes=2))) == 14
+
+
+def test_batches_change_with_round_purpose_and_seed_and_with_nothing_else() -> None:
+    local = LocalConfig(batch_size=8)
+
+    def labels(federation=FEDERATION, round_=1, purpose="train") -> list[float]:
+        steps = federation.steps(2, round_, local, purpose=purpose)
+        return torch.cat([batch["pixel_values"].flatten() for batch in steps]).tolist()
+
+    assert labels() == labels()
+    assert labels() != labels(round_=2)
+    assert labels() != labels(purpose="personalise")
+    assert labels() != labels(federation=reseeded(FEDERATION, 1))
+
+
+def test_padding_is_marked_and_only_where_there_is_some() -> None:
+    local = LocalConfig(batch_size=8)
+    clients = [list(FEDERATION.steps(k, 1, local)) for k in (2, 0, 1)]  # 5, 3 and 1 steps
+    stacked = pad_and_stack(clients)
+    assert len(stacked) == 5
+    assert stacked[4]["weight"].sum(1).tolist() == [8, 0, 0]
+    for number, batch in enumerate(stacked):
+        for row, steps in enumerate(clients):
+            size = len(steps[number]["labels"]) if number < len(steps) else 0
+            if size:
+                assert batch["labels"][row, :size].equal(steps[number]["labels"])
+            if "weight" in batch:
+                assert batch["weight"][row].sum() == size
+    assert "weight" not in pad_and_stack([clients[0][:2]] * 2)[0]
+
+
+def test_a_sample_of_clients_stands_for_all() -> None:
+    assert FEDERATION.evaluation_clients(None) == (0, 1, 2, 3, 4)
+    assert len(FEDERATION.evaluation_clients(2)) == 2
+    assert FEDERATION.evaluation_clients(2) == FEDERATION.evaluation_clients(2)
+
+
+def test_an_empty_client_is_refused_by_number() -> None:
+    with pytest.raises(InputError, match="client 1 has no training examples"):
+        digits_federation((3, 0, 2)).check()

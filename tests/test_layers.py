@@ -1,0 +1,97 @@
+import pytest
+import torch
+from torch import nn
+
+from fedtailor import random
+from fedtailor.errors import InputError
+from fedtailor.layers import (
+    KeyedDropout,
+    StepContext,
+    TracedBatchNorm,
+    candidates,
+    check_rank,
+    choose_trainable,
+    require_blocks,
+    trace_dropout,
+)
+from fedtailor.task import Backbone, Task
+from tests.small import digits_backbone
+
+
+def test_dropout_depends_on_key_and_position_not_on_padding() -> None:
+    step = StepContext()
+    dropout = KeyedDropout(0.25, 0, step)
+    x = torch.ones(4, 7, 64)
+    step.enter(training=True, key=random.key(1))
+    y = dropout(x)
+    longer = dropout(torch.ones(6, 9, 64))
+    assert longer[:4, :7].equal(y)
+    assert abs((y == 0).float().mean() - 0.25) < 0.05
+    assert y.max() == pytest.approx(1 / 0.75)
+    step.enter(training=True, key=random.key(2))
+    assert not dropout(x).equal(y)
+    step.enter(training=False)
+    assert dropout(x).equal(x)
+
+
+def test_channel_dropout_is_refused() -> None:
+    with pytest.raises(InputError, match=r"only nn\.Dropout"):
+        trace_dropout(nn.Sequential(nn.Dropout2d(0.5)), StepContext())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_equals_torchs_and_ignores_padding(affine: bool) -> None:
+    reference = nn.BatchNorm2d(3, affine=affine)
+    if affine:
+        nn.init.normal_(reference.weight)
+    step = StepContext()
+    ours = TracedBatchNorm(reference, "bn", step, trained=True)
+    before = reference.running_mean.clone()
+    x = torch.randn(5, 3, 4, 4)
+    step.enter(training=True)
+    y = ours(x)
+    stats = step.leave()
+    assert reference.running_mean.equal(before)
+    expected = reference.train()(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(stats["bn.running_mean"], reference.running_mean)
+    torch.testing.assert_close(stats["bn.running_var"], reference.running_var)
+    ours.running_mean, ours.running_var = before, torch.ones(3)
+    padded = torch.cat([x, torch.full((3, 3, 4, 4), 9.0)])
+    step.enter(training=True, weight=torch.tensor([1.0] * 5 + [0.0] * 3))
+    torch.testing.assert_close(ours(padded)[:5], expected)
+    torch.testing.assert_close(step.leave()["bn.running_var"], stats["bn.running_var"])
+
+
+def test_frozen_batch_norm_keeps_its_statistics() -> None:
+    task = Task(digits_backbone(), lambda b: choose_trainable(b, "head", 1, 1.0))
+    assert task.buffers == frozenset()
+    assert sorted(task.state) == ["head.bias", "head.weight"]
+    full = Task(digits_backbone())
+    assert full.buffers == {"norm.running_mean", "norm.running_var"}
+
+
+def test_a_rank_too_large_names_the_layer_and_the_limit() -> None:
+    with pytest.raises(InputError, match=r"rank 17 .*hidden \(16 x 54\); allowed: 1 to 16"):
+        check_rank(digits_backbone(), 17)
+
+
+def test_without_blocks_the_error_lists_candidates() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
+    with pytest.raises(InputError, match=r"no recognised transformer blocks.*candidates: \*, \*\.\*"):
+        require_blocks(Backbone(model))
+    assert candidates(model) == ["*", "*.*"]
+
+
+def test_head_without_a_head_is_refused() -> None:
+    with pytest.raises(InputError, match="no recognised task head"):
+        choose_trainable(Backbone(nn.Linear(2, 2)), "head", 1, 1.0)
+
+
+def test_lora_starts_at_the_pretrained_model_and_trains_only_itself_and_the_head() -> None:
+    backbone = digits_backbone()
+    task = Task(backbone, lambda b: choose_trainable(b, "lora", 2, 4.0))
+    trained = {"hidden.lora_A.default.weight", "hidden.lora_B.default.weight"}
+    assert set(task.state) == trained | {"head.weight", "head.bias"}
+    x = {"pixel_values": torch.rand(3, 1, 8, 8)}
+    torch.testing.assert_close(task.logits(task.state, x), backbone.model.eval()(**x))

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtailor import params
+from fedtailor.params import Params
+
+SHAPES = st.dictionaries(
+    st.text("abc.", min_size=1, max_size=4),
+    st.lists(st.integers(1, 3), max_size=3).map(tuple),
+    min_size=1,
+    max_size=4,
+)
+
+
+def tree(shapes: dict[str, tuple[int, ...]], seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def equal(a: Params, b: Params) -> bool:
+    return a.keys() == b.keys() and all(a[n].equal(b[n]) for n in a)
+
+
+@given(SHAPES)
+def test_flat_and_unflat_are_inverse(shapes: dict[str, tuple[int, ...]]) -> None:
+    one = tree(shapes, 0)
+    vector = params.flat(one)
+    assert vector.shape == (params.count(one),)
+    assert equal(params.unflat(vector, one), one)
+
+
+@given(SHAPES, st.integers(1, 4))
+def test_stack_and_unstack_are_inverse(shapes: dict[str, tuple[int, ...]], c: int) -> None:
+    trees = [tree(shapes, seed) for seed in range(c)]
+    stacked = params.stack(trees)
+    assert params.flat(stacked, leading=1).shape == (c, params.count(trees[0]))
+    assert all(equal(a, b) for a, b in zip(params.unstack(stacked, c), trees, strict=True))
+
+
+@given(SHAPES)
+def test_split_loses_nothing(shapes: dict[str, tuple[int, ...]]) -> None:
+    one = tree(shapes, 0)
+    left, right = params.split(one, lambda name: "a" in name)
+    assert not left.keys() & right.keys()
+    assert equal({n: {**left, **right}[n] for n in one}, one)
+
+
+@given(SHAPES, st.integers(1, 4))
+def test_weighted_sum_is_linear(shapes: dict[str, tuple[int, ...]], c: int) -> None:
+    trees = [tree(shapes, seed) for seed in range(c)]
+    weights = torch.arange(1.0, c + 1)
+    got = params.weighted_sum(params.stack(trees), weights)
+    for name in shapes:
+        expected = sum(float(w) * t[name].double() for w, t in zip(weights, trees, strict=True))
+        torch.testing.assert_close(got[name].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@given(SHAPES, st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+def test_encoding_keeps_every_bit(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    one = {name: value.to(dtype) for name, value in tree(shapes, 0).items()}
+    assert equal(params.decode(params.encode(one)), one)
+
+
+@given(SHAPES)
+def test_arithmetic(shapes: dict[str, tuple[int, ...]]) -> None:
+    a, b = tree(shapes, 0), tree(shapes, 1)
+    back = params.subtract(params.add(a, b), b)
+    assert all(torch.allclose(back[n], a[n], atol=1e-5) for n in a)
+    assert equal(params.scale(a, 2.0), params.add(a, a))
+
+
+def test_trees_with_other_names_are_refused() -> None:
+    with pytest.raises(KeyError, match="differ in"):
+        params.add({"a": torch.zeros(1)}, {"b": torch.zeros(1)})

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedtailor.params import Params
+from fedtailor.store import SEEN, Store
+
+
+def initial(client: int) -> Params:
+    return {"w": torch.full((2, 3), float(client)), "n": torch.tensor(client), "b": torch.ones(3, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_reads_what_was_written_and_the_initial_state_otherwise(tmp_path: Path, on_disk: bool) -> None:
+    path = tmp_path / "private.safetensors" if on_disk else None
+    store = Store(5, initial, path)
+    new = {"w": torch.randn(2, 3), "n": torch.tensor(77), "b": torch.zeros(3, dtype=torch.bool)}
+    store.stage([3], [new])
+    assert store.read(3)["w"].equal(new["w"])
+    if path:
+        assert Store(5, initial, path).read(3)["n"] == 3  # staged only
+    store.commit()
+    again = Store(5, initial, path) if path else store
+    assert all(again.read(3)[name].equal(new[name]) for name in new)
+    assert all(again.read(4)[name].equal(initial(4)[name]) for name in new)
+
+
+def test_the_file_is_safetensors_and_sparse(tmp_path: Path) -> None:
+    path = tmp_path / "private.safetensors"
+    store = Store(100_000, lambda k: {"w": torch.full((1000,), float(k))}, path)
+    store.stage([99_999], [{"w": torch.full((1000,), 5.0)}])
+    store.commit()
+    assert path.stat().st_size > 400_000_000
+    assert path.stat().st_blocks * 512 < 2_000_000
+    small = tmp_path / "small.safetensors"
+    store = Store(3, initial, small)
+    store.stage([1], [initial(9)])
+    store.commit()
+    loaded = load_file(small)
+    assert loaded["w"].shape == (3, 2, 3)
+    assert loaded["w"][1].equal(initial(9)["w"])
+    assert loaded[SEEN].tolist() == [0, 1, 0]
+
+
+def test_a_read_copy_does_not_reach_the_store() -> None:
+    store = Store(2, initial)
+    store.stage([0], [initial(1)])
+    store.commit()
+    store.read(0)["w"].zero_()
+    assert store.read(0)["w"].equal(initial(1)["w"])
+
+
+def test_a_method_without_private_state_makes_no_file(tmp_path: Path) -> None:
+    store = Store(3, lambda k: {}, tmp_path / "private.safetensors")
+    store.stage([1], [{}])
+    store.commit()
+    assert store.read(1) == {}
+    assert list(tmp_path.iterdir()) == []
