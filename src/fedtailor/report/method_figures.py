@@ -1,0 +1,67 @@
+"""Figures of what single methods learn, by method name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from .drawing import Drawing, new_figure
+from .figures import client_ticks
+from .read import Trial
+from .select import Entry
+
+
+def _gates(trial: Trial) -> NDArray[np.float64]:
+    """FedSDG's gates sigmoid(a) ``[K, L]``, not a number for clients that never took part."""
+    from safetensors import safe_open
+
+    path = trial.folder / "private.safetensors"
+    if not path.is_file():
+        raise InputError(f"{trial.folder} has no {path.name}")
+    with safe_open(path, framework="numpy") as file:
+        absent = {"gate_logits", "__seen__"} - set(file.keys())
+        if absent:
+            raise InputError(f"{path} lacks the tensors {', '.join(sorted(absent))}")
+        a = file.get_tensor("gate_logits").astype(np.float64)  # [K, L]
+        seen = file.get_tensor("__seen__").astype(bool)  # [K]
+    m: NDArray[np.float64] = 1 / (1 + np.exp(-a))
+    m[~seen] = np.nan
+    return m
+
+
+def gate_heat_map(entry: Entry) -> Drawing:
+    """FedSDG: the gate of every client and block, one panel a seed."""
+    gates = [_gates(trial) for trial in entry.trials]
+    blocks = gates[0].shape[1]
+    figure = new_figure(0.9 + len(gates) * (0.9 + 0.14 * min(blocks, 24)))
+    panels = figure.subplots(len(gates), 1, squeeze=False)[:, 0]
+    for axis, m, trial in zip(panels, gates, entry.trials, strict=True):
+        seen = np.flatnonzero(~np.isnan(m[:, 0]))
+        unseen = np.flatnonzero(np.isnan(m[:, 0]))
+        order = [*seen[np.argsort(-m[seen].mean(axis=1), kind="stable")].tolist(), *unseen.tolist()]
+        image = axis.imshow(m[order].T, aspect="auto", interpolation="none", vmin=0, vmax=1)
+        if len(unseen):
+            edge = len(seen) - 0.5
+            axis.axvspan(edge, len(m) - 0.5, facecolor="white", edgecolor="#b5b5b5", hatch="////")
+        client_ticks(axis, order)
+        axis.set_yticks(range(0, blocks, 1 + (blocks - 1) // 12))
+        axis.set_title(f"seed {trial.seed}, after round {trial.commit.round}")
+        axis.set_ylabel("block")
+    panels[-1].set_xlabel("clients, strongest mean gate first")
+    figure.colorbar(image, ax=list(panels), label="gate", aspect=12 * (1 + len(gates)))
+    return Drawing(
+        f"Gates of {entry.label}",
+        figure,
+        "How much of its private adapter each client lets through in each block of the model: "
+        "sigmoid of the gate logits after the last committed round, from 0 (shared model alone) "
+        "to 1 (private adapter in full). Clients are ordered by mean gate; hatched clients never "
+        "took part.",
+    )
+
+
+FIGURES: Mapping[str, Callable[[Entry], Drawing]] = {
+    "fedsdg": gate_heat_map,
+}

@@ -1,0 +1,249 @@
+"""Run directories as frozen dataclasses: what is committed, and nothing after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds how much: sizes ``[K]``, and training examples by client and class."""
+
+    digest: str
+    clients: int
+    train: Sequence[int]
+    validation: Sequence[int]
+    test: Sequence[int]
+    classes: Sequence[str] = ()
+    labels: Sequence[Sequence[int]] | None = None  # [K][classes]; None: language modelling
+    clusters: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How far a trial is: the last complete round, the goal, and the logs' lengths in bytes."""
+
+    round: int
+    rounds: int
+    finished: bool
+    bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of history.jsonl; bytes are of the whole cohort."""
+
+    round: int
+    cohort: Sequence[int]
+    train_loss: float | None
+    losses: Sequence[float | None]
+    steps: Sequence[int]
+    lr_scale: float
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of clients.jsonl: results of every client after a round."""
+
+    round: int
+    model: str
+    split: str
+    clients: Sequence[int]
+    num_examples: Sequence[int]
+    loss: Sequence[float | None]
+    accuracy: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One line of timings.jsonl: seconds by phase, and peak memory in megabytes."""
+
+    round: int
+    seconds: Mapping[str, float]
+    peak_memory_mb: float | None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Scalars a client trains, communicates and keeps; bytes a client a round, by dtype."""
+
+    trained: int
+    communicated: int
+    private: int
+    down: Mapping[str, int]
+    up: Mapping[str, int]
+    model: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One method with one seed."""
+
+    label: str
+    method: str
+    seed: int
+    folder: Path
+    commit: Commit
+    history: Sequence[Round]
+    evaluations: Sequence[Evaluation]
+    timings: Sequence[Timing]
+    costs: Costs
+
+    @property
+    def progress(self) -> str:
+        """``round 12 of 30`` for an unfinished trial, else empty."""
+        return "" if self.commit.finished else f"round {self.commit.round} of {self.commit.rounds}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory: the experiment, and the trials that have a committed round."""
+
+    path: Path
+    name: str
+    experiment: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    partitions: Mapping[int, Partition]
+    trials: Sequence[Trial]
+
+    @property
+    def is_language_modelling(self) -> bool:
+        """Whether the examples have no labels, so that loss is the measure."""
+        return any(partition.labels is None for partition in self.partitions.values())
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+
+
+def _record(kind: type[Record], values: Any, where: str) -> Record:
+    if not isinstance(values, dict):
+        raise InputError(f"{where} must hold an object, not {type(values).__name__}")
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise InputError(f"{where} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
+    names = [field.name for field in fields(kind) if field.name in values]
+    return kind(**{name: values[name] for name in names})
+
+
+def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Record]:
+    if path.stem not in lengths:
+        raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
+    length = lengths[path.stem]
+    try:
+        with path.open("rb") as file:
+            committed = file.read(length)
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}") from None
+    if len(committed) < length:
+        raise InputError(f"{path} holds {len(committed)} bytes, fewer than the {length} committed")
+    records = []
+    for number, line in enumerate(committed.splitlines(), start=1):
+        where = f"{path} line {number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where} is not valid JSON: {error}") from None
+        records.append(_record(kind, values, where))
+    return records
+
+
+def _trial(folder: Path, label: str, method: str, seed: int) -> Trial:
+    commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+    return Trial(
+        label=label,
+        method=method,
+        seed=seed,
+        folder=folder,
+        commit=commit,
+        history=_log(Round, folder / "history.jsonl", commit.bytes),
+        evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
+        timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
+        costs=_record(Costs, _json(folder / "costs.json"), str(folder / "costs.json")),
+    )
+
+
+def _experiment(path: Path) -> dict[str, Any]:
+    experiment: dict[str, Any] = _json(path)
+    needed = {"name", "rounds", "seeds", "methods"}
+    if absent := needed - set(experiment):
+        raise InputError(f"{path} lacks {', '.join(sorted(absent))}")
+    for method in experiment["methods"]:
+        if absent := {"label", "name"} - set(method):
+            raise InputError(f"{path}: a method lacks {', '.join(sorted(absent))}: {method}")
+    return experiment
+
+
+def read(path: Path) -> Run:
+    """Read the run directory at ``path``; methods and seeds not begun yet are left out.
+
+    Raises InputError if it is not a run, if a file is missing or damaged, or if no round is
+    committed yet.
+
+    >>> read(Path("nowhere"))
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
+    """
+    if not path.is_dir():
+        raise InputError(f"no directory {str(path)!r}; give one that `fedtailor run` wrote")
+    if not (path / "experiment.json").is_file():
+        raise InputError(f"{path} is not a run directory: it has no experiment.json")
+    experiment = _experiment(path / "experiment.json")
+    trials = [
+        _trial(folder, method["label"], method["name"], seed)
+        for method in experiment["methods"]
+        for seed in experiment["seeds"]
+        if (folder := path / "methods" / method["label"] / f"seed-{seed}").is_dir()
+        and (folder / "commit.json").is_file()
+    ]
+    if not trials:
+        raise InputError(f"{path} has no committed round yet, so there is nothing to show")
+    partitions = {}
+    for seed in sorted({trial.seed for trial in trials}):
+        where = path / "partitions" / f"seed-{seed}.json"
+        partitions[seed] = _record(Partition, _json(where), str(where))
+    environment = _json(path / "environment.json")
+    return Run(path, experiment["name"], experiment, environment, partitions, trials)
+
+
+def read_all(paths: Sequence[Path]) -> list[Run]:
+    """Read the run directories at ``paths``, which must be of one kind of task.
+
+    >>> read_all([])
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no run directory given; give one or more
+    """
+    if not paths:
+        raise InputError("no run directory given; give one or more")
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise InputError(f"run directory {str(path)!r} is given twice; give each once")
+        seen.add(path.resolve())
+    runs = [read(path) for path in paths]
+    if len({run.is_language_modelling for run in runs}) > 1:
+        kinds = ", ".join(
+            f"{run.path}: {'causal-lm' if run.is_language_modelling else 'classification'}"
+            for run in runs
+        )
+        raise InputError(f"runs of different tasks have no measure in common ({kinds})")
+    return runs

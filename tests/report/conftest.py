@@ -1,0 +1,185 @@
+"""Small run directories, written file by file as docs/run-directory.md says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+K = 6
+BLOCKS = 4
+TEST = [20, 10, 30, 0, 10, 30]  # client 3 has no test examples
+VALIDATION = [5, 5, 10, 5, 5, 10]
+TAIL = b'{"round": 99, "cohort": [0'  # of a round that was not committed
+
+
+def correct(label: str, seed: int, split: str, number: int, model: str) -> list[float | None]:
+    """The made-up accuracy of every client: multiples of 0.05, so that sums are easy to check."""
+    sizes = TEST if split == "test" else VALIDATION
+    base = (
+        {"fedavg": 8, "fedsdg": 10}.get(label, 6) + min(number, 4) - (2 if model == "global" else 0)
+    )
+    # Test goes on rising after validation has peaked at round 4: the last round must not be shown.
+    late = 2 if split == "test" and number > 4 else -1 if number > 4 else 0
+    return [
+        0.05 * (base + late + (3 * k + seed) % 5) if size else None for k, size in enumerate(sizes)
+    ]
+
+
+def _lines(records: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def _evaluations(label: str, seed: int, rounds: int, is_lm: bool) -> list[dict[str, Any]]:
+    models = ["personal"] if label == "local" else ["personal", "global"]
+    records = []
+    for number in range(0, rounds + 1, 2):
+        for model in models:
+            for split, sizes in (("validation", VALIDATION), ("test", TEST)):
+                accuracy = correct(label, seed, split, number, model)
+                offset = 3.0 if is_lm else 2.0
+                records.append(
+                    {
+                        "round": number,
+                        "model": model,
+                        "split": split,
+                        "clients": list(range(K)),
+                        "num_examples": sizes,
+                        "loss": [None if a is None else offset - a for a in accuracy],
+                        "accuracy": accuracy,
+                    }
+                )
+    return records
+
+
+def _write_trial(
+    folder: Path, label: str, seed: int, done: int, rounds: int, tail: bytes, is_lm: bool
+) -> None:
+    folder.mkdir(parents=True)
+    size = 0 if label == "local" else 4000
+    history = [
+        {
+            "round": number,
+            "cohort": [number % K, (number + 1) % K],
+            "train_loss": 1.5,
+            "losses": [1.0, None],
+            "steps": [3, 0],
+            "lr_scale": 1.0,
+            "bytes_down": 2 * size,
+            "bytes_up": size,
+        }
+        for number in range(1, done + 1)
+    ]
+    timings = [
+        {
+            "round": number,
+            "seconds": {
+                "data": 0.25,
+                "train": 1.0,
+                "aggregate": 0.25,
+                "evaluate": 0.5,
+                "commit": 0,
+            },
+            "peak_memory_mb": 100.0 + number,
+        }
+        for number in range(1, done + 1)
+    ]
+    logs = {
+        "history": _lines(history),
+        "clients": _lines(_evaluations(label, seed, done, is_lm)),
+        "timings": _lines(timings),
+    }
+    for name, text in logs.items():
+        (folder / f"{name}.jsonl").write_bytes(text + tail)
+    lengths = {name: len(text) for name, text in logs.items()}
+    commit = {"round": done, "rounds": rounds, "finished": done == rounds, "bytes": lengths}
+    _write(folder / "commit.json", commit)
+    scalars = size // 4
+    parts = {"float32": size, "header": 0} if size else {}
+    costs = {"trained": 1500, "communicated": scalars, "private": 500, "down": parts, "up": parts}
+    _write(folder / "costs.json", costs | {"model": 100_000})
+    if label == "fedsdg":
+        gates = np.linspace(-2, 2, K * BLOCKS, dtype=np.float32).reshape(K, BLOCKS)
+        seen = np.array([1, 1, 0, 1, 1, 1], dtype=np.uint8)
+        tensors = {"gate_logits": gates, "__seen__": seen}
+        save_file(tensors, folder / "private.safetensors")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a run directory and returns its path."""
+
+    def make(
+        folder: str = "first",
+        *,
+        name: str = "letters",
+        methods: tuple[str, ...] = ("fedavg", "fedsdg"),
+        seeds: tuple[int, ...] = (0, 1),
+        rounds: int = 8,
+        done: int | None = None,
+        epochs: int = 1,
+        digest: str = "d1",
+        tail: bytes = TAIL,
+        is_lm: bool = False,
+    ) -> Path:
+        path = tmp_path / folder
+        experiment = {
+            "name": name,
+            "rounds": rounds,
+            "seeds": list(seeds),
+            "data": {"name": "letters"},
+            "split": {"clients": K, "scheme": "dirichlet"},
+            "model": {"name": "small"},
+            "local": {"epochs": epochs},
+            "cohort": {"size": 2},
+            "engine": {"executor": "vectorised"},
+            "evaluate": {"every": 2},
+            "methods": [{"label": method, "name": method} for method in methods],
+        }
+        _write(path / "experiment.json", experiment)
+        versions = {"fedtailor": "0.1.0", "torch": "2.13.0"}
+        environment = {"versions": versions, "machine": {"cpu": "8 cores"}, "date": "2026-11-21"}
+        _write(path / "environment.json", environment)
+        partition: dict[str, Any] = {
+            "clients": K,
+            "train": [60, 50, 40, 30, 20, 10],
+            "validation": VALIDATION,
+            "test": TEST,
+            "classes": [] if is_lm else ["a", "b", "c"],
+            "clusters": None,
+        }
+        if not is_lm:
+            partition["labels"] = [[60 - 10 * k, 0, 0] for k in range(3)] + [[0, 10, 20]] * 3
+        for seed in seeds:
+            where = path / "partitions" / f"seed-{seed}.json"
+            _write(where, partition | {"digest": f"{digest}-{seed}" + "0" * 40})
+            for method in methods:
+                trial = path / "methods" / method / f"seed-{seed}"
+                _write_trial(
+                    trial, method, seed, rounds if done is None else done, rounds, tail, is_lm
+                )
+        return path
+
+    return make
+
+
+@pytest.fixture
+def expected() -> Callable[[str, int, str], NDArray[np.float64]]:
+    """The test accuracy that was written, ``[2 seeds, clients with examples]``."""
+
+    def accuracy(label: str, number: int, model: str) -> NDArray[np.float64]:
+        rows = [correct(label, seed, "test", number, model) for seed in (0, 1)]
+        return np.array([[value for value in row if value is not None] for row in rows])
+
+    return accuracy

@@ -1,0 +1,113 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedtailor.errors import InputError
+from fedtailor.report.page import write
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def page(make_run: MakeRun, tmp_path: Path) -> str:
+    out = tmp_path / "page.html"
+    write([make_run(methods=("fedavg", "fedsdg", "local"))], out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+    links = re.findall(r"""(?:src|href|action)\s*=\s*["']([^"']*)|url\(([^)]*)\)""", page)
+    targets = [first or second for first, second in links]
+    assert targets
+    assert all(target.startswith(("#", "data:image/png")) for target in targets)
+    assert "<script" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"https?://[^\s\"'<]*", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+def test_ids_are_unique_and_found(page: str) -> None:
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', page)) <= {
+        pair for name in ids for pair in ((name, ""), ("", name))
+    }
+
+
+def test_figures_are_svg_with_words_for_them(page: str) -> None:
+    svgs = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Results",
+        "Convergence",
+        "Clients",
+        "Cost against result",
+        "Gates of fedsdg",
+        "Labels of the clients",
+        "Cost ledger and time",
+        "Run: letters",
+    ]
+    assert len(svgs) == page.count("<figcaption>") == 5
+    for found in svgs:
+        root = ElementTree.fromstring(found)
+        assert root.get("role") == "img"
+        assert len(root.get("aria-label", "")) > 60
+    assert len(page.encode()) < 2_000_000
+
+
+def test_the_page_says_how_the_run_was_made(page: str) -> None:
+    for text in ("d1-0" + "0" * 40, "versions.torch", "8 cores", "&#34;epochs&#34;: 1", "108 MB"):
+        assert text in page
+    assert "float32 4,000" in page
+
+
+def test_the_same_runs_give_the_same_bytes(make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run()
+    first, second = tmp_path / "1.html", tmp_path / "2.html"
+    assert write([path], first) == first
+    write([path], second)
+    assert first.read_bytes() == second.read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_runs_of_language_models(make_run: MakeRun, tmp_path: Path) -> None:
+    paths = [make_run("a", is_lm=True), make_run("b", is_lm=True, done=0, digest="d2", name="B")]
+    write(paths, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("Clients&#39; data</h2>") == 2
+    assert '<th scope="col">ppl</th>' in text
+    assert "fedavg (B)" in text
+
+
+def test_names_are_escaped(make_run: MakeRun, tmp_path: Path) -> None:
+    write([make_run(name="<b>&'x")], tmp_path / "page.html")
+    assert "<b>" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_bad_targets_and_missing_gates_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run()
+    with pytest.raises(InputError, match="give a file in a directory that exists"):
+        write([path], tmp_path / "nowhere" / "page.html")
+    (path / "methods/fedsdg/seed-0/private.safetensors").unlink()
+    with pytest.raises(InputError, match=r"has no private\.safetensors"):
+        write([path], tmp_path / "page.html")
+
+
+def test_a_run_that_has_just_begun_is_shown(make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run(done=1)
+    for commit in path.glob("methods/*/*/commit.json"):
+        state = json.loads(commit.read_text())
+        state["bytes"]["clients"] = 0
+        commit.write_text(json.dumps(state))
+        tensors = {"gate_logits": np.zeros((6, 4), np.float32), "__seen__": np.zeros(6, np.uint8)}
+        save_file(tensors, commit.parent / "private.safetensors")
+    write([path], tmp_path / "page.html")
+    assert "fedsdg (round 1 of 8)" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -1,0 +1,122 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtailor.errors import InputError
+from fedtailor.report.read import read, read_all
+
+MakeRun = Callable[..., Path]
+
+
+def test_only_committed_bytes_are_read(make_run: MakeRun) -> None:
+    whole, cut = read(make_run("a", tail=b"")), read(make_run("b"))
+    assert [t.history for t in whole.trials] == [t.history for t in cut.trials]
+    assert [t.evaluations for t in whole.trials] == [t.evaluations for t in cut.trials]
+    assert [t.timings for t in whole.trials] == [t.timings for t in cut.trials]
+
+
+def test_a_run_holds_every_method_and_seed(make_run: MakeRun) -> None:
+    run = read(make_run())
+    assert [(t.label, t.seed) for t in run.trials] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedsdg", 0),
+        ("fedsdg", 1),
+    ]
+    assert run.partitions[1].digest.startswith("d1-1")
+    assert run.trials[0].history[3].cohort == [4, 5]
+    assert run.trials[0].costs.down == {"float32": 4000, "header": 0}
+    assert not run.is_language_modelling
+
+
+def test_methods_not_begun_are_left_out(make_run: MakeRun) -> None:
+    path = make_run(done=3)
+    (path / "methods/fedsdg/seed-1/commit.json").unlink()
+    run = read(path)
+    assert len(run.trials) == 3
+    assert run.trials[0].progress == "round 3 of 8"
+
+
+def _error(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    assert "no directory" in _error(tmp_path / "nowhere")
+    assert "is not a run directory: it has no experiment.json" in _error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "environment.json",
+        "partitions/seed-1.json",
+        "methods/fedavg/seed-0/history.jsonl",
+        "methods/fedavg/seed-0/costs.json",
+    ],
+)
+def test_a_missing_file_is_named(make_run: MakeRun, name: str) -> None:
+    path = make_run()
+    (path / name).unlink()
+    assert f"has no {Path(name).name}" in _error(path)
+
+
+def test_a_run_without_a_committed_round_is_refused(make_run: MakeRun) -> None:
+    path = make_run()
+    for commit in path.glob("methods/*/*/commit.json"):
+        commit.unlink()
+    assert "no committed round yet" in _error(path)
+
+
+def test_damaged_files_are_refused(make_run: MakeRun) -> None:
+    path = make_run()
+    log = path / "methods/fedavg/seed-0/history.jsonl"
+    text = log.read_bytes()
+    log.write_bytes(text[:40])
+    assert "holds 40 bytes, fewer than the" in _error(path)
+    log.write_bytes(b"!" + text[1:])
+    assert "history.jsonl line 1 is not valid JSON" in _error(path)
+    log.write_bytes(text.replace(b'"cohort"', b'"kohort"', 1))
+    assert "history.jsonl line 1 lacks cohort; needed: round, cohort" in _error(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("experiment.json", {"name": "x"}, "lacks methods, rounds, seeds"),
+        (
+            "experiment.json",
+            {"name": "x", "rounds": 1, "seeds": [0], "methods": [{"name": "fedavg"}]},
+            "a method lacks label",
+        ),
+        (
+            "methods/fedavg/seed-0/commit.json",
+            {"round": 1, "rounds": 2, "finished": False, "bytes": {}},
+            "lacks the length of history.jsonl",
+        ),
+        ("methods/fedavg/seed-0/costs.json", [1], "must hold an object, not list"),
+    ],
+)
+def test_unusable_json_is_refused(
+    make_run: MakeRun, name: str, value: object, message: str
+) -> None:
+    path = make_run()
+    (path / name).write_text(json.dumps(value))
+    assert message in _error(path)
+
+
+def test_the_same_directory_twice_is_refused(make_run: MakeRun) -> None:
+    path = make_run()
+    with pytest.raises(InputError, match="is given twice"):
+        read_all([path, path / ".." / path.name])
+
+
+def test_different_tasks_are_refused(make_run: MakeRun) -> None:
+    with pytest.raises(InputError, match="different tasks have no measure in common"):
+        read_all([make_run("a"), make_run("b", is_lm=True)])

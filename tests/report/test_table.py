@@ -1,0 +1,183 @@
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedtailor.errors import InputError
+from fedtailor.report.table import compare
+
+MakeRun = Callable[..., Path]
+Expected = Callable[[str, int, str], NDArray[np.float64]]
+
+
+def _row(paths: list[Path], label: str) -> dict[str, Any]:
+    rows = json.loads(compare(paths, as_json=True))["rows"]
+    found: dict[str, Any] = next(row for row in rows if row["label"] == label)
+    return found
+
+
+def test_results_are_those_of_the_round_chosen_on_validation(
+    make_run: MakeRun, expected: Expected
+) -> None:
+    row = _row([make_run()], "fedsdg")
+    x, n = expected("fedsdg", 4, "personal"), np.array([20, 10, 30, 10, 30])
+    found = row["personal_model"]
+    assert found["rounds"] == [4, 4]
+    assert found["mean"]["mean"] == pytest.approx(x.mean())
+    assert found["mean"]["std"] == pytest.approx(x.mean(axis=1).std(ddof=1))
+    assert found["weighted"]["mean"] == pytest.approx(np.mean(x @ n / n.sum()))
+    assert found["std"]["mean"] == pytest.approx(x.std(axis=1).mean())
+    assert found["worst"]["mean"] == pytest.approx(x.min(axis=1).mean())
+    assert found["bottom_decile"] == found["worst"]  # five clients: element 5 // 10
+    assert (found["clients"], found["without_examples"]) == ([5, 5], [1, 1])
+    shared = row["global_model"]
+    assert shared["mean"]["mean"] == pytest.approx(expected("fedsdg", 4, "global").mean())
+
+
+def test_costs_are_a_client_a_round(make_run: MakeRun) -> None:
+    row = _row([make_run()], "fedavg")
+    assert (row["bytes_down"], row["bytes_up"]) == (4000, 2000)
+    assert (row["trained"], row["communicated"], row["private"]) == (1500, 1000, 500)
+    assert row["seconds"] == 8 * 2.0
+    assert row["personal_model"]["perplexity"] is None
+
+
+def test_text_fits_a_terminal_and_says_what_it_shows(make_run: MakeRun, expected: Expected) -> None:
+    text = compare([make_run()])
+    assert max(map(len, text.splitlines())) <= 120
+    x = 100 * expected("fedavg", 4, "personal").mean(axis=1)
+    assert f"{x.mean():.1f}±{x.std(ddof=1):.1f}" in text
+    words = " ".join(text.split())
+    assert "round with the highest mean validation accuracy over clients" in words
+    assert "6 clients, 2 seeds." in words
+    assert "Left out for want of test examples: 1 client" in words
+
+
+def test_one_seed_has_no_spread(make_run: MakeRun) -> None:
+    text = compare([make_run(seeds=(0,), methods=("local",))])
+    assert "±" not in text
+    assert "1 seed." in " ".join(text.split())
+    assert _row([make_run("b", seeds=(0,), methods=("local",))], "local")["global_model"] is None
+
+
+def test_unfinished_methods_are_marked(make_run: MakeRun) -> None:
+    path = make_run(done=3)
+    (path / "methods/fedsdg/seed-1/commit.json").unlink()
+    words = " ".join(compare([path]).split())
+    assert "fedavg (round 3 of 8)" in words
+    assert f"Unfinished: fedavg, seed 0: round 3 of 8 ({path})" in words
+    assert f"Not begun in {path}: fedsdg, seed 1" in words
+    assert _row([path], "fedavg")["personal_model"]["rounds"] == [2, 2]
+
+
+def test_seeds_at_different_rounds_are_told_apart(make_run: MakeRun) -> None:
+    path = make_run()
+    where = path / "methods/fedavg/seed-1/commit.json"
+    commit = json.loads(where.read_text())
+    where.write_text(json.dumps(commit | {"finished": False, "round": 7}))
+    assert _row([path], "fedavg")["progress"] == "seed 1: round 7 of 8"
+
+
+def test_language_models_are_compared_by_loss(make_run: MakeRun, expected: Expected) -> None:
+    path = make_run(is_lm=True)
+    row = _row([path], "fedavg")["personal_model"]
+    loss = 3.0 - expected("fedavg", 4, "personal")  # [seeds, clients]
+    assert row["rounds"] == [4, 4]
+    assert row["mean"]["mean"] == pytest.approx(loss.mean())
+    assert row["worst"]["mean"] == pytest.approx(loss.max(axis=1).mean())
+    assert row["perplexity"]["mean"] == pytest.approx(np.exp(loss.mean(axis=1)).mean())
+    assert row["accuracy"]["mean"] == pytest.approx(3.0 - loss.mean())
+    text = compare([path])
+    assert max(map(len, text.splitlines())) <= 120
+    assert "lowest mean validation loss" in " ".join(text.split())
+
+
+def _drop(path: Path, split: str) -> None:
+    """Leave the evaluations on ``split`` without examples."""
+    for log in path.glob("methods/*/*/clients.jsonl"):
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        for record in records:
+            if record["split"] == split:
+                none = [None] * len(record["clients"])
+                record |= {"num_examples": [0] * len(none), "loss": none, "accuracy": none}
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        log.write_text(text)
+        where = log.parent / "commit.json"
+        commit = json.loads(where.read_text())
+        commit["bytes"]["clients"] = len(text)
+        where.write_text(json.dumps(commit))
+
+
+def test_without_validation_examples_the_last_round_is_shown_and_said(make_run: MakeRun) -> None:
+    path = make_run(tail=b"")
+    _drop(path, "validation")
+    assert _row([path], "fedavg")["personal_model"]["rounds"] == [8, 8]
+    assert "at the last evaluated round" in " ".join(compare([path]).split())
+
+
+def test_a_chosen_round_without_test_results_is_refused(make_run: MakeRun) -> None:
+    path = make_run(tail=b"")
+    _drop(path, "test")
+    with pytest.raises(InputError, match="no test results of the personal model at round 4"):
+        compare([path])
+
+
+def test_labels_in_two_runs_get_the_runs_name(make_run: MakeRun) -> None:
+    first = make_run("a", name="one", methods=("fedavg", "local"))
+    second = make_run("b", name="two", methods=("fedavg",))
+    rows = json.loads(compare([first, second], as_json=True))["rows"]
+    assert [row["label"] for row in rows] == ["fedavg (one)", "local", "fedavg (two)"]
+    same = make_run("c", name="one", methods=("fedavg",))
+    rows = json.loads(compare([first, same], as_json=True))["rows"]
+    assert rows[-1]["label"] == f"fedavg ({same})"
+
+
+def test_runs_that_are_not_comparable_are_noted(make_run: MakeRun) -> None:
+    first = make_run("a")
+    second = make_run("b", digest="d2", rounds=6, epochs=2)
+    notes = json.loads(compare([first, second], as_json=True))["notes"]
+    assert notes[0].startswith("Not comparable: the partitions of seed 0 differ: d1-000000000")
+    assert notes[2] == (
+        f"Different budgets: rounds 8 ({first}), 6 ({second}); "
+        f"local.epochs 1 ({first}), 2 ({second})"
+    )
+    third = make_run("c", seeds=(0, 2))
+    notes = json.loads(compare([first, third], as_json=True))["notes"]
+    assert notes[0] == f"Different seeds: [0, 1] ({first}), [0, 2] ({third})"
+
+
+def test_equal_runs_have_no_warning(make_run: MakeRun) -> None:
+    notes = json.loads(compare([make_run("a"), make_run("b")], as_json=True))["notes"]
+    assert notes == ["Left out for want of test examples: 1 client"]
+
+
+def test_a_diverged_client_makes_json_null(make_run: MakeRun) -> None:
+    path = make_run(tail=b"", methods=("local",), seeds=(0,), done=0)
+    log = path / "methods/local/seed-0/clients.jsonl"
+    text = re.sub(r"(\"accuracy\": \[)[^,]*", r"\1NaN", log.read_text())
+    log.write_text(text)
+    where = log.parent / "commit.json"
+    commit = json.loads(where.read_text())
+    commit["bytes"]["clients"] = len(text)
+    where.write_text(json.dumps(commit))
+    found = _row([path], "local")
+    assert found["personal_model"]["mean"]["mean"] is None
+    assert found["bytes_down"] is None
+    assert math.isclose(found["trained"], 1500)
+    assert "nan" in compare([path])
+
+
+def test_importing_the_report_draws_nothing() -> None:
+    code = (
+        "import sys, fedtailor.report;"
+        "assert not {'matplotlib', 'torch', 'jinja2'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
