@@ -1,0 +1,136 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtailor.engine import CohortConfig, Plan, ScheduleConfig, new_store, rounds
+from fedtailor.errors import InputError
+from fedtailor.evaluation import EvaluateConfig
+from fedtailor.executors import EngineConfig
+from fedtailor.federation import LocalConfig
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedavg_ft import FedAvgFT
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.local import Local
+from fedtailor.optim import Optimiser
+from fedtailor.task import Task
+from tests.small import digits_backbone, digits_federation
+
+FEDERATION = digits_federation()
+PLAN = Plan(rounds=2, local=LocalConfig(batch_size=8), cohort=CohortConfig(size=3))
+
+
+def last_round(method, plan=PLAN, federation=FEDERATION, precision="fp32"):
+    task = Task(digits_backbone(), method.adapt, precision=precision)
+    *_, last = rounds(method, task, federation, plan)
+    return last
+
+
+def test_cohort_sizes() -> None:
+    assert CohortConfig(fraction=0.1).count(100) == 10
+    assert CohortConfig(fraction=0.001).count(100) == 1
+    assert CohortConfig(size=7).count(5) == 5
+
+
+def test_schedules() -> None:
+    warm = ScheduleConfig("cosine", final=0.1, warmup_rounds=2)
+    factors = [warm.factor(t, 12) for t in range(1, 13)]
+    assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert factors[-1] == pytest.approx(0.1)
+    assert factors[2:] == sorted(factors[2:], reverse=True)
+    assert ScheduleConfig().factor(5, 9) == 1.0
+    assert ScheduleConfig("linear").factor(3, 5) == pytest.approx(0.5)
+
+
+def test_the_schedule_scales_the_local_step() -> None:
+    method = FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    plan = replace(PLAN, rounds=1)
+    full = last_round(method, plan)
+    half = last_round(
+        replace(method, optimiser=Optimiser("sgd", lr=0.2)),
+        replace(plan, schedule=ScheduleConfig(warmup_rounds=1)),  # factor 1/2
+    )
+    assert half.lr_scale == 0.5
+    for name, value in full.server.items():
+        torch.testing.assert_close(half.server[name], value)
+
+
+def test_batch_norm_statistics_are_averaged() -> None:
+    before = Task(digits_backbone()).state
+    after = last_round(FedAvg(), replace(PLAN, rounds=1)).server
+    assert not after["norm.running_mean"].equal(before["norm.running_mean"])
+    assert "norm.num_batches_tracked" not in after
+
+
+def test_uploads_on_disk_change_nothing() -> None:
+    small = replace(PLAN, engine=EngineConfig(upload_memory_mb=1e-6))
+    one, two = last_round(FedAvg()), last_round(FedAvg(), small)
+    assert all(one.server[name].equal(two.server[name]) for name in one.server)
+
+
+def test_a_loss_that_is_not_finite_names_client_and_round() -> None:
+    with pytest.raises(InputError, match=r"loss of client \d is (nan|inf) in round 1 of fedavg"):
+        last_round(FedAvg(optimiser=Optimiser("sgd", lr=1e30)))
+
+
+def test_bf16_trains_fp32_masters_near_fp32() -> None:
+    method = FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    exact, rough = last_round(method), last_round(method, precision="bf16")
+    assert all(value.dtype == torch.float32 for value in rough.server.values())
+    for name, value in exact.server.items():
+        assert not rough.server[name].isnan().any()
+        torch.testing.assert_close(rough.server[name], value, atol=0.02, rtol=0.05)
+
+
+def test_who_is_evaluated_and_when() -> None:
+    plan = replace(PLAN, rounds=3, evaluate=EvaluateConfig(every=2, clients=2, global_model=False))
+    method = FedAvg()
+    task = Task(digits_backbone(), method.adapt)
+    found = [done.evaluations for done in rounds(method, task, FEDERATION, plan)]
+    assert [len(evaluations) for evaluations in found] == [0, 2, 2]
+    assert {e.model for e in found[1]} == {"personal"}
+    assert len(found[1][0].clients) == 2
+
+
+def test_without_anything_personal_the_personal_model_is_the_global_one() -> None:
+    found = {(e.model, e.split): e for e in last_round(FedAvg()).evaluations}
+    assert found["personal", "test"].loss == found["global", "test"].loss
+
+
+def test_local_trains_like_one_client_fedavg() -> None:
+    """A federation of one is local training: the shared and the private model are the same."""
+    alone = digits_federation((20,))
+    plan = replace(PLAN, rounds=3)
+    shared = last_round(FedAvg(), plan, alone).server
+    method = Local()
+    task = Task(digits_backbone(), method.adapt)
+    store = new_store(method, task, alone)
+    list(rounds(method, task, alone, plan, store=store))
+    assert all(store.read(0)[name].equal(shared[name]) for name in shared)
+
+
+def test_fine_tuning_leaves_training_alone() -> None:
+    tuned, plain = last_round(FedAvgFT()), last_round(FedAvg())
+    assert all(tuned.server[name].equal(plain.server[name]) for name in plain.server)
+    tests = {(e.model, e.split): e.loss for e in tuned.evaluations}
+    assert tests["global", "test"] == {(e.model, e.split): e.loss for e in plain.evaluations}["global", "test"]
+    assert tests["personal", "test"] != tests["global", "test"]
+
+
+def test_clients_outside_the_cohort_keep_their_private_state() -> None:
+    method = FedSDG(rank=2)
+    task = Task(digits_backbone(), method.adapt)
+    store = new_store(method, task, FEDERATION)
+    start = {k: store.read(k) for k in range(5)}
+    done = next(iter(rounds(method, task, FEDERATION, PLAN, store=store)))
+    for client in range(5):
+        same = all(store.read(client)[n].equal(v) for n, v in start[client].items())
+        assert same == (client not in done.cohort.clients)
+
+
+def test_clients_start_from_private_parts_of_their_own() -> None:
+    method = FedSDG(rank=2)
+    store = new_store(method, Task(digits_backbone(), method.adapt), FEDERATION)
+    one, two = store.read(0), store.read(1)
+    assert not one["hidden.private.A"].equal(two["hidden.private.A"])
+    assert one["gate_logits"].equal(two["gate_logits"])

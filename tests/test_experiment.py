@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from fedtailor.errors import InputError
+from fedtailor.experiment import load, parse
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.optim import Optimiser
+
+FILE = """
+rounds = 4
+[data]
+name = "20newsgroups"
+[split]
+scheme = "dirichlet"
+clients = 20
+alpha = 0.1
+[methods.fedsdg]
+lr_gate = 0.01
+optimiser = {lr = 3e-4}
+[methods.lora]
+name = "fedavg"
+trainable = "lora"
+[presets.small]
+rounds = 1
+split.clients = 3
+methods.fedsdg.rank = 2
+"""
+
+
+@pytest.fixture()
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_defaults_are_filled_in_and_nested_fields_keep_theirs(path: Path) -> None:
+    experiment = load(path)
+    assert experiment.name == "mine"
+    assert list(experiment.methods) == ["fedsdg", "lora"]
+    fedsdg = experiment.methods["fedsdg"]
+    assert isinstance(fedsdg, FedSDG)
+    assert fedsdg.lr_gate == 0.01
+    assert fedsdg.optimiser == Optimiser("adam", lr=3e-4, clip=1.0)
+    assert experiment.split.alpha == 0.1
+    assert experiment.plan.rounds == 4
+
+
+def test_settings_win_over_presets_and_presets_over_the_file(path: Path) -> None:
+    experiment = load(path, ["preset=small", "split.clients=7", 'methods=["fedsdg", "local"]'])
+    assert (experiment.rounds, experiment.split.clients) == (1, 7)
+    assert list(experiment.methods) == ["fedsdg", "local"]
+    assert experiment.methods["fedsdg"].rank == 2  # type: ignore[attr-defined]
+    assert load(path, ["data.name=digits", "methods=fedsdg"]).data.name == "digits"
+    assert load(path, ["seeds=[3, 4]"]).seeds == (3, 4)
+
+
+def test_what_is_written_reads_back_equal(path: Path) -> None:
+    experiment = load(path)
+    assert parse(experiment.as_dict()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("round=3", r"unknown key 'round'; did you mean 'rounds'\? fields: cohort, data"),
+        ("methods.fedsdg.learnig_rate=1", r"unknown key 'methods\.fedsdg\.learnig_rate'"),
+        ("methods.fedsdg.optimiser.lrr=1", r"did you mean 'lr'"),
+        ("methods.fedsgd.rank=1", r"unknown method 'fedsgd'; did you mean 'fedsdg'"),
+        ("split.scheme=dirichlett", r"split\.scheme = 'dirichlett': input should be 'iid'"),
+        ("split.clients=0", r"split\.clients = 0: input should be greater than 0"),
+        ("split.alpha=high", r"split\.alpha = 'high': input should be a valid number"),
+        ("methods.fedsdg.optimiser=3", r"methods\.fedsdg\.optimiser must be a table"),
+        ("rounds.x=3", r"can't set 'rounds\.x': 'rounds' is a value"),
+        ("preset=tiny", r"unknown preset 'tiny'; allowed: small"),
+        ("seeds=[]", r"seeds = \[\]"),
+        ("rounds", r"--set takes key=value, got 'rounds'"),
+        ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),
+        ("methods=[]", r"no methods; name at least one"),
+        ("methods.a/b.name=local", r"can't name a folder"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(path: Path, setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load(path, [setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no experiment file"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = ")
+    with pytest.raises(InputError, match="is not TOML"):
+        load(tmp_path / "bad.toml")
