@@ -35,7 +35,9 @@ def digits_backbone(dropout: float = 0.2) -> Backbone:
     """One adaptable "block" (the hidden layer), so that LoRA methods run on it, too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Backbone(DigitsNet(dropout), blocks=(("hidden",),), head=("head",), name="digits net")
+        return Backbone(
+            DigitsNet(dropout), blocks=(("hidden",),), head=("head",), name="digits net"
+        )
 
 
 def digits() -> Dataset:
@@ -43,7 +45,12 @@ def digits() -> Dataset:
     images = (data.images * 15).astype(np.uint8)[:, None]
     classes = [str(c) for c in range(10)]
     return Dataset(
-        Images(images), len(images), "classification", "digits", data.target.astype(np.int64), classes
+        Images(images),
+        len(images),
+        "classification",
+        "digits",
+        data.target.astype(np.int64),
+        classes,
     )
 
 

@@ -148,7 +148,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Pa
     go(tmp_path / "whole", 9)
     for until in (1, 2, 9):
         go(tmp_path / "stopped", until)
-    whole, stopped = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("whole", "stopped"))
+    whole, stopped = (
+        {p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("whole", "stopped")
+    )
     assert whole.keys() == stopped.keys()
     for file in whole.keys() - {"timings.jsonl", "commit.json"}:
         assert whole[file] == stopped[file], file
@@ -156,7 +158,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Pa
 
 def test_training_lowers_the_loss(name: str, on: str) -> None:
     method, task = make(name, on)
-    plan = replace(PLAN, rounds=25, local=LocalConfig(batch_size=8, epochs=2), cohort=CohortConfig())
+    plan = replace(
+        PLAN, rounds=25, local=LocalConfig(batch_size=8, epochs=2), cohort=CohortConfig()
+    )
     losses = [sum(done.losses) for done in rounds(method, task, FEDERATIONS[on], plan)]
     assert sum(losses[-3:]) < 0.97 * sum(losses[:3])
 

@@ -11,7 +11,9 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 @given(
     st.dictionaries(
-        st.text(st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), min_size=1),
+        st.text(
+            st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), min_size=1
+        ),
         st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from(DTYPES)),
         max_size=5,
     )

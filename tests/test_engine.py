@@ -113,7 +113,10 @@ def test_fine_tuning_leaves_training_alone() -> None:
     tuned, plain = last_round(FedAvgFT()), last_round(FedAvg())
     assert all(tuned.server[name].equal(plain.server[name]) for name in plain.server)
     tests = {(e.model, e.split): e.loss for e in tuned.evaluations}
-    assert tests["global", "test"] == {(e.model, e.split): e.loss for e in plain.evaluations}["global", "test"]
+    assert (
+        tests["global", "test"]
+        == {(e.model, e.split): e.loss for e in plain.evaluations}["global", "test"]
+    )
     assert tests["personal", "test"] != tests["global", "test"]
 
 

@@ -28,7 +28,7 @@ methods.fedsdg.rank = 2
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)

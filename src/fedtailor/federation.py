@@ -61,7 +61,13 @@ class Federation:
         return passes * local.epochs * -(-self.num_examples(client) // local.batch_size)
 
     def steps(
-        self, client: int, round_: int, local: LocalConfig, *, purpose: str = "train", passes: int = 1
+        self,
+        client: int,
+        round_: int,
+        local: LocalConfig,
+        *,
+        purpose: str = "train",
+        passes: int = 1,
     ) -> Iterator[Batch]:
         """The client's training batches of a round, ``passes`` times what ``local`` asks for.
 
@@ -134,7 +140,9 @@ def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
     sizes = [0 if batch is None else len(next(iter(batch.values()))) for batch in batches]
     stacked: Batch = {}
     for name, example in like.items():
-        given = [example.new_zeros((0, *example.shape[1:])) if b is None else b[name] for b in batches]
+        given = [
+            example.new_zeros((0, *example.shape[1:])) if b is None else b[name] for b in batches
+        ]
         shape = [max(dims) for dims in zip(*(value.shape for value in given), strict=True)]
         stacked[name] = torch.stack([_pad(value, shape) for value in given])
     if min(sizes) < max(sizes):

@@ -2,8 +2,8 @@
 
 One method with one seed has one folder. A round becomes durable in three steps: its log lines and
 its state (the server's, and the cohort's private rows) are written beside what is there; then
-``commit.json`` is renamed into place; then the private rows go to their places in the store. After a
-kill at any point the last commit's state is whole: log lines beyond the committed lengths are cut
+``commit.json`` is renamed into place; then the private rows go to their places in the store. After
+a kill at any point the last commit's state is whole: log lines beyond the committed lengths are cut
 off, and the rows are written again.
 """
 

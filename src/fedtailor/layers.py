@@ -172,7 +172,9 @@ def candidates(model: nn.Module) -> list[str]:
     ['*']
     """
     paths = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return list(dict.fromkeys(".".join("*" if p.isdigit() else p for p in n.split(".")) for n in paths))
+    return list(
+        dict.fromkeys(".".join("*" if p.isdigit() else p for p in n.split(".")) for n in paths)
+    )
 
 
 def check_rank(backbone: Backbone, rank: int) -> None:
@@ -218,14 +220,16 @@ def add_lora(backbone: Backbone, rank: int, alpha: float) -> None:
 
     check_rank(backbone, rank)
     targets = [path for block in backbone.blocks for path in block]
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets), backbone.model)
+    inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets), backbone.model
+    )
     for path in targets:
         layer: Any = backbone.model.get_submodule(path)
         nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)
 
 
 def lora_factors(state: Params, scaling: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """(A ``[r, d_in]``, B ``[d_out, r]`` with the scaling in it) by projection, from PEFT's names."""
+    """(A ``[r, d_in]``, B ``[d_out, r]`` times the scaling) by projection, from PEFT's names."""
     marker = ".lora_A.default.weight"
     paths = [name.removesuffix(marker) for name in state if name.endswith(marker)]
     return {

@@ -84,7 +84,7 @@ def weighted_sum(stacked: Params, weights: Tensor) -> Params:
 
     def one(value: Tensor) -> Tensor:
         columns = value.flatten(1) if value.dim() > 1 else value[:, None]
-        parts = columns.split(_COLUMNS, dim=1)
+        parts = torch.split(columns, _COLUMNS, dim=1)
         summed = torch.cat([weights.to(value.device) @ part.double() for part in parts])
         return summed.to(value.dtype).view(value.shape[1:])
 
@@ -97,13 +97,18 @@ def flat(params: Params, leading: int = 0) -> Tensor:
     >>> flat({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, leading=1).shape
     torch.Size([3, 3])
     """
-    return torch.cat([value.flatten(leading) if value.dim() > leading else value[..., None]
-                      for value in params.values()], dim=-1)
+    return torch.cat(
+        [
+            value.flatten(leading) if value.dim() > leading else value[..., None]
+            for value in params.values()
+        ],
+        dim=-1,
+    )
 
 
 def unflat(vector: Tensor, like: Params) -> Params:
     """Views of ``vector`` ``[P]`` with the names and shapes of ``like``: the inverse of `flat`."""
-    parts = vector.split([value.numel() for value in like.values()], dim=-1)
+    parts = torch.split(vector, [value.numel() for value in like.values()], dim=-1)
     return {
         name: part.view(value.shape)
         for (name, value), part in zip(like.items(), parts, strict=True)
@@ -136,9 +141,11 @@ def under(params: Params, prefix: str) -> Params:
 
 def encode(params: Params) -> bytes:
     """The wire form: safetensors bytes, any dtype that safetensors knows."""
-    return save({name: value.contiguous() for name, value in params.items()})
+    data: bytes = save({name: value.contiguous() for name, value in params.items()})
+    return data
 
 
 def decode(data: bytes) -> Params:
     """The inverse of `encode`, names sorted as in the file."""
-    return load(data)
+    params: Params = load(data)
+    return params

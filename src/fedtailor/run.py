@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from . import random
 from .data import load as load_data
 from .data import partition as divide
 from .data.table import Dataset, Tokens
 from .engine import new_store, rounds
-from .errors import InputError
-from .experiment import Experiment
+from .errors import InputError, unknown
+from .experiment import Experiment, parse
+from .export import export_adapter
 from .federation import Federation
-from .history import RunFolder, as_json, locked, write_atomically
+from .history import RunFolder, as_json, locked, read_state, write_atomically
 from .method import Method
 from .models import load as load_model
 from .models import load_tokenizer
@@ -102,8 +104,11 @@ def _backbone(
 ) -> Backbone:
     if given is not None:
         return given
-    modality = "text" if isinstance(dataset.inputs, Tokens) else "image"
-    return load_model(experiment.model, dataset.task, dataset.num_classes, seed, modality)
+    return load_model(experiment.model, dataset.task, dataset.num_classes, seed, _modality(dataset))
+
+
+def _modality(dataset: Dataset) -> Literal["text", "image"]:
+    return "text" if isinstance(dataset.inputs, Tokens) else "image"
 
 
 def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
@@ -131,6 +136,8 @@ def _partition(federation: Federation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "digest": partition.digest,
         "clients": federation.num_clients,
+        "task": dataset.task,
+        "modality": _modality(dataset),
         "train": partition.train.sizes().tolist(),
         "validation": partition.validation.sizes().tolist(),
         "test": partition.test.sizes().tolist(),
@@ -177,3 +184,38 @@ def _run_method(
         folder.write(round_, store)
         progress.set_postfix(loss=f"{sum(round_.losses) / len(round_.losses):.3f}")
     folder.finish()
+
+
+def export(out: Path, label: str, seed: int | None, client: int | None, target: Path) -> Path:
+    """Write the model of a finished run's client, or the global one, as a PEFT adapter.
+
+    Raises:
+        InputError: no such method, seed or client; an unfinished run; nothing to export.
+    """
+    if not (out / "experiment.json").is_file():
+        raise InputError(f"{out} is not a run directory")
+    experiment = parse(json.loads((out / "experiment.json").read_text()))
+    if label not in experiment.methods:
+        raise unknown("method", label, experiment.methods)
+    method, seed = experiment.methods[label], experiment.seeds[0] if seed is None else seed
+    if seed not in experiment.seeds:
+        raise InputError(f"no seed {seed} in {out}; allowed: {experiment.seeds}")
+    folder = out / "methods" / label / f"seed-{seed}"
+    if not (folder / "server.safetensors").exists():
+        raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {out} goes on")
+    data = json.loads((out / "partitions" / f"seed-{seed}.json").read_text())
+    if client is not None and not 0 <= client < data["clients"]:
+        raise InputError(f"no client {client}; allowed: 0 to {data['clients'] - 1}")
+    backbone = load_model(
+        experiment.model, data["task"], len(data["classes"]), seed, data["modality"]
+    )
+    task = _task(experiment, method, backbone, seed)
+    server, private = read_state(folder, client or 0)
+    if client is None:
+        state = method.global_state(task, server)
+        if state is None:
+            raise InputError(f"{label} has no global model; name a --client")
+    else:
+        start = method.init_client(task, random.key(seed, "client", client))
+        state = {**method.send(server, client), **(private or start)}
+    return export_adapter(method, task, state, target)

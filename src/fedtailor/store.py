@@ -101,6 +101,6 @@ def _open(path: Path, num_clients: int, example: Params) -> dict[str, Tensor]:
     data = torch.from_file(str(path), shared=True, size=start + offset, dtype=torch.uint8)
     opened = {}
     for name, value in tensors.items():
-        begin, end = (start + at for at in header[name]["data_offsets"])  # type: ignore[attr-defined]
+        begin, end = (start + at for at in header[name]["data_offsets"])
         opened[name] = data[begin:end].view(value.dtype).view(num_clients, *value.shape)
     return opened

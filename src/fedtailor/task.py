@@ -48,6 +48,7 @@ class Backbone:
     blocks: tuple[tuple[str, ...], ...] = ()
     head: tuple[str, ...] = ()
     name: str = "module"
+    encoder_prefix: str = ""  # of the paths of what transformers itself would load, e.g. "encoder."
     tokenizer: Any = field(default=None, repr=False)
 
 

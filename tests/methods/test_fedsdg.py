@@ -149,7 +149,9 @@ def test_one_round_of_two_clients(clip: float) -> None:
     moved = alignment(updates, method.eps) @ updates  # (11)
     cohort = Cohort((0, 1), torch.tensor([2.0, 4.0], dtype=torch.float64), 1)
     new = method.aggregate(server, stack(uploads), cohort)
-    got = torch.cat([(new[n] - server[n]).flatten() for n in ("linear.shared.A", "linear.shared.B")])
+    got = torch.cat(
+        [(new[n] - server[n]).flatten() for n in ("linear.shared.A", "linear.shared.B")]
+    )
     np.testing.assert_allclose(got.numpy(), moved, atol=1e-5)
 
 

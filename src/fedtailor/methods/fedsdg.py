@@ -93,14 +93,17 @@ class GatedLoRALinear(nn.Module):
             self.form,
         )
         low = F.linear(x, down) * (self.scaling * scales)
-        return self.base(x) + F.linear(low, up)
+        y: Tensor = self.base(x) + F.linear(low, up)
+        return y
 
 
 def fused_factors(
     shared: Params, private: Params, m: Tensor, form: Form
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One pair of factors for both branches: A ``[R, d_in]``, B ``[d_out, R]`` and the scale of each
-    of the R columns, so that B diag(scales) A is the unscaled update; R = 2r, or r for ``factor``."""
+    """One pair of factors for both branches: A ``[R, d_in]``, B ``[d_out, R]``, scale ``[R]``.
+
+    B diag(scale) A is the update before the scaling s; R = 2r, or r for the form ``factor``.
+    """
     if form == "factor":
         down, up = shared["A"] + m * private["A"], shared["B"] + m * private["B"]
         return down, up, torch.ones_like(down[:, 0])
@@ -145,7 +148,7 @@ def _inner_products(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """<Delta_k, mean> ``[M]``, ||Delta_k|| ``[M]`` and ||mean||, in float64 and one read."""
     dots = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
     squares, mean_square = torch.zeros_like(dots), dots.new_zeros(())
-    for part in updates.split(_COLUMNS, dim=1):
+    for part in torch.split(updates, _COLUMNS, dim=1):
         block = part.double()  # [M, columns]
         mean = block.mean(0)
         dots += block @ mean
@@ -169,8 +172,8 @@ class FedSDG(Method):
         "NODI Lab., Jilin University",
         2026,
         "preprint",
-        "y = W0 x + s B_g A_g x + sigmoid(a_l) s B_p A_p x; theta_g <- theta_g + sum_k w_k Delta_k, "
-        "w_k ~ max(0, cos(Delta_k, mean Delta))",
+        "y = W0 x + s B_g A_g x + sigmoid(a_l) s B_p A_p x; "
+        "theta_g <- theta_g + sum_k w_k Delta_k, w_k ~ max(0, cos(Delta_k, mean Delta))",
     )
 
     rank: Annotated[int, Gt(0)] = 8
@@ -278,6 +281,6 @@ def _branch(name: str) -> str | None:
     return parts[-2] if len(parts) == 3 and parts[-1] in "AB" else None
 
 
-def _gate_of(model: nn.Module, block: int) -> Callable[[nn.Module, Any], Any]:
-    """A hook that hands a layer the logit of its block's gate, as it stands in the current state."""
+def _gate_of(model: Any, block: int) -> Callable[[nn.Module, Any], Any]:
+    """A hook that hands a layer its block's gate logit, as it stands in the current state."""
     return lambda layer, inputs: (*inputs, model.gate_logits[block])
