@@ -141,7 +141,8 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Pa
         ):
             folder.write(done, store)
             if done.number == until:  # staged and committed, but not yet in the store
-                (path / "history.jsonl").open("a").write('{"round": "torn')
+                with (path / "history.jsonl").open("a") as log:
+                    log.write('{"round": "torn')
                 return
         folder.finish()
 
@@ -159,7 +160,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Pa
 def test_training_lowers_the_loss(name: str, on: str) -> None:
     method, task = make(name, on)
     plan = replace(
-        PLAN, rounds=25, local=LocalConfig(batch_size=8, epochs=2), cohort=CohortConfig()
+        PLAN, rounds=12, local=LocalConfig(batch_size=4, epochs=3), cohort=CohortConfig()
     )
     losses = [sum(done.losses) for done in rounds(method, task, FEDERATIONS[on], plan)]
     assert sum(losses[-3:]) < 0.97 * sum(losses[:3])

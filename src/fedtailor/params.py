@@ -92,27 +92,24 @@ def weighted_sum(stacked: Params, weights: Tensor) -> Params:
 
 
 def flat(params: Params, leading: int = 0) -> Tensor:
-    """All values as one vector ``[P]`` in the order of the names; ``[..., P]`` with leading axes.
+    """All values as one vector ``[P]``, or ``[..., P]`` with ``leading`` axes, by sorted name.
+
+    Numbers therefore never depend on the order in which a dict was filled.
 
     >>> flat({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, leading=1).shape
     torch.Size([3, 3])
     """
+    values = [params[name] for name in sorted(params)]
     return torch.cat(
-        [
-            value.flatten(leading) if value.dim() > leading else value[..., None]
-            for value in params.values()
-        ],
-        dim=-1,
+        [v.flatten(leading) if v.dim() > leading else v[..., None] for v in values], dim=-1
     )
 
 
 def unflat(vector: Tensor, like: Params) -> Params:
     """Views of ``vector`` ``[P]`` with the names and shapes of ``like``: the inverse of `flat`."""
-    parts = torch.split(vector, [value.numel() for value in like.values()], dim=-1)
-    return {
-        name: part.view(value.shape)
-        for (name, value), part in zip(like.items(), parts, strict=True)
-    }
+    names = sorted(like)
+    parts = torch.split(vector, [like[name].numel() for name in names], dim=-1)
+    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
 def zeros_like(params: Params) -> Params:

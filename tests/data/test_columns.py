@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from fedtailor.data.columns import Columns, encode_clients, encode_labels
+from fedtailor.errors import InputError
+
+
+def columns(train, test=(), classes=(), clients=None):
+    labels = [*train, *test]
+    return Columns(lambda rows: [], len(train), len(test), labels, classes, clients)
+
+
+def test_text_labels_are_numbered_in_sorted_order():
+    numbers, names = encode_labels(columns(["ship", "acq", "ship"], ["acq"]))
+    assert names == ("acq", "ship")
+    assert numbers.tolist() == [1, 0, 1, 0]
+    assert numbers.dtype == np.int64
+
+
+def test_integer_labels_stay():
+    numbers, names = encode_labels(columns([2, 0, 2], [1]))
+    assert names == ("0", "1", "2")
+    assert numbers.tolist() == [2, 0, 2, 1]
+
+
+def test_named_classes_count_even_if_absent():
+    assert encode_labels(columns([0], [1], ("cat", "dog")))[1] == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "classes", "message"),
+    [
+        ([0, -1], [], (), "out of range: -1 in the training split; allowed: 0 to 0"),
+        ([0, 1], [-1, -1], ("a", "b"), "out of range: -1 in the test split; allowed: 0 to 1"),
+        ([0, 2], [], ("a", "b"), "out of range: 2 in the training split; allowed: 0 to 1"),
+        ([0, 1], [2], (), "out of range: 2 in the test split; allowed: 0 to 1"),
+        (["a", "b"], ["c"], (), "out of range: 'c' in the test split; allowed: a, b"),
+        (["a", "b"], ["a", None], (), "out of range: None in the test split"),
+        ([0, 1], [0, None], (), "out of range: None in the test split"),
+        (["a", None], [], (), "integers or all text; there is None"),
+        ([0.5, 1.5], [], (), "integers or all text; there is 0.5"),
+        (["a", 1], [], (), "integers or all text; there is"),
+    ],
+)
+def test_labels_out_of_range(train, test, classes, message):
+    with pytest.raises(InputError, match=message):
+        encode_labels(columns(train, test, classes))
+
+
+def test_classification_needs_labels():
+    with pytest.raises(InputError, match="needs a label column"):
+        encode_labels(Columns(lambda rows: [], 3, 0))
+
+
+@pytest.mark.parametrize("clients", [["zoe", "al", "zoe"], [70, 9, 70]])
+def test_clients_are_numbered(clients):
+    groups = encode_clients(columns([0, 0], [0], clients=clients))
+    assert groups.tolist() == [1, 0, 1]
+    assert groups.dtype == np.int64
+
+
+@pytest.mark.parametrize("clients", [["zoe", None], [1.5, 2.5], [1, "zoe"]])
+def test_bad_clients(clients):
+    with pytest.raises(InputError, match="client column must hold integers or text; there is"):
+        encode_clients(columns([0, 0], clients=clients))
+
+
+def test_train_only_drops_the_test_rows():
+    without = columns([0, 1], [2], clients=[4, 5, 6]).train_only()
+    assert (without.labels, without.clients, without.num_test) == ([0, 1], [4, 5], 0)

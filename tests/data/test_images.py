@@ -1,0 +1,86 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from datasets import Dataset, Features, Image
+from PIL import Image as Picture
+
+from fedtailor.data import images
+from fedtailor.data.cache import cache_dir
+from fedtailor.data.packages import fashion_mnist
+from fedtailor.errors import InputError
+
+
+def idx(values):
+    shape = struct.pack(f">{values.ndim}I", *values.shape)
+    return b"\0\0\x08" + bytes([values.ndim]) + shape + values.tobytes()
+
+
+@pytest.mark.parametrize("name", ["a-idx3-ubyte", "a-idx3-ubyte.gz"])
+def test_idx_round_trip(name, digits, tmp_path):
+    values = digits.inputs.values[:5, 0]
+    data = idx(values)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert np.array_equal(images.read_idx(tmp_path / name), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a", b"text", "not an IDX file"),
+        ("a", b"\0\0\x08\x03\0\0", "cut off"),
+        ("a", idx(np.zeros((2, 3), np.uint8))[:-1], r"5 bytes of data, its header says \(2, 3\)"),
+        ("a.gz", b"text", "not a whole gzip file"),
+        ("a.gz", gzip.compress(idx(np.zeros(99, np.uint8)))[:20], "not a whole gzip file"),
+    ],
+)
+def test_bad_idx_files(name, data, message, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        images.read_idx(tmp_path / name)
+
+
+def test_fashion_mnist_files_are_read_if_they_are_there():
+    columns = fashion_mnist(cache_dir())
+    if columns is not None:
+        assert (columns.num_train, columns.num_test) == (60_000, 10_000)
+        assert columns.read(np.arange(3)).shape == (3, 1, 28, 28)
+        assert columns.labels[:3] == [9, 0, 0]
+        assert columns.classes[9] == "Ankle boot"
+
+
+def table(pictures):
+    return Dataset.from_dict({"image": pictures}, features=Features({"image": Image()}))
+
+
+def test_images_are_decoded_once_to_a_mapped_file(digits, tmp_path, monkeypatch):
+    values = digits.inputs.values[:6]
+    pictures = table([Picture.fromarray(value[0]) for value in values])
+    decoded = images.decode(pictures, "image", tmp_path)
+    assert np.array_equal(decoded, values)
+    assert isinstance(decoded, np.memmap)
+    monkeypatch.setattr(images, "_write", None)
+    assert np.array_equal(images.decode(pictures, "image", tmp_path), values)
+
+
+def test_colour_has_three_channels_and_takes_grey(digits, tmp_path):
+    grey = Picture.fromarray(digits.inputs.values[0, 0])
+    colour = Picture.new("RGB", (8, 8), (1, 2, 3))
+    decoded = images.decode(table([colour, grey]), "image", tmp_path)
+    assert decoded.shape == (2, 3, 8, 8)
+    assert decoded[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert np.array_equal(decoded[1, 2], digits.inputs.values[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (Picture.new("L", (8, 9)), "row 1 of column 'image' is 8x9 L, row 0 is 8x8 L"),
+        (Picture.new("RGB", (8, 8)), "row 1 of column 'image' is 8x8 RGB, row 0 is 8x8 L"),
+    ],
+)
+def test_images_of_different_sizes_are_refused(second, message, tmp_path):
+    with pytest.raises(InputError, match=f"must have one size: {message}"):
+        images.decode(table([Picture.new("L", (8, 8)), second]), "image", tmp_path)
+    assert list((tmp_path / "images").iterdir()) == []
