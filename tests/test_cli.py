@@ -62,7 +62,7 @@ def finished(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(run: Path) -> dict[str, bytes]:
     """Every file that depends on the experiment alone."""
-    skip = {"timings.jsonl", "environment.json", ".lock", "report.html"}
+    skip = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html"}
     return {
         str(p.relative_to(run)): p.read_bytes()
         for p in run.rglob("*")

@@ -54,6 +54,9 @@ def test_settings_win_over_presets_and_presets_over_the_file(path: Path) -> None
     assert experiment.methods["fedsdg"].rank == 2  # type: ignore[attr-defined]
     assert load(path, ["data.name=digits", "methods=fedsdg"]).data.name == "digits"
     assert load(path, ["seeds=[3, 4]"]).seeds == (3, 4)
+    assert (
+        load(path, ["methods.fedsdg.optimiser.clip=none"]).methods["fedsdg"].optimiser.clip is None
+    )  # type: ignore[attr-defined]
 
 
 def test_what_is_written_reads_back_equal(path: Path) -> None:

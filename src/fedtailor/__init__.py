@@ -1,1 +1,56 @@
 """Personalized federated fine-tuning: one pretrained model, fitted to every client."""
+
+from .data import DataConfig, SplitConfig
+from .engine import CohortConfig, Plan, Round, ScheduleConfig, rounds
+from .errors import InputError
+from .evaluation import EvaluateConfig
+from .executors import EngineConfig
+from .experiment import Experiment, load
+from .federation import Federation, LocalConfig
+from .method import Cohort, Method, Paper
+from .methods import METHODS
+from .methods.fedavg import FedAvg
+from .methods.fedavg_ft import FedAvgFT
+from .methods.fedsdg import FedSDG
+from .methods.local import Local
+from .models import ModelConfig, from_module
+from .optim import Context, Optimiser, train
+from .report import compare
+from .report import write as write_report
+from .run import run
+from .task import Backbone, Task
+
+__all__ = [
+    "METHODS",
+    "Backbone",
+    "Cohort",
+    "CohortConfig",
+    "Context",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluateConfig",
+    "Experiment",
+    "FedAvg",
+    "FedAvgFT",
+    "FedSDG",
+    "Federation",
+    "InputError",
+    "Local",
+    "LocalConfig",
+    "Method",
+    "ModelConfig",
+    "Optimiser",
+    "Paper",
+    "Plan",
+    "Round",
+    "ScheduleConfig",
+    "SplitConfig",
+    "Task",
+    "compare",
+    "from_module",
+    "load",
+    "rounds",
+    "run",
+    "train",
+    "write_report",
+]

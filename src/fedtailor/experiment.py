@@ -152,6 +152,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
         return value
+    if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
+        return None
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:

@@ -42,6 +42,7 @@ class Paper:
     equation: str  # the update in one line of plain text
 
 
+@dataclass(frozen=True)
 class Method(ABC):
     """A federated method: a frozen dataclass whose fields are its hyper-parameters.
 

@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset, Features, Image
 from PIL import Image as Picture
 
+from fedtailor.cache import cache_dir
 from fedtailor.data import images
-from fedtailor.data.cache import cache_dir
 from fedtailor.data.packages import fashion_mnist
 from fedtailor.errors import InputError
 

@@ -6,8 +6,8 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Picture
 
+from fedtailor.cache import cache_dir
 from fedtailor.data import BUILTIN, DataConfig, load, packages
-from fedtailor.data.cache import cache_dir
 from fedtailor.data.sources import choose_splits
 from fedtailor.errors import InputError
 

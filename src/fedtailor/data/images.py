@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import cache as cache_files
 from ..errors import InputError
-from . import cache as cache_files
 
 _FORMAT = 1  # of the files; part of the key
 _GREY = ("1", "L", "LA")

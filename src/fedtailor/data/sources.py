@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import random
+from ..cache import cache_dir
 from ..errors import InputError, unknown
 from . import columns as source_columns
 from . import packages
-from .cache import cache_dir
 from .columns import Columns
 from .config import DataConfig
 from .table import Dataset, Images, Indices, Tokens

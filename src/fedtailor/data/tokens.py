@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import cache as cache_files
 from ..errors import InputError
-from . import cache as cache_files
 from .table import Indices, Tokens
 
 if TYPE_CHECKING:

@@ -1,1 +1,19 @@
 """Pretrained models and where to adapt them."""
+
+from .blocks import PROJECTIONS, find_blocks, find_head, linearise
+from .config import ModelConfig
+from .load import from_module, load, load_tokenizer
+from .packages import BUILTIN, Builtin
+
+__all__ = [
+    "BUILTIN",
+    "PROJECTIONS",
+    "Builtin",
+    "ModelConfig",
+    "find_blocks",
+    "find_head",
+    "from_module",
+    "linearise",
+    "load",
+    "load_tokenizer",
+]

@@ -12,10 +12,13 @@ from annotated_types import Ge, Gt, Lt
 class ModelConfig:
     """Which model, and how its outputs become logits."""
 
-    name: str = "minilm"  # built-in, Hugging Face hub name, or local path
+    name: str = "minilm"  # built-in, hub name "owner/model", or a folder in Hugging Face's format
     pretrained: bool = True  # False: the architecture with random weights
-    pooling: Literal["mean", "native"] | None = None  # text classification; None: the built-in's
+    # text classification: "mean" over the real tokens and a linear head, or "native", the
+    # architecture's own classifier (decoders: the last real token); None: the built-in's, or native
+    pooling: Literal["mean", "native"] | None = None
     targets: tuple[str, ...] = ()  # patterns of the projections to adapt; (): found by model type
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): found
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # in training, everywhere the model has it
-    image_size: Annotated[int, Gt(0)] | None = None  # None: the model's own
+    # in training, everywhere the model has it but in the attention weights, which are never dropped
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    image_size: Annotated[int, Gt(0)] | None = None  # the side; None: the model's own

@@ -1,4 +1,4 @@
-"""Where prepared data is kept between runs, written so that no reader ever sees half of it."""
+"""What is kept between runs, prepared data and models, so that no reader sees half of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,134 @@
+"""Where a model can be adapted: its blocks' projections and its task head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..errors import InputError
+from ..layers import candidates, replace
+
+_BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
+_LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")
+
+PROJECTIONS: dict[str, tuple[str, str]] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "distilbert": ("layer.#.attention.out_lin", "layer.#.ffn.lin2"),
+    "vit": ("layers.#.attention.o_proj", "layers.#.mlp.fc2"),
+    "gpt2": ("h.#.attn.c_proj", "h.#.mlp.c_proj"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+}
+"""For each model type, how the paths of a block's attention output and feed-forward output end."""
+
+_HEADS = ("classifier", "pre_classifier", "score", "head", "fc", "_fc")
+
+
+def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
+    """The paths of the adaptable projections, block by block.
+
+    Args:
+        model: any module; a Hugging Face model of one of the types in ``PROJECTIONS`` needs no
+            ``targets``, whether or not it is wrapped in another module.
+        targets: patterns of module paths, where ``*`` stands for anything, dots too; they choose
+            among the ``nn.Linear`` modules. Paths that agree up to their first number are one
+            block; one without a number is a block of its own.
+
+    Returns:
+        For each block its paths, in the model's order; empty if the type isn't known.
+
+    Raises:
+        InputError: a pattern that no linear layer's path matches.
+
+    >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> find_blocks(mlp, ["*"])
+    (('0',), ('2',))
+    """
+    if targets:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        return _group(_match(model, linear, targets, "targets"))
+    ends = PROJECTIONS.get(model_type(model), ())
+    known = [re.compile(r"(.+\.)?" + re.escape(end).replace(r"\#", r"\d+")) for end in ends]
+    paths = (name for name, _ in model.named_modules())
+    return _group(path for path in paths if any(end.fullmatch(path) for end in known))
+
+
+def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]:
+    """The paths of the task head's modules.
+
+    Args:
+        model: any module.
+        patterns: patterns of module paths, as for `find_blocks`; (): the modules directly below
+            ``model`` that carry a usual name (``classifier``, ``score``, ``head``, ...). A language
+            model's output layer is none: it is as large as the vocabulary.
+
+    Raises:
+        InputError: a pattern that no module's path matches.
+
+    >>> model = nn.ModuleDict({"body": nn.Linear(4, 3), "classifier": nn.Linear(3, 2)})
+    >>> find_head(model)
+    ('classifier',)
+    """
+    owners = [name for name, module in model.named_modules() if name and any_parameter(module)]
+    if patterns:
+        paths = _match(model, owners, patterns, "head")
+        return tuple(p for p in paths if not any(p.startswith(f"{q}.") for q in paths))
+    return tuple(name for name in _HEADS if name in owners)
+
+
+def any_parameter(module: nn.Module) -> bool:
+    """Whether ``module`` or one inside it has a parameter."""
+    return next(module.parameters(), None) is not None
+
+
+def linearise(model: nn.Module) -> nn.Module:
+    """Put an ``nn.Linear`` in the place of every ``Conv1D``; in place, returns ``model``.
+
+    GPT-2 keeps ``attn.c_attn``, ``attn.c_proj``, ``mlp.c_fc`` and ``mlp.c_proj`` as Conv1D, whose
+    weight is ``[in, out]``. Paths stay, outputs too; the weights are transposed.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            d_in, d_out = module.weight.shape
+            linear = nn.Linear(d_in, d_out, device="meta")
+            linear.weight = nn.Parameter(module.weight.detach().t().contiguous())
+            linear.bias = nn.Parameter(module.bias.detach())
+            replace(model, path, linear)
+    return model
+
+
+def model_type(model: nn.Module) -> str:
+    """Hugging Face's name of the architecture, of ``model`` or of what it wraps; "" if none."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return next((str(c.model_type) for c in configs if c and hasattr(c, "model_type")), "")
+
+
+def _match(
+    model: nn.Module, paths: Sequence[str], patterns: Sequence[str], field: str
+) -> list[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            listed = ", ".join(candidates(model) if field == "targets" else dict.fromkeys(paths))
+            raise InputError(
+                f"model.{field} {pattern!r} matches nothing in the model; "
+                f"candidates: {listed or 'none'}"
+            )
+    return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
+
+
+def _group(paths: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    blocks: dict[str, list[str]] = {}
+    for path in paths:
+        parts = path.split(".")
+        end = next((i + 1 for i, part in enumerate(parts) if part.isdigit()), len(parts))
+        blocks.setdefault(".".join(parts[:end]), []).append(path)
+    return tuple(map(tuple, blocks.values()))

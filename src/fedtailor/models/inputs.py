@@ -1,0 +1,160 @@
+"""From a batch to the keyword arguments of a model's forward.
+
+transformers builds attention masks in ways that depend on the data, which ``torch.func.vmap`` can't
+follow; a four-dimensional float mask is taken as it is. Here the masks are built, and whatever else
+an architecture would derive from the token ids.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import InputError
+
+Batch = dict[str, Tensor]
+
+ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "distilbert"})
+DECODERS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+
+_OFFSET = frozenset({"roberta", "xlm-roberta"})  # positions count on from the padding index
+_TYPED = frozenset({"bert", "roberta", "xlm-roberta"})  # token types
+_LEARNED = frozenset({*ENCODERS, "gpt2"})  # a vector a position, so a longest text
+_HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays finite
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Token ids and the mask, as an architecture wants them. Padding is on the right.
+
+    A model type that is in neither ``ENCODERS`` nor ``DECODERS`` gets transformers' own
+    two-dimensional mask; whether it runs under vmap depends on its code.
+    """
+
+    name: str
+    model_type: str
+    pooled: bool = False  # forward takes the mask of real tokens, too
+    longest: int | None = None  # tokens
+    padding_idx: int = 0
+    window: int | None = None  # tokens that the sliding attention looks back, itself included
+    by_layer: bool = False  # full and sliding layers side by side
+
+    @classmethod
+    def of(cls, name: str, config: Any, *, pooled: bool) -> TextInputs:
+        """As a Hugging Face configuration says."""
+        kind = config.model_type
+        padding_idx = config.pad_token_id if kind in _OFFSET else 0
+        longest = None
+        if kind in _LEARNED:
+            longest = config.max_position_embeddings - (padding_idx + 1 if kind in _OFFSET else 0)
+        by_layer = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        window = getattr(config, "sliding_window", None)
+        if kind.startswith("qwen") and not by_layer:
+            window = None
+        return cls(name, kind, pooled, longest, padding_idx, window, by_layer)
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        ids, real = batch["input_ids"], batch["attention_mask"]
+        length = ids.shape[1]
+        if self.longest is not None and length > self.longest:
+            raise InputError(
+                f"{length} tokens are too many for {self.name}; data.max_length may be at most "
+                f"{self.longest}"
+            )
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if self.pooled:
+            inputs["real"] = real
+        if self.model_type in DECODERS:
+            inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
+            inputs["attention_mask"] = self._causal(real)
+        elif self.model_type in ENCODERS:
+            inputs["attention_mask"] = (1.0 - real[:, None, None].float()) * _HIDDEN
+        else:
+            inputs["attention_mask"] = real.long()
+        if self.model_type in _OFFSET:
+            count = real.long()
+            inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
+        if self.model_type in _TYPED:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+        return inputs
+
+    def _causal(self, real: Tensor) -> Tensor | dict[str, Tensor]:
+        positions = torch.arange(real.shape[1], device=real.device)
+        back = positions[:, None] - positions
+        seen = (back >= 0).float() * real[:, None, None].float()  # [b, 1, L, L]
+        full = (1.0 - seen) * _HIDDEN
+        if self.window is None:
+            return full
+        sliding = (1.0 - seen * (back < self.window)) * _HIDDEN
+        return {"full_attention": full, "sliding_attention": sliding} if self.by_layer else sliding
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Pictures with values in [0, 1], resized (bilinear, antialiased) and normalised.
+
+    Grey pictures get as many equal channels as the model has.
+    """
+
+    name: str
+    mean: tuple[float, ...]  # a channel, or one for all
+    std: tuple[float, ...]
+    size: Callable[[int, int], tuple[int, int]]  # of the model's input, from the picture's
+    channels: int = 3
+    argument: str = "pixel_values"
+    interpolate: bool = False  # position embeddings made for another size
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        x = batch["pixel_values"]
+        channels, height, width = x.shape[1:]
+        if channels not in (1, self.channels):
+            raise InputError(
+                f"pictures have {channels} channels; {self.name} takes 1 or {self.channels}"
+            )
+        size = self.size(height, width)
+        if size != (height, width):
+            x = F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
+        x = x.expand(-1, self.channels, -1, -1)
+        mean, std = (x.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        inputs: dict[str, Any] = {self.argument: (x - mean) / std}
+        if self.interpolate:
+            inputs["interpolate_pos_encoding"] = True
+        return inputs
+
+
+@dataclass(frozen=True)
+class ModuleInputs:
+    """A batch for any module: by name where forward has arguments of these names, else a single
+    input as forward's first argument."""
+
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModuleInputs:
+        """As the signature of ``model``'s forward says.
+
+        Raises:
+            InputError: forward takes no named argument.
+        """
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = inspect.signature(model.forward).parameters.values()
+        arguments = tuple(p.name for p in parameters if p.kind in named)
+        if not arguments:
+            raise InputError(f"forward of {type(model).__name__} takes no argument by name")
+        return cls(arguments)
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        inputs = {k: v for k, v in batch.items() if k not in ("labels", "weight")}
+        if set(inputs) <= set(self.arguments):
+            return inputs
+        if len(inputs) > 1:
+            raise InputError(
+                f"forward takes {', '.join(self.arguments)}; it must take {', '.join(inputs)}"
+            )
+        return dict(zip(self.arguments, inputs.values(), strict=False))

@@ -1,0 +1,76 @@
+"""Tiny models of every architecture, with random weights, saved as Hugging Face saves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from fedtailor.models.packages import quiet
+
+VOCABULARY, LAYERS, WIDTH = 60, 2, 16
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+_DECODER = {**_SHAPE, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+
+ENCODERS: dict[str, Any] = {
+    "bert": transformers.BertConfig(**_SHAPE),
+    "roberta": transformers.RobertaConfig(**_SHAPE, type_vocab_size=1),
+    "xlm-roberta": transformers.XLMRobertaConfig(**_SHAPE, type_vocab_size=1),
+    "distilbert": transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=WIDTH, n_layers=LAYERS, n_heads=2, hidden_dim=32,
+        max_position_embeddings=40,
+    ),
+}  # fmt: skip
+DECODERS: dict[str, Any] = {
+    "gpt2": transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=40,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    ),
+    "llama": transformers.LlamaConfig(**_DECODER),
+    "mistral": transformers.MistralConfig(**_DECODER, sliding_window=4),
+    "qwen2": transformers.Qwen2Config(
+        **{k: v for k, v in _DECODER.items() if k != "head_dim"},
+        use_sliding_window=True, sliding_window=4, max_window_layers=1,
+    ),
+    "qwen3": transformers.Qwen3Config(**_DECODER),
+}  # fmt: skip
+VIT = transformers.ViTConfig(
+    hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32,
+    image_size=16, patch_size=8,
+)  # fmt: skip
+
+
+def save(folder: Path, config: Any, auto: str, seed: int = 5) -> Path:
+    """A model with random weights, biases too; returns ``folder``."""
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        model = getattr(transformers, auto).from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.save_pretrained(str(folder))
+    if auto == "AutoModelForImageClassification":
+        scale = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}
+        (folder / "preprocessor_config.json").write_text(json.dumps(scale))
+    return folder
+
+
+def texts(clients: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
+    """``[clients, 4, 9]`` token ids of ragged length with garbage as padding; the last is empty."""
+    drawn = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (clients, 4, 9), generator=drawn)
+    lengths = torch.tensor([9, 6, 2, 0])
+    mask = (torch.arange(9) < lengths[:, None]).float().expand(clients, 4, 9)
+    labels = torch.randint(0, 3, (clients, 4), generator=drawn)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
