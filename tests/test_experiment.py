@@ -68,7 +68,10 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
     ("setting", "message"),
     [
         ("round=3", r"unknown key 'round'; did you mean 'rounds'\? fields: cohort, data"),
-        ("methods.fedsdg.learnig_rate=1", r"unknown key 'methods\.fedsdg\.learnig_rate'"),
+        (
+            "methods.fedsdg.learnig_rate=1",
+            r"unknown key 'learnig_rate' in methods\.fedsdg; did you mean 'lr_",
+        ),
         ("methods.fedsdg.optimiser.lrr=1", r"did you mean 'lr'"),
         ("methods.fedsgd.rank=1", r"unknown method 'fedsgd'; did you mean 'fedsdg'"),
         ("split.scheme=dirichlett", r"split\.scheme = 'dirichlett': input should be 'iid'"),

@@ -125,22 +125,31 @@ def _methods() -> list[dict[str, Any]]:
 def _datasets() -> list[dict[str, Any]]:
     from .data import BUILTIN
 
-    return [{"data set": name, **_short(entry)} for name, entry in BUILTIN.items()]
+    return [
+        {
+            "data set": name,
+            "what it is": entry.description,
+            "task": entry.task,
+            "licence": entry.licence,
+            "from": entry.get,
+        }
+        for name, entry in BUILTIN.items()
+    ]
 
 
 def _models() -> list[dict[str, Any]]:
     from .models import BUILTIN
 
-    return [{"model": name, **_short(entry)} for name, entry in BUILTIN.items()]
-
-
-def _short(entry: Any) -> dict[str, Any]:
-    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    return {
-        name: ", ".join(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if not callable(value)
-    }
+    return [
+        {
+            "model": name,
+            "what it is": entry.description,
+            "for": ", ".join(entry.kinds),
+            "licence": entry.licence,
+            "from": entry.get,
+        }
+        for name, entry in BUILTIN.items()
+    ]
 
 
 def _describe(options: argparse.Namespace) -> None:

@@ -10,8 +10,10 @@ class InputError(ValueError):
     """Input that can't be used. The message is one line; the command line exits with code 2."""
 
 
-def unknown(what: str, name: str, allowed: Iterable[str], *, kind: str = "allowed") -> InputError:
-    """The error for a name that is not one of ``allowed``, with the nearest ones.
+def unknown(
+    what: str, name: str, allowed: Iterable[str], *, where: str = "", kind: str = "allowed"
+) -> InputError:
+    """The error for a name (in ``where``) that is not one of ``allowed``, with the nearest ones.
 
     >>> print(unknown("method", "fedsgd", ["fedavg", "fedsdg"]))
     unknown method 'fedsgd'; did you mean 'fedsdg'? allowed: fedavg, fedsdg
@@ -19,4 +21,5 @@ def unknown(what: str, name: str, allowed: Iterable[str], *, kind: str = "allowe
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=2)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
-    return InputError(f"unknown {what} {name!r}{hint} {kind}: {', '.join(names)}")
+    place = f" in {where}" if where else ""
+    return InputError(f"unknown {what} {name!r}{place}{hint} {kind}: {', '.join(names)}")

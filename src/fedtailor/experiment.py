@@ -134,7 +134,7 @@ def build(defaults: T, given: Mapping[str, Any], where: str) -> T:
     values = {name: getattr(defaults, name) for name in fields}
     for key, value in given.items():
         if key not in fields:
-            raise unknown("key", f"{where}.{key}".lstrip("."), fields, kind="fields")
+            raise unknown("key", key, fields, where=where, kind="fields")
         current = values[key]
         if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
             values[key] = build(current, value, f"{where}.{key}".lstrip("."))

@@ -197,6 +197,7 @@ def _missing(name: str, builtin: Builtin) -> InputError:
 def _local(name: str, cache: Path) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 
     path = Path(name).expanduser()
     if not path.is_file():
@@ -205,6 +206,7 @@ def _local(name: str, cache: Path) -> Any:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(_FORMATS)} files")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
+        disable_progress_bar()
         try:
             return load_dataset(
                 _FORMATS[path.suffix],
@@ -214,6 +216,8 @@ def _local(name: str, cache: Path) -> Any:
             )
         except (DatasetsError, ValueError, OSError) as error:
             problem = _line(error.__cause__ or error)
+        finally:
+            enable_progress_bar()
     raise InputError(f"can't read {name!r}: {problem}")
 
 
