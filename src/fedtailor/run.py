@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from . import random
+from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
 from .data.table import Dataset, Tokens
@@ -26,8 +28,8 @@ from .export import export_adapter
 from .federation import Federation
 from .history import RunFolder, as_json, locked, read_state, write_atomically
 from .method import Method
+from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
-from .models import load_tokenizer
 from .task import Backbone, Task
 
 _PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy")
@@ -55,6 +57,10 @@ def run(
         InputError: bad input, a different run in ``out``, or a loss that is not finite.
     """
     out = Path(out)
+    if dataset is not None:
+        experiment = replace(experiment, data=DataConfig(name=f"from Python: {dataset.digest}"))
+    if backbone is not None:
+        experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
     _check_same(experiment, out)
     if dataset is None:
         tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
