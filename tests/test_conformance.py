@@ -20,7 +20,9 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
-from fedtailor.optim import Context
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row, split
 from fedtailor.store import Store
 from fedtailor.task import Task
@@ -36,14 +38,21 @@ PLAN = Plan(
     evaluate=EvaluateConfig(every=3),
 )
 
-pytestmark = [
-    pytest.mark.parametrize("name", METHODS),
-    pytest.mark.parametrize("on", BACKBONES),
-]
+VARIANTS: dict[str, Method] = {
+    "fedavg, LoRA": FedAvg(trainable="lora", optimiser=Optimiser("adam", lr=1e-3)),
+    "fedavg, head": FedAvg(trainable="head"),
+    "fedsdg, factor form": FedSDG(form="factor", private_init="zero"),
+    "fedsdg, private head": FedSDG(private_head=True, aggregation="leave-one-out"),
+}
+CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_method = pytest.mark.parametrize("name", METHODS)
+pytestmark = [pytest.mark.parametrize("on", BACKBONES)]
 
 
 def make(name: str, on: str, seed: int = 0) -> tuple[Method, Task]:
-    method = METHODS[name]()
+    method = CASES[name]
     return method, Task(BACKBONES[on], method.adapt, seed=seed)
 
 
@@ -61,6 +70,7 @@ def assert_close(a: Params, b: Params, tolerance: float) -> None:
         torch.testing.assert_close(a[key], b[key], atol=tolerance, rtol=tolerance, msg=key)
 
 
+@every_case
 def test_sequential_equals_vectorised(name: str, on: str) -> None:
     one, one_store = finish(name, on)
     for clients_per_step in (2, 3):  # 4 clients: even chunks, and a chunk of one
@@ -74,6 +84,7 @@ def test_sequential_equals_vectorised(name: str, on: str) -> None:
             assert a.loss == pytest.approx(b.loss, abs=1e-4)
 
 
+@every_case
 def test_padding_is_invisible(name: str, on: str) -> None:
     method, task = make(name, on)
     federation = FEDERATIONS[on]
@@ -90,6 +101,7 @@ def test_padding_is_invisible(name: str, on: str) -> None:
     torch.testing.assert_close(plain[2], other[2])
 
 
+@every_case
 def test_nothing_private_is_sent(name: str, on: str) -> None:
     method, task = make(name, on)
     federation = FEDERATIONS[on]
@@ -109,6 +121,7 @@ def test_nothing_private_is_sent(name: str, on: str) -> None:
             assert value.contiguous().numpy().tobytes() not in sent
 
 
+@every_case
 def test_the_state_is_cut_and_put_together_without_loss(name: str, on: str) -> None:
     method, task = make(name, on)
     server = method.init_server(task, 5, random.key(0))
@@ -118,6 +131,7 @@ def test_the_state_is_cut_and_put_together_without_loss(name: str, on: str) -> N
     assert (kept.keys(), shared.keys()) == (private.keys(), received.keys())
 
 
+@every_method
 def test_the_same_seed_gives_the_same_bits(name: str, on: str) -> None:
     one, one_store = finish(name, on)
     two, two_store = finish(name, on)
@@ -129,6 +143,7 @@ def test_the_same_seed_gives_the_same_bits(name: str, on: str) -> None:
     assert finish(name, on, seed=1)[0].losses != one.losses
 
 
+@every_method
 def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Path) -> None:
     def go(path: Path, until: int) -> None:
         method, task = make(name, on)
@@ -157,6 +172,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, tmp_path: Pa
         assert whole[file] == stopped[file], file
 
 
+@every_method
 def test_training_lowers_the_loss(name: str, on: str) -> None:
     method, task = make(name, on)
     plan = replace(
@@ -166,6 +182,7 @@ def test_training_lowers_the_loss(name: str, on: str) -> None:
     assert sum(losses[-3:]) < 0.97 * sum(losses[:3])
 
 
+@every_method
 def test_every_client_is_evaluated_on_its_own_examples(name: str, on: str) -> None:
     last, _ = finish(name, on)
     found = {(e.model, e.split): e for e in last.evaluations}
@@ -176,6 +193,7 @@ def test_every_client_is_evaluated_on_its_own_examples(name: str, on: str) -> No
     assert ("personal", "validation") in found
 
 
+@every_method
 def test_costs_count_what_is_exchanged(name: str, on: str) -> None:
     last, _ = finish(name, on)
     method, task = make(name, on)
