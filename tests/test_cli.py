@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -270,6 +273,30 @@ def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     assert "the loss of client" in error
     assert "in round" in error
     assert error.count("\n") == 1
+
+
+def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) -> None:
+    import pty
+
+    command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(tmp_path / "o")]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    process = subprocess.Popen(
+        [*command, "--set", "methods=local"], stdout=subprocess.DEVNULL, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(ours)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "3/3" in text
+    assert re.search(r"\d\d:\d\d<\d\d:\d\d", text)  # elapsed<left
+    assert re.search(r"loss=\d\.\d\d\d", text)
 
 
 def test_the_program_itself_exits_with_2_and_one_line(file: Path) -> None:

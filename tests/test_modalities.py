@@ -43,10 +43,10 @@ def test_language_modelling_by_sender(llama: Path, tmp_path: Path) -> None:
     experiment = ft.Experiment(
         methods={"fedsdg": ft.FedSDG(rank=4), "lora": ft.FedAvg(trainable="lora", rank=4)},
         rounds=1,
-        data=ft.DataConfig("chitchat", max_length=16, limit=20_000),
-        split=ft.SplitConfig(4, "natural", min_examples=60, max_examples=80),
+        data=ft.DataConfig("chitchat", max_length=16, limit=6_000),
+        split=ft.SplitConfig(4, "natural", min_examples=30, max_examples=20),
         model=ft.ModelConfig(str(llama)),
-        local=ft.LocalConfig(batch_size=8, steps=3),
+        local=ft.LocalConfig(batch_size=4, steps=2),
     )
     one = ft.run(experiment, tmp_path / "sequential")
     engine = ft.EngineConfig("vectorised", clients_per_step=3)

@@ -135,6 +135,7 @@ class Task:
             return Scores(loss, (logits.argmax(-1) == labels).float(), torch.ones_like(loss))
         targets, real = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:]
         logits = logits[:, :-1]
-        loss = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * real
+        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        loss = flat.view(targets.shape) * real
         hits = (logits.argmax(-1) == targets) * real
         return Scores(loss.sum(1), hits.sum(1), real.sum(1))
