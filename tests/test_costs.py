@@ -15,12 +15,17 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
             st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), min_size=1
         ),
         st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from(DTYPES)),
+        min_size=1,
         max_size=5,
     )
 )
 def test_bytes_are_those_of_the_encoding(entries: dict) -> None:
     params = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in entries.items()}
     assert sum(wire_bytes(params).values()) == len(encode(params))
+
+
+def test_nothing_costs_nothing() -> None:
+    assert wire_bytes({}) == {}
 
 
 def test_bytes_are_told_apart_by_dtype() -> None:

@@ -21,6 +21,8 @@ def imported(path: Path) -> set[str]:
             found.update(names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedtailor"):
             found.add((node.module or "").split(".")[1] if "." in (node.module or "") else "")
+        elif isinstance(node, ast.Import):
+            found.update(n.name.partition(".")[2] for n in node.names if "fedtailor" in n.name)
     return found
 
 

@@ -12,6 +12,7 @@ from fedtailor.layers import (
     check_rank,
     choose_trainable,
     require_blocks,
+    trace_batch_norm,
     trace_dropout,
 )
 from fedtailor.task import Backbone, Task
@@ -34,9 +35,25 @@ def test_dropout_depends_on_key_and_position_not_on_padding() -> None:
     assert dropout(x).equal(x)
 
 
-def test_channel_dropout_is_refused() -> None:
-    with pytest.raises(InputError, match=r"only nn\.Dropout"):
-        trace_dropout(nn.Sequential(nn.Dropout2d(0.5)), StepContext())
+@pytest.mark.parametrize(
+    "module", [nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.LSTM(2, 2, num_layers=2, dropout=0.5)]
+)
+def test_dropout_that_cannot_be_keyed_is_refused(module: nn.Module) -> None:
+    with pytest.raises(InputError, match=r"0 (is a|drops out)"):
+        trace_dropout(nn.Sequential(module), StepContext())
+
+
+def test_a_dropout_that_stands_in_two_places_is_replaced_in_both() -> None:
+    shared = nn.Dropout(0.5)
+    model = nn.Sequential(shared, nn.Sequential(shared))
+    trace_dropout(model, StepContext())
+    assert sum(isinstance(module, KeyedDropout) for module in model.modules()) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"track_running_stats": False}, {"momentum": None}])
+def test_batch_norm_that_padding_would_change_is_refused(wrong: dict) -> None:
+    with pytest.raises(InputError, match="must have track_running_stats=True and a momentum"):
+        trace_batch_norm(nn.Sequential(nn.BatchNorm1d(2, **wrong)), StepContext())
 
 
 @pytest.mark.parametrize("affine", [True, False])

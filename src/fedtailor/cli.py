@@ -13,6 +13,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+import fedtailor
+
 from .errors import InputError, unknown
 
 
@@ -24,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"fedtailor: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"fedtailor: {error.filename or 'i/o'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("fedtailor: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
@@ -31,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedtailor", description=__import__("fedtailor").__doc__)
+    parser = argparse.ArgumentParser(prog="fedtailor", description=fedtailor.__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run an experiment file, or go on with a run directory")
@@ -76,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     from . import experiment as experiments
+    from .history import read_json
     from .report import compare, write
     from .run import run
 
@@ -85,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
             raise InputError(
                 f"{folder} is a run directory: it goes on as it is, without --set or --out"
             )
-        experiment = experiments.parse(json.loads((folder / "experiment.json").read_text()))
+        experiment = experiments.parse(read_json(folder / "experiment.json"))
         out = folder
     else:
         experiment = experiments.load(options.experiment, options.settings)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from .method import Method
 from .params import Params, count
@@ -16,10 +18,14 @@ from .task import Task
 def wire_bytes(params: Params) -> dict[str, int]:
     """The length of ``len(params.encode(...))`` without encoding: bytes by dtype, and ``header``.
 
+    Nothing is sent, and nothing counted, for no tensors.
+
     >>> import torch
     >>> wire_bytes({"w": torch.zeros(2, 3)})
     {'float32': 24, 'header': 64}
     """
+    if not params:
+        return {}
     sizes: dict[str, int] = {}
     header: dict[str, Any] = {}
     offset = 0
@@ -57,10 +63,6 @@ class Costs:
     down: dict[str, int]
     up: dict[str, int]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def measure(method: Method, task: Task, received: Params, private: Params, sent: Params) -> Costs:
     """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
@@ -76,6 +78,9 @@ def measure(method: Method, task: Task, received: Params, private: Params, sent:
 
 
 def peak_memory_mb() -> float:
-    """The largest resident memory of this process so far, in MB (10^6 bytes)."""
+    """The most memory that this process has held so far, in MB (10^6 bytes): resident memory, or
+    with a CUDA device the largest allocation there."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
+from torch import Tensor
 
 from . import random
 from .client import client_round
@@ -44,7 +45,10 @@ class CohortConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The factor on every learning rate, by round: from 1 to ``final``, after a linear warm-up."""
+    """The factor on every learning rate, by round: from 1 towards ``final``, after a warm-up.
+
+    The round after the last would have ``final``, so that the last one still trains.
+    """
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     final: Annotated[float, Ge(0), Le(1)] = 0.0
@@ -53,14 +57,14 @@ class ScheduleConfig:
     def factor(self, round_: int, rounds: int) -> float:
         """For round ``round_`` of ``rounds`` (the first is 1).
 
-        >>> ScheduleConfig("linear", final=0.5).factor(10, 10)
-        0.5
+        >>> [ScheduleConfig("linear").factor(t, 4) for t in (1, 2, 3, 4)]
+        [1.0, 0.75, 0.5, 0.25]
         """
         if round_ <= self.warmup_rounds:
             return round_ / (self.warmup_rounds + 1)
         if self.name == "constant":
             return 1.0
-        passed = (round_ - self.warmup_rounds - 1) / max(1, rounds - self.warmup_rounds - 1)
+        passed = (round_ - self.warmup_rounds - 1) / (rounds - self.warmup_rounds)
         down = passed if self.name == "linear" else (1 - math.cos(math.pi * passed)) / 2
         return 1.0 - (1.0 - self.final) * down
 
@@ -130,6 +134,7 @@ def rounds(
     if server is None:
         key = random.key(federation.seed, "server")
         server = method.init_server(task, federation.num_clients, key)
+    server = _to(server, task.device)
     simulation = _Simulation(method, task, federation, plan, store)
     for number in range(start, plan.rounds + 1):
         done = simulation.round(server, number)
@@ -160,7 +165,7 @@ class _Simulation:
             with clock.phase("train"):
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
-                server = self.method.aggregate(server, uploads.params, cohort)
+                server = self._aggregate(server, uploads.params, cohort)
         self.store.stage(clients, trained.private)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -180,6 +185,11 @@ class _Simulation:
             seconds=clock.seconds,
         )
 
+    def _aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        """On the uploads' device: the task's, or the CPU for those on disk."""
+        device = next((value.device for value in uploads.values()), self.task.device)
+        return _to(self.method.aggregate(_to(server, device), uploads, cohort), self.task.device)
+
     def _train(
         self,
         server: Server,
@@ -194,7 +204,8 @@ class _Simulation:
         jobs = self._jobs(server, cohort.clients, order, cohort.round, "train", 1, clock)
         work = partial(client_round, self.method, self.task)
         for job, (upload, private, loss) in execute(self.plan.engine, work, jobs):
-            trained.losses[job.position] = self._finite(loss.item(), cohort, job.position)
+            self._check(loss, upload, private, cohort, job.position)
+            trained.losses[job.position] = loss.item()
             trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
             uploads.put(job.position, upload)
             trained.bytes_down += sum(wire_bytes(job.received).values())
@@ -213,7 +224,8 @@ class _Simulation:
         clock: _Clock,
     ) -> Iterator[Job]:
         device = self.task.device
-        scale = self.plan.schedule.factor(number, self.plan.rounds)
+        training = purpose == "train"
+        scale = self.plan.schedule.factor(number, self.plan.rounds) if training else 1.0
         for position in order:
             client = clients[position]
             with clock.phase("data", inside="train"):
@@ -230,13 +242,18 @@ class _Simulation:
                 )
             yield job
 
-    def _finite(self, loss: float, cohort: Cohort, position: int) -> float:
-        if math.isfinite(loss):
-            return loss
-        raise InputError(
-            f"the loss of client {cohort.clients[position]} is {loss} in round {cohort.round} of "
-            f"{self.method.name}; lower the learning rate or set optimiser.clip"
-        )
+    def _check(
+        self, loss: Tensor, upload: Params, private: Params, cohort: Cohort, position: int
+    ) -> None:
+        wrong = None if loss.isfinite() else f"the loss of client {{}} is {loss.item()}"
+        for name, value in {**private, **upload}.items():
+            if wrong is None and not value.isfinite().all():
+                wrong = f"client {{}} has trained {name} to values that are not finite"
+        if wrong is not None:
+            raise InputError(
+                f"{wrong.format(cohort.clients[position])} in round {cohort.round} of "
+                f"{self.method.name}; lower the learning rate or set optimiser.clip"
+            )
 
     def _evaluate(self, server: Server, number: int) -> list[Evaluation]:
         config, method = self.plan.evaluate, self.method

@@ -21,11 +21,11 @@ from .task import Batch, Precision
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How clients are run. Executors give the same numbers, up to the order of summation."""
+    """How clients are run. Executors give the same numbers, up to rounding."""
 
     executor: Literal["sequential", "vectorised"] = "sequential"
     clients_per_step: Annotated[int, Gt(0)] = 5  # vectorised: clients trained at once
-    precision: Precision = "fp32"
+    precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Gt, MinLen
+from annotated_types import Ge, Gt, Lt, MinLen
 from pydantic import TypeAdapter, ValidationError
 
 from .data.config import DataConfig, SplitConfig
@@ -35,7 +37,7 @@ class Experiment:
     methods: Mapping[str, Method]
     name: str = "experiment"
     rounds: Annotated[int, Gt(0)] = 10
-    seeds: Annotated[tuple[int, ...], MinLen(1)] = (0,)
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**63)], ...], MinLen(1)] = (0,)
     data: DataConfig = field(default_factory=DataConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -44,6 +46,11 @@ class Experiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse what no single field shows."""
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
 
     @property
     def plan(self) -> Plan:
@@ -89,15 +96,16 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
     if chosen is not None:
-        if chosen not in presets:
+        if str(chosen) not in _table(presets, "presets"):
             raise unknown("preset", str(chosen), presets)
-        pairs = {**_flattened(presets[chosen]), **pairs}
+        preset = _table(presets[str(chosen)], f"presets.{chosen}")
+        pairs = {**_flattened(preset), **pairs}
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
         _set(content, key.split("."), value, key)
     content.setdefault("name", path.stem)
     if keep is not None:
-        content["methods"] = _chosen(content.get("methods", {}), keep)
+        content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return parse(content)
 
 
@@ -105,7 +113,9 @@ def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
     methods = content.get("methods")
     if isinstance(methods, list):  # as `Experiment.as_dict` writes it
-        methods = {m["label"]: {k: v for k, v in m.items() if k != "label"} for m in methods}
+        if not all(isinstance(m, Mapping) and "label" in m for m in methods):
+            raise InputError("methods must be a table, or a list of tables that have a label")
+        methods = {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
     if not isinstance(methods, Mapping) or not methods:
         raise InputError("no methods; name at least one, for example [methods.fedsdg]")
     built = {label: _method(label, fields) for label, fields in methods.items()}
@@ -117,9 +127,9 @@ def _method(label: str, fields: Any) -> Method:
         raise InputError(f"methods.{label} must be a table of fields")
     if "/" in label or label.startswith("."):
         raise InputError(f"method label {label!r} can't name a folder; no '/', no leading '.'")
-    name = fields.get("name", label)
+    name = str(fields.get("name", label))
     if name not in METHODS:
-        raise unknown("method", str(name), METHODS)
+        raise unknown("method", name, METHODS)
     given = {key: value for key, value in fields.items() if key != "name"}
     return build(METHODS[name](), given, f"methods.{label}")
 
@@ -145,8 +155,6 @@ def build(defaults: T, given: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    import typing
-
     hint = typing.get_type_hints(kind, include_extras=True)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
@@ -155,11 +163,21 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
     try:
+        if isinstance(value, bool) and hint is not bool:
+            raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(value).lower()}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {value}")
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a table, got {value!r}")
+    return value
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -193,6 +211,8 @@ def _set(content: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -
 
 def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
     wanted = [labels] if isinstance(labels, str) else labels
+    if not isinstance(wanted, list) or not all(isinstance(label, str) for label in wanted):
+        raise InputError(f"methods = {labels!r}: must be a list of labels")
     missing = [label for label in wanted if label not in methods and label not in METHODS]
     if missing:
         raise unknown("method", str(missing[0]), {*methods, *METHODS})

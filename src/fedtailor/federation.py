@@ -146,7 +146,9 @@ def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
         shape = [max(dims) for dims in zip(*(value.shape for value in given), strict=True)]
         stacked[name] = torch.stack([_pad(value, shape) for value in given])
     if min(sizes) < max(sizes):
-        stacked["weight"] = (torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]).float()
+        device = next(iter(like.values())).device
+        real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]  # [c, b]
+        stacked["weight"] = real.float().to(device)
     return stacked
 
 

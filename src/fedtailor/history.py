@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from .costs import peak_memory_mb
@@ -25,7 +26,7 @@ from .engine import Round
 from .errors import InputError
 from .method import Server
 from .params import Params, encode, prefixed, row, stack, under
-from .store import Store
+from .store import SEEN, Store
 
 LOGS = ("history", "clients", "timings")
 
@@ -41,6 +42,23 @@ def write_atomically(path: Path, content: bytes) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InputError: no such file, or it holds no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds a {type(value).__name__}; it must hold an object")
+    return value
 
 
 def as_json(value: Any) -> bytes:
@@ -76,6 +94,14 @@ class Commit:
     bytes: dict[str, int]
 
 
+def _read_commit(path: Path) -> Commit:
+    found = read_json(path)
+    names = {"round", "rounds", "finished", "bytes"}
+    if found.keys() != names or found["bytes"].keys() != set(LOGS):
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
+    return Commit(**found)
+
+
 class RunFolder:
     """The folder of one method with one seed."""
 
@@ -85,13 +111,25 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
-            self.commit = Commit(**json.loads((path / "commit.json").read_text()))
+            self.commit = _read_commit(path / "commit.json")
+        if self.commit.finished:
+            self._drop_states(keep=0)
+            return
         for log in LOGS:
-            with self._log(log).open("ab") as file:
-                file.truncate(self.commit.bytes[log])
+            self._cut(log)
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
+
+    def _cut(self, log: str) -> None:
+        committed = self.commit.bytes[log]
+        with self._log(log).open("ab") as file:
+            if file.tell() < committed:
+                raise InputError(
+                    f"{self._log(log)} has {file.tell()} bytes, fewer than the {committed} that "
+                    f"were committed; restore it, or choose another --out"
+                )
+            file.truncate(committed)
 
     def _state(self, number: int) -> Path:
         return self.path / f"round-{number:06d}.safetensors"
@@ -100,7 +138,10 @@ class RunFolder:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
         if self.commit.round == 0:
             return None
-        state = load_file(self._state(self.commit.round))
+        path = self._state(self.commit.round)
+        if not path.exists():
+            raise InputError(f"{path} is missing; restore it, or choose another --out")
+        state = load_file(path)
         private = under(state, "private/")
         if private:
             clients = state["clients"].tolist()
@@ -174,17 +215,9 @@ def _timings(done: Round) -> dict[str, Any]:
     return {"round": done.number, "seconds": seconds, "peak_memory_mb": round(peak_memory_mb(), 1)}
 
 
-def read_state(folder: Path, client: int) -> tuple[Server, Params]:
-    """A finished run's server state, and a client's private tensors (empty if it never trained)."""
-    from safetensors import safe_open
-
-    from .store import SEEN
-
-    server = load_file(folder / "server.safetensors")
-    path = folder / "private.safetensors"
-    if not path.exists():
-        return server, {}
+def read_private(path: Path, client: int) -> Params:
+    """A client's tensors in a store's file; empty if it never trained."""
     with safe_open(path, "pt") as file:
         if not file.get_slice(SEEN)[client]:
-            return server, {}
-        return server, {n: file.get_slice(n)[client] for n in file.keys() if n != SEEN}  # noqa: SIM118
+            return {}
+        return {n: file.get_slice(n)[client] for n in file.keys() if n != SEEN}  # noqa: SIM118

@@ -65,13 +65,23 @@ class KeyedDropout(nn.Module):
 
 
 def trace_dropout(model: nn.Module, step: StepContext) -> None:
-    """Replace every active dropout in ``model`` by a `KeyedDropout`, in place."""
-    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, kinds) and m.p > 0]
-    for layer, (name, module) in enumerate(found):
-        if not isinstance(module, nn.Dropout):
-            raise InputError(f"{name} drops whole channels; only nn.Dropout can be trained here")
-        replace(model, name, KeyedDropout(module.p, layer, step))
+    """Replace every active dropout in ``model`` by a `KeyedDropout`, in place.
+
+    Raises:
+        InputError: a dropout that this can't stand for (whole channels, alpha, inside an RNN).
+    """
+    found = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            if not isinstance(module, nn.Dropout):
+                raise InputError(
+                    f"{name} is a {type(module).__name__}; only nn.Dropout can be trained here"
+                )
+            found.append((name, module.p))
+        elif isinstance(module, nn.RNNBase) and module.dropout > 0:
+            raise InputError(f"{name} drops out between its layers; set its dropout to 0")
+    for layer, (name, p) in enumerate(found):
+        replace(model, name, KeyedDropout(p, layer, step))
 
 
 class TracedBatchNorm(nn.Module):
@@ -94,7 +104,7 @@ class TracedBatchNorm(nn.Module):
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
         self.eps = norm.eps
-        self.momentum = 0.1 if norm.momentum is None else norm.momentum
+        self.momentum = float(norm.momentum or 0.0)
         self._name = name
         self._step = step
 
@@ -106,6 +116,7 @@ class TracedBatchNorm(nn.Module):
         weight = x.new_ones(x.shape[0]) if self._step.weight is None else self._step.weight
         shape = (1, -1, *[1] * (x.dim() - 2))
         axes = [0, *range(2, x.dim())]
+        dtype, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x
         w = weight.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
         count = weight.sum() * (x[0, 0].numel())
         mean = (x * w).sum(axes) / count.clamp(min=1)
@@ -121,17 +132,26 @@ class TracedBatchNorm(nn.Module):
         y = centred * torch.rsqrt(var + self.eps).view(shape)
         if self.weight is not None and self.bias is not None:
             y = y * self.weight.view(shape) + self.bias.view(shape)
-        return y
+        return y.to(dtype)
 
 
 def trace_batch_norm(model: nn.Module, step: StepContext) -> list[str]:
-    """Replace every trained batch normalisation in ``model``, in place; the names of their running
-    statistics. One whose parameters are frozen keeps its statistics frozen too."""
+    """Replace every batch normalisation in ``model``, in place; the names of the running statistics
+    of those that are trained. One whose parameters are frozen keeps its statistics frozen, too.
+
+    Raises:
+        InputError: one without running statistics, or with cumulative ones (momentum None).
+    """
     names: list[str] = []
+    everything = all(parameter.requires_grad for parameter in model.parameters())
     for name, norm in list(model.named_modules()):
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
             continue
-        trained = not norm.affine or norm.weight.requires_grad
+        if norm.running_mean is None or norm.momentum is None:
+            raise InputError(
+                f"{name} must have track_running_stats=True and a momentum; batches are padded"
+            )
+        trained = norm.weight.requires_grad if norm.affine else everything
         replace(model, name, TracedBatchNorm(norm, name, step, trained))
         names += [f"{name}.running_mean", f"{name}.running_var"] if trained else []
     return names

@@ -69,11 +69,6 @@ def row(stacked: Params, index: int) -> Params:
     return {name: value[index] for name, value in stacked.items()}
 
 
-def unstack(stacked: Params, count: int) -> list[Params]:
-    """The ``count`` trees of the leading axis: the inverse of `stack`."""
-    return [row(stacked, index) for index in range(count)]
-
-
 def weighted_sum(stacked: Params, weights: Tensor) -> Params:
     """``sum_c weights[c] * stacked[c]``, accumulated in float64; ``weights`` is ``[c]``.
 
@@ -110,11 +105,6 @@ def unflat(vector: Tensor, like: Params) -> Params:
     names = sorted(like)
     parts = torch.split(vector, [like[name].numel() for name in names], dim=-1)
     return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
-
-
-def zeros_like(params: Params) -> Params:
-    """Zeros of the same shapes and dtypes."""
-    return {name: torch.zeros_like(value) for name, value in params.items()}
 
 
 def count(params: Params) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from . import random
@@ -26,7 +27,7 @@ from .errors import InputError, unknown
 from .experiment import Experiment, parse
 from .export import export_adapter
 from .federation import Federation
-from .history import RunFolder, as_json, locked, read_state, write_atomically
+from .history import RunFolder, as_json, locked, read_json, read_private, write_atomically
 from .method import Method
 from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
@@ -66,17 +67,18 @@ def run(
         tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
         dataset = load_data(experiment.data, tokenizer)
     federations = {seed: _federation(experiment, dataset, seed) for seed in experiment.seeds}
+    model = _backbone(experiment, dataset, backbone, experiment.seeds[0])
     for method in experiment.methods.values():  # bad input shows before anything is written
-        _task(experiment, method, _backbone(experiment, dataset, backbone, 0), 0)
+        _task(experiment, method, model, experiment.seeds[0])
     with locked(out):
+        _check_same(experiment, out)
         _describe(experiment, federations, out)
         for seed, federation in federations.items():
+            model = _backbone(experiment, dataset, backbone, seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
                 if not folder.commit.finished:
-                    task = _task(
-                        experiment, method, _backbone(experiment, dataset, backbone, seed), seed
-                    )
+                    task = _task(experiment, method, model, seed)
                     _run_method(experiment, method, task, federation, folder, f"{label} {seed}")
     return out
 
@@ -85,10 +87,11 @@ def _check_same(experiment: Experiment, out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
-        if out.exists() and any(path.name != ".lock" for path in out.iterdir()):
+        ours = {".lock", "experiment.json.new"}
+        if out.exists() and any(path.name not in ours for path in out.iterdir()):
             raise InputError(f"{out} holds something that is not a run; choose an empty --out")
         return
-    there = json.loads((out / "experiment.json").read_text())
+    there = read_json(out / "experiment.json")
     wanted = json.loads(json.dumps(experiment.as_dict()))
     if there != wanted:
         keys = sorted(k for k in {*there, *wanted} if there.get(k) != wanted.get(k))
@@ -119,28 +122,42 @@ def _modality(dataset: Dataset) -> Literal["text", "image"]:
 
 def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
     engine = experiment.engine
+    cuda = torch.cuda.is_available()
     device = engine.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if cuda else "cpu"
+    if device.startswith("cuda") and not cuda:
+        raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
     return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
 
 
 def _describe(experiment: Experiment, federations: Mapping[int, Federation], out: Path) -> None:
-    """Write what is fixed before the first round; ``experiment.json`` last."""
-    (out / "partitions").mkdir(exist_ok=True)
-    for seed, federation in federations.items():
-        described = as_json(_partition(federation))
-        write_atomically(out / "partitions" / f"seed-{seed}.json", described)
-    if not (out / "environment.json").exists():
-        write_atomically(out / "environment.json", as_json(_environment()))
+    """Write what is fixed before the first round; ``experiment.json`` first, it marks a run.
+
+    Raises:
+        InputError: what is there was made of other data.
+    """
     if not (out / "experiment.json").exists():
         write_atomically(out / "experiment.json", as_json(experiment.as_dict()))
+    if not (out / "environment.json").exists():
+        write_atomically(out / "environment.json", as_json(_environment()))
+    (out / "partitions").mkdir(exist_ok=True)
+    for seed, federation in federations.items():
+        path = out / "partitions" / f"seed-{seed}.json"
+        described = _partition(federation)
+        if not path.exists():
+            write_atomically(path, as_json(described))
+        elif any(read_json(path).get(key) != described[key] for key in ("data", "digest")):
+            raise InputError(
+                f"the data or their split have changed since {out} was begun; choose another --out"
+            )
 
 
 def _partition(federation: Federation) -> dict[str, Any]:
     partition, dataset = federation.partition, federation.dataset
     described: dict[str, Any] = {
         "digest": partition.digest,
+        "data": dataset.digest,
         "clients": federation.num_clients,
         "task": dataset.task,
         "modality": _modality(dataset),
@@ -169,6 +186,11 @@ def _environment() -> dict[str, Any]:
     }
 
 
+def _check_private(method: Method, task: Task, path: Path) -> None:
+    if any(method.is_private(name) for name in task.state) and not path.exists():
+        raise InputError(f"{path} is missing: the clients' private states; restore it")
+
+
 def _run_method(
     experiment: Experiment,
     method: Method,
@@ -177,7 +199,10 @@ def _run_method(
     folder: RunFolder,
     title: str,
 ) -> None:
-    store = new_store(method, task, federation, folder.path / "private.safetensors")
+    path = folder.path / "private.safetensors"
+    if folder.commit.round:
+        _check_private(method, task, path)
+    store = new_store(method, task, federation, path)
     server = folder.restore(store)
     done = folder.commit.round
     progress = tqdm(
@@ -200,7 +225,7 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory")
-    experiment = parse(json.loads((out / "experiment.json").read_text()))
+    experiment = parse(read_json(out / "experiment.json"))
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     method, seed = experiment.methods[label], experiment.seeds[0] if seed is None else seed
@@ -209,19 +234,22 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
     folder = out / "methods" / label / f"seed-{seed}"
     if not (folder / "server.safetensors").exists():
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {out} goes on")
-    data = json.loads((out / "partitions" / f"seed-{seed}.json").read_text())
+    data = read_json(out / "partitions" / f"seed-{seed}.json")
     if client is not None and not 0 <= client < data["clients"]:
         raise InputError(f"no client {client}; allowed: 0 to {data['clients'] - 1}")
     backbone = load_model(
         experiment.model, data["task"], len(data["classes"]), seed, data["modality"]
     )
-    task = _task(experiment, method, backbone, seed)
-    server, private = read_state(folder, client or 0)
+    task = Task(backbone, method.adapt, seed=seed)
+    server = load_file(folder / "server.safetensors")
     if client is None:
         state = method.global_state(task, server)
         if state is None:
             raise InputError(f"{label} has no global model; name a --client")
     else:
+        path = folder / "private.safetensors"
+        _check_private(method, task, path)
+        private = read_private(path, client) if path.exists() else {}
         start = method.init_client(task, random.key(seed, "client", client))
         state = {**method.send(server, client), **(private or start)}
     return export_adapter(method, task, state, target)

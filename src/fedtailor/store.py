@@ -47,7 +47,7 @@ class Store:
             self._rows[SEEN] = torch.zeros(num_clients, dtype=torch.uint8)
 
     def read(self, client: int) -> Params:
-        """The client's private tensors, staged ones included (a copy)."""
+        """The client's private tensors, staged ones included; not to be changed in place."""
         if not self.has_states:
             return {}
         if client in self._staged:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from . import random
 from .layers import StepContext, trace_batch_norm, trace_dropout
 from .params import Params
 
@@ -82,7 +83,7 @@ class Task:
         self.precision = precision
         self.device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(int(random.key(seed, "adapters")))
             own = copy.copy(backbone)
             object.__setattr__(own, "model", copy.deepcopy(backbone.model))
             self.model = adapt(own).to(self.device)

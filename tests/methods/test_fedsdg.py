@@ -84,6 +84,10 @@ def test_leave_one_out_compares_with_the_others_alone() -> None:
     got = leave_one_out_weights(torch.tensor(updates), t)
     np.testing.assert_allclose(got.numpy(), e / e.sum(), atol=1e-6)
     assert leave_one_out_weights(torch.tensor(updates[:1]), t).tolist() == [1.0]
+    with_zero = leave_one_out_weights(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), t)
+    assert with_zero[2] == 0
+    assert with_zero.sum() == pytest.approx(1.0)
+    assert leave_one_out_weights(torch.zeros(2, 3), t).tolist() == [0.0, 0.0]
 
 
 W0 = np.array([[0.5, -0.3, 0.2], [0.1, 0.4, -0.6]], dtype=np.float32)
@@ -219,6 +223,9 @@ def test_what_is_private() -> None:
     names = ["gate_logits", "x.private.A", "x.private.B", "x.shared.A", "x.shared.B", "head.weight"]
     assert [FedSDG().is_private(n) for n in names] == [True, True, True, False, False, False]
     assert FedSDG(private_head=True).is_private("head.weight")
+    for name in ("body.ssm.A", "a.b.AB", "head.x.B", "x.shared.C"):  # no factors of ours
+        assert not FedSDG().is_private(name)
+        assert FedSDG(private_head=True).is_private(name)
 
 
 def test_exported_factors_act_as_the_layer_does() -> None:

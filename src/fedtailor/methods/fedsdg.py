@@ -133,7 +133,7 @@ def alignment_weights(updates: Tensor, eps: float = 1e-8) -> Tensor:
 def leave_one_out_weights(updates: Tensor, temperature: float, eps: float = 1e-8) -> Tensor:
     """A softmax over cosine / ``temperature`` of every update with the mean of the others.
 
-    ``updates`` is ``[M, P]``; returns float64 ``[M]`` that sums to 1.
+    ``updates`` is ``[M, P]``; returns float64 ``[M]`` that sums to 1. A zero update gets none.
     """
     dots, norms, mean_norm = _inner_products(updates)
     M = len(updates)
@@ -141,7 +141,9 @@ def leave_one_out_weights(updates: Tensor, temperature: float, eps: float = 1e-8
         return torch.ones_like(dots)
     others_dot = (M * dots - norms**2) / (M - 1)
     others_norm = ((M * mean_norm) ** 2 - 2 * M * dots + norms**2).clamp(min=0).sqrt() / (M - 1)
-    return torch.softmax(others_dot / (norms * others_norm + eps) / temperature, 0)
+    scores = others_dot / (norms * others_norm + eps) / temperature
+    # a zero update gets no weight; where all are zero, none does
+    return torch.softmax(scores.masked_fill(norms == 0, -torch.inf), 0).nan_to_num(0.0)
 
 
 def _inner_products(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,8 +279,10 @@ class FedSDG(Method):
 
 def _branch(name: str) -> str | None:
     """``shared`` or ``private`` for a LoRA factor's name, None for any other."""
-    parts = name.rsplit(".", 2)
-    return parts[-2] if len(parts) == 3 and parts[-1] in "AB" else None
+    for branch in ("shared", "private"):
+        if name.endswith((f".{branch}.A", f".{branch}.B")):
+            return branch
+    return None
 
 
 def _gate_of(model: Any, block: int) -> Callable[[nn.Module, Any], Any]:
