@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peft import LoraConfig
 from torch import Tensor
 
 from .errors import InputError
@@ -26,6 +25,8 @@ def export_adapter(method: Method, task: Task, state: Params, out: Path) -> Path
     Raises:
         InputError: the method trains no adapter.
     """
+    from peft import LoraConfig
+
     factors = method.lora(task, state)
     if not factors:
         raise InputError(f"{method.name} as configured trains no adapter; nothing to export")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +32,28 @@ def _gates(trial: Trial) -> NDArray[np.float64]:
     return m
 
 
+def _colour_range(gates: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    """The gates' own range, in steps of 0.05 and at least 0.1 wide, so that small moves show."""
+    values = np.concatenate([m[~np.isnan(m)] for m in gates])
+    if not len(values):
+        return 0.0, 1.0
+    low = np.floor(values.min() * 20) / 20
+    high = max(np.ceil(values.max() * 20) / 20, low + 0.1)
+    return float(low), float(high)
+
+
 def gate_heat_map(entry: Entry) -> Drawing:
     """FedSDG: the gate of every client and block, one panel a seed."""
     gates = [_gates(trial) for trial in entry.trials]
     blocks = gates[0].shape[1]
+    low, high = _colour_range(gates)
     figure = new_figure(0.9 + len(gates) * (0.9 + 0.14 * min(blocks, 24)))
     panels = figure.subplots(len(gates), 1, squeeze=False)[:, 0]
     for axis, m, trial in zip(panels, gates, entry.trials, strict=True):
         seen = np.flatnonzero(~np.isnan(m[:, 0]))
         unseen = np.flatnonzero(np.isnan(m[:, 0]))
         order = [*seen[np.argsort(-m[seen].mean(axis=1), kind="stable")].tolist(), *unseen.tolist()]
-        image = axis.imshow(m[order].T, aspect="auto", interpolation="none", vmin=0, vmax=1)
+        image = axis.imshow(m[order].T, aspect="auto", interpolation="none", vmin=low, vmax=high)
         if len(unseen):
             edge = len(seen) - 0.5
             axis.axvspan(edge, len(m) - 0.5, facecolor="white", edgecolor="#b5b5b5", hatch="////")
@@ -57,7 +68,8 @@ def gate_heat_map(entry: Entry) -> Drawing:
         figure,
         "How much of its private adapter each client lets through in each block of the model: "
         "sigmoid of the gate logits after the last committed round, from 0 (shared model alone) "
-        "to 1 (private adapter in full). Clients are ordered by mean gate; hatched clients never "
+        f"to 1 (private adapter in full); they start at 0.5. The colours span {low:.2f} to "
+        f"{high:.2f}. Clients are ordered by mean gate; hatched clients never "
         "took part.",
     )
 
