@@ -42,9 +42,10 @@ executor = "vectorised"
 clients_per_step = 3
 [methods.fedsdg]
 rank = 2
+optimiser = {eps = 1e-3}
 [methods.local]
 trainable = "head"
-optimiser = {name = "adam", lr = 1e-2}
+optimiser = {name = "adam", lr = 1e-2, eps = 1e-3}
 """
 LOGS = ("history.jsonl", "clients.jsonl")
 
@@ -177,7 +178,7 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(finished: Path, tmp_p
     from safetensors.torch import load_file
     from transformers import AutoModel
 
-    from fedtailor.history import read_state
+    from fedtailor.history import read_private
     from fedtailor.methods.fedsdg import FedSDG
     from fedtailor.models import ModelConfig, load
     from fedtailor.task import Task
@@ -193,7 +194,9 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(finished: Path, tmp_p
         features = peft(input_ids=ids, attention_mask=mask.long()).last_hidden_state.mean(1)
     head = load_file(out / "head.safetensors")
     weight, bias = (next(v for n, v in head.items() if n.endswith(e)) for e in ("weight", "bias"))
-    server, private = read_state(finished / "methods/fedsdg/seed-0", 2)
+    folder = finished / "methods/fedsdg/seed-0"
+    server = load_file(folder / "server.safetensors")
+    private = read_private(folder / "private.safetensors", 2)
     method = FedSDG(rank=2)
     task = Task(load(ModelConfig(), "classification", 8, 0), method.adapt)
     ours = task.logits({**server, **private}, {"input_ids": ids, "attention_mask": mask})
