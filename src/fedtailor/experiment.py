@@ -48,7 +48,11 @@ class Experiment:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        """Refuse what no single field shows."""
+        """Refuse what would only show when it is too late."""
+        if not self.methods:
+            raise InputError("no methods; name at least one, for example [methods.fedsdg]")
+        if self.rounds < 1 or not self.seeds:
+            raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
 
@@ -116,9 +120,9 @@ def parse(content: Mapping[str, Any]) -> Experiment:
         if not all(isinstance(m, Mapping) and "label" in m for m in methods):
             raise InputError("methods must be a table, or a list of tables that have a label")
         methods = {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
-    if not isinstance(methods, Mapping) or not methods:
-        raise InputError("no methods; name at least one, for example [methods.fedsdg]")
-    built = {label: _method(label, fields) for label, fields in methods.items()}
+    if not isinstance(methods or {}, Mapping):
+        raise InputError(f"methods must be a table, got {methods!r}")
+    built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 
 
