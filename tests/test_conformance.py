@@ -132,6 +132,17 @@ def test_the_state_is_cut_and_put_together_without_loss(name: str, on: str) -> N
 
 
 @every_method
+def test_the_server_holds_nothing_private(name: str, on: str) -> None:
+    last, store = finish(name, on)
+    held = encode(last.server)
+    assert not any(METHODS[name]().is_private(key) for key in last.server)
+    for client in last.cohort.clients:
+        for key, value in store.read(client).items():
+            assert key.encode() not in held
+            assert value.contiguous().numpy().tobytes() not in held
+
+
+@every_method
 def test_the_same_seed_gives_the_same_bits(name: str, on: str) -> None:
     one, one_store = finish(name, on)
     two, two_store = finish(name, on)
