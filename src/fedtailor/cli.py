@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import sys
 import typing
@@ -179,15 +180,15 @@ def _describe(options: argparse.Namespace) -> None:
         print(json.dumps({**described, "fields": fields}, indent=2))
         return
     source = ", ".join(str(part) for part in (paper.authors, paper.venue, paper.year) if part)
-    print(f"{method.name} ({method.family})\n{method.__doc__}\n")
-    print(f"Paper:  {paper.title}\n        {source}\nUpdate: {paper.equation}\n")
-    print(tabulate(fields, headers="keys"))
+    print(f"{method.name} ({method.family})\n\n{inspect.getdoc(sys.modules[method.__module__])}\n")
+    print(f"In short: {paper.equation}\nPaper: {paper.title}" + (f"; {source}" if source else ""))
+    print(f"\n{inspect.getdoc(method)}\n\n{tabulate(fields, headers='keys')}")
 
 
 def _default(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value))
-    return value
+    return "none" if value is None else value
 
 
 def _type(hint: Any) -> str:
