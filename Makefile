@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
+# two workers with one thread each: small tensors gain nothing from threads
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow lint types format fashion-mnist docs clean
@@ -15,10 +17,10 @@ quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and
 	$(BIN)/fedtailor run experiments/quickstart.toml
 
 test: $(VENV)/.installed ## Run the tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed ## Run the tests that take longer
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed ## Check style
 	$(BIN)/ruff check .

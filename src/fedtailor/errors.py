@@ -16,7 +16,7 @@ def unknown(
     """The error for a name (in ``where``) that is not one of ``allowed``, with the nearest ones.
 
     >>> print(unknown("method", "fedsgd", ["fedavg", "fedsdg"]))
-    unknown method 'fedsgd'; did you mean 'fedsdg'? allowed: fedavg, fedsdg
+    unknown method 'fedsgd'; did you mean 'fedsdg' or 'fedavg'? allowed: fedavg, fedsdg
     """
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=2)
