@@ -16,7 +16,9 @@ def test_the_python_example_runs(
     code = found[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     monkeypatch.chdir(tmp_path)
-    small = code.replace("limit=800", "limit=240, limit_test=60").replace("rounds=10", "rounds=1")
+    small = code.replace("limit=800, limit_test=500", "limit=240, limit_test=60").replace(
+        "rounds=10", "rounds=1"
+    )
     small = small.replace("clients=20", "clients=3")
     assert small != code
     exec(compile(small, "README.md", "exec"), {})

@@ -235,6 +235,11 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
     if not (folder / "server.safetensors").exists():
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {out} goes on")
     data = read_json(out / "partitions" / f"seed-{seed}.json")
+    if client is not None and method.personal_passes:
+        raise InputError(
+            f"{label} fine-tunes a client's model only when it is evaluated and keeps none; "
+            f"leave out --client to export the global model"
+        )
     if client is not None and not 0 <= client < data["clients"]:
         raise InputError(f"no client {client}; allowed: 0 to {data['clients'] - 1}")
     backbone = load_model(
