@@ -15,11 +15,11 @@ from torch import nn
 
 from .. import random
 from ..errors import InputError
-from ..task import Backbone, Batch
+from ..task import Backbone, Batch, Kind
 from .blocks import find_blocks, find_head, linearise
 from .config import ModelConfig
 from .inputs import ENCODERS, ImageInputs, ModuleInputs, TextInputs
-from .packages import BUILTIN, Builtin, Kind, Modality, new_head, quiet
+from .packages import BUILTIN, Builtin, Modality, new_head, quiet
 from .pooled import Pooled
 from .source import first_line, locate, origin, transformers_config
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ..cache import publish
+from ..task import Kind
 
-Kind = Literal["classification", "causal-lm"]
 Modality = Literal["text", "image"]
 
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
