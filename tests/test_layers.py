@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -8,20 +10,24 @@ from fedtailor.layers import (
     KeyedDropout,
     StepContext,
     TracedBatchNorm,
+    bind,
     candidates,
     check_rank,
     choose_trainable,
+    fresh_state,
+    key_dropout,
     require_blocks,
     trace_batch_norm,
-    trace_dropout,
 )
 from fedtailor.task import Backbone, Task
 from tests.small import digits_backbone
+from tests.text import tiny_bert
 
 
 def test_dropout_depends_on_key_and_position_not_on_padding() -> None:
     step = StepContext()
-    dropout = KeyedDropout(0.25, 0, step)
+    dropout = KeyedDropout(0.25, 0)
+    bind(dropout, step)
     x = torch.ones(4, 7, 64)
     step.enter(training=True, key=random.key(1))
     y = dropout(x)
@@ -40,20 +46,20 @@ def test_dropout_depends_on_key_and_position_not_on_padding() -> None:
 )
 def test_dropout_that_cannot_be_keyed_is_refused(module: nn.Module) -> None:
     with pytest.raises(InputError, match=r"0 (is a|drops out)"):
-        trace_dropout(nn.Sequential(module), StepContext())
+        key_dropout(nn.Sequential(module))
 
 
 def test_a_dropout_that_stands_in_two_places_is_replaced_in_both() -> None:
     shared = nn.Dropout(0.5)
     model = nn.Sequential(shared, nn.Sequential(shared))
-    trace_dropout(model, StepContext())
+    key_dropout(model)
     assert sum(isinstance(module, KeyedDropout) for module in model.modules()) == 2
 
 
 @pytest.mark.parametrize("wrong", [{"track_running_stats": False}, {"momentum": None}])
 def test_batch_norm_that_padding_would_change_is_refused(wrong: dict) -> None:
     with pytest.raises(InputError, match="must have track_running_stats=True and a momentum"):
-        trace_batch_norm(nn.Sequential(nn.BatchNorm1d(2, **wrong)), StepContext())
+        trace_batch_norm(nn.Sequential(nn.BatchNorm1d(2, **wrong)), "train")
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -62,7 +68,8 @@ def test_batch_norm_equals_torchs_and_ignores_padding(affine: bool) -> None:
     if affine:
         nn.init.normal_(reference.weight)
     step = StepContext()
-    ours = TracedBatchNorm(reference, "bn", step, trained=True)
+    ours = TracedBatchNorm(reference, trained=True)
+    assert bind(nn.ModuleDict({"bn": ours}), step) == ["bn.running_mean", "bn.running_var"]
     before = reference.running_mean.clone()
     x = torch.randn(5, 3, 4, 4)
     step.enter(training=True)
@@ -86,6 +93,41 @@ def test_frozen_batch_norm_keeps_its_statistics() -> None:
     assert sorted(task.state) == ["head.bias", "head.weight"]
     full = Task(digits_backbone())
     assert full.buffers == {"norm.running_mean", "norm.running_var"}
+
+
+def test_frozen_statistics_are_used_and_kept_in_training() -> None:
+    backbone = dataclasses.replace(digits_backbone(dropout=0.0), batch_norm="frozen")
+    task = Task(backbone)
+    assert task.buffers == frozenset()
+    assert {"norm.weight", "norm.bias"} <= task.trained
+    batch = {"pixel_values": torch.rand(5, 1, 8, 8), "labels": torch.arange(5)}
+    trained, buffers = task.loss(task.state, batch, random.key(0))
+    assert not buffers
+    scores = task.score(task.logits(task.state, batch), batch)
+    torch.testing.assert_close(trained, scores.loss.mean())
+
+
+def test_a_fresh_state_is_another_random_model() -> None:
+    task = Task(digits_backbone())
+    one, same, other = (fresh_state(task, random.key(k)) for k in (1, 1, 2))
+    assert one.keys() == task.state.keys()
+    for name in task.trained - {"norm.weight", "norm.bias"}:
+        assert one[name].equal(same[name])
+        assert not one[name].equal(other[name])
+        assert not one[name].equal(task.state[name])
+        assert one[name].std().item() == pytest.approx(task.state[name].std().item(), rel=0.7)
+    lora = Task(digits_backbone(), lambda b: choose_trainable(b, "lora", 4, 4.0))
+    drawn = fresh_state(lora, random.key(3))
+    assert drawn["hidden.lora_B.default.weight"].eq(0).all()
+    assert drawn["hidden.lora_A.default.weight"].std().item() == pytest.approx(0.5, rel=0.3)
+
+
+def test_a_fresh_transformer_is_drawn_as_its_library_draws_it() -> None:
+    task = Task(tiny_bert())
+    drawn = fresh_state(task, random.key(1))
+    name = "bert.encoder.layer.0.output.dense.weight"
+    assert not drawn[name].equal(task.state[name])
+    assert drawn[name].std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_rank_too_large_names_the_layer_and_the_limit() -> None:

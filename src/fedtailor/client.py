@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -22,5 +23,5 @@ def client_round(
 ) -> tuple[Params, Params, Tensor]:
     """Train for one round: (what is sent up, the new private state, the mean loss)."""
     trained, loss = method.local(task, {**received, **private}, steps, context)
-    kept, shared = split(trained, method.is_private)
-    return method.upload(received, shared), kept, loss
+    kept, shared = split(trained, partial(method.is_private, task))
+    return method.upload(task, received, shared), kept, loss

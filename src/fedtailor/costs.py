@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from .method import Method
 from .params import Params, count
 from .task import Task
 
@@ -63,11 +62,10 @@ class Costs:
     up: dict[str, int]
 
 
-def measure(method: Method, task: Task, received: Params, private: Params, sent: Params) -> Costs:
+def measure(task: Task, received: Params, private: Params, sent: Params) -> Costs:
     """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
-    trainable = {name: v for name, v in task.state.items() if name not in task.buffers}
     return Costs(
-        trained=count(trainable),
+        trained=sum(task.state[name].numel() for name in task.trained),
         communicated=count(sent),
         private=count(private),
         model=sum(p.numel() for p in task.model.parameters()),

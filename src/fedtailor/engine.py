@@ -25,9 +25,12 @@ from .executors import EngineConfig, Job, UploadStack, execute
 from .federation import Federation, LocalConfig
 from .method import Cohort, Method, Server
 from .optim import Context
-from .params import Params
+from .params import Params, prefixed, stack
+from .precomputed import Precomputed
 from .store import Store
 from .task import Batch, Task
+
+_OBSERVED = 64  # validation examples of a client that a method is shown for its figures
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ class Plan:
 @dataclass(frozen=True)
 class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
-    those of the whole cohort."""
+    those of the whole cohort. ``observed`` is what the method shows of its states, after an
+    evaluation: ``server/NAME`` (by client: those of ``server_clients``) and ``client/NAME``
+    ``[n, ...]`` of ``clients``."""
 
     number: int
     server: Server
@@ -96,6 +101,7 @@ class Round:
     bytes_up: int
     costs: Costs
     evaluations: tuple[Evaluation, ...]
+    observed: Params
     seconds: dict[str, float]
 
 
@@ -105,7 +111,7 @@ def new_store(
     """The store of a run's private states, in memory or at ``path``."""
 
     def initial(client: int) -> Params:
-        return method.init_client(task, random.key(federation.seed, "client", client))
+        return method.init_client(task, client, random.key(federation.seed, "client", client))
 
     return Store(federation.num_clients, initial, path)
 
@@ -127,20 +133,37 @@ def rounds(
     give ``store`` and ``server`` as they were and ``start``, the first round to run.
 
     Raises:
-        InputError: a client has no data, or its loss is not finite.
+        InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
     """
     federation.check()
+    cohort_size = plan.cohort.count(federation.num_clients)
+    method.check(task, federation.num_clients, cohort_size, plan.rounds)
     store = store or new_store(method, task, federation)
     if server is None:
         key = random.key(federation.seed, "server")
         server = method.init_server(task, federation.num_clients, key)
     server = _to(server, task.device)
+    federation = _with_precomputed(method, task, federation, plan.engine)
     simulation = _Simulation(method, task, federation, plan, store)
     for number in range(start, plan.rounds + 1):
         done = simulation.round(server, number)
         server = done.server
         yield done
         store.commit()
+
+
+def _with_precomputed(
+    method: Method, task: Task, federation: Federation, engine: EngineConfig
+) -> Federation:
+    if engine.cache_mb == 0:
+        return federation
+
+    def compute(batch: Batch) -> Params:
+        return method.precompute(task, _to(batch, task.device))
+
+    precomputed = Precomputed(compute, federation.dataset)
+    fits = precomputed.fits(engine.cache_mb)
+    return replace(federation, precomputed=precomputed) if fits else federation
 
 
 @dataclass(frozen=True)
@@ -156,7 +179,8 @@ class _Simulation:
         plan, federation, clock = self.plan, self.federation, _Clock()
         clients = federation.cohort(number, plan.cohort.count(federation.num_clients))
         sizes = [federation.num_examples(client) for client in clients]
-        cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number)
+        key = random.key(federation.seed, number, "aggregate")
+        cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)
         steps = [federation.num_steps(client, plan.local) for client in clients]
         trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
@@ -169,7 +193,7 @@ class _Simulation:
         self.store.stage(clients, trained.private)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
-            evaluations = self._evaluate(server, number) if due else []
+            evaluations, observed = self._evaluate(server, number) if due else ([], {})
         assert trained.costs is not None
         return Round(
             number=number,
@@ -182,13 +206,15 @@ class _Simulation:
             bytes_up=trained.bytes_up,
             costs=trained.costs,
             evaluations=tuple(evaluations),
+            observed=observed,
             seconds=clock.seconds,
         )
 
     def _aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
         """On the uploads' device: the task's, or the CPU for those on disk."""
         device = next((value.device for value in uploads.values()), self.task.device)
-        return _to(self.method.aggregate(_to(server, device), uploads, cohort), self.task.device)
+        server = self.method.aggregate(self.task, _to(server, device), uploads, cohort)
+        return _to(server, self.task.device)
 
     def _train(
         self,
@@ -207,11 +233,12 @@ class _Simulation:
             self._check(loss, upload, private, cohort, job.position)
             trained.losses[job.position] = loss.item()
             trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
-            uploads.put(job.position, upload)
+            packed = self.method.pack(self.task, upload)
+            uploads.put(job.position, self.method.unpack(self.task, packed))
             trained.bytes_down += sum(wire_bytes(job.received).values())
-            trained.bytes_up += sum(wire_bytes(upload).values())
+            trained.bytes_up += sum(wire_bytes(packed).values())
             if trained.costs is None:
-                trained.costs = measure(self.method, self.task, job.received, private, upload)
+                trained.costs = measure(self.task, job.received, private, packed)
 
     def _jobs(
         self,
@@ -235,7 +262,7 @@ class _Simulation:
                 key = random.key(self.federation.seed, number, client, purpose)
                 job = Job(
                     position,
-                    self.method.send(server, client),
+                    self.method.send(self.task, server, client),
                     _to(self.store.read(client), device),
                     [_to(batch, device) for batch in batches],
                     Context(key.to(device), scale, number),
@@ -255,7 +282,7 @@ class _Simulation:
                 f"{self.method.name}; lower the learning rate or set optimiser.clip"
             )
 
-    def _evaluate(self, server: Server, number: int) -> list[Evaluation]:
+    def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method = self.plan.evaluate, self.method
         clients = self.federation.evaluation_clients(config.clients)
         shared = method.global_state(self.task, server)
@@ -264,19 +291,22 @@ class _Simulation:
             shared is not None
             and not self.store.has_states
             and method.personal_passes == 0
-            and all(method.send(server, client) is shared for client in clients)
+            and all(method.send(self.task, server, client) is shared for client in clients)
         )
+        watch = _Watch(method, self.task, self.federation)
         found: list[Evaluation] = []
         if shared is not None and (single or config.global_model):
             found += evaluate_one(
                 method, self.task, self.federation, shared, clients, config.batch_size
             )
-        if single:
+        if shared is not None and single:
             personal = [replace(evaluation, model="personal") for evaluation in found]
+            for client in clients:
+                watch(client, shared)
         else:
-            states = self._personal_states(server, clients, number)
+            states = watch.each(self._personal_states(server, clients, number))
             personal = evaluate_each(method, self.task, self.federation, states, config.batch_size)
-        return personal + (found if config.global_model else [])
+        return personal + (found if config.global_model else []), watch.observed(server, clients)
 
     def _personal_states(
         self, server: Server, clients: Sequence[int], number: int
@@ -285,7 +315,7 @@ class _Simulation:
         if self.method.personal_passes == 0:
             for client in clients:
                 private = _to(self.store.read(client), self.task.device)
-                yield client, {**self.method.send(server, client), **private}
+                yield client, {**self.method.send(self.task, server, client), **private}
             return
 
         def work(
@@ -299,6 +329,42 @@ class _Simulation:
         jobs = self._jobs(server, clients, order, number, "personalise", passes, _Clock())
         for job, state in execute(self.plan.engine, work, jobs):
             yield clients[job.position], state
+
+
+class _Watch:
+    """What a method shows of its states, gathered while they are evaluated."""
+
+    def __init__(self, method: Method, task: Task, federation: Federation) -> None:
+        self._method, self._task, self._federation = method, task, federation
+        self._seen: dict[int, Params] = {}
+        self._idle = False  # once a client has nothing to show
+
+    def __call__(self, client: int, state: Params) -> None:
+        rows = self._federation.rows(client, "validation")[:_OBSERVED]
+        if self._idle or not len(rows):
+            return
+        batch = _to(self._federation.batch(rows), self._task.device)
+        with torch.no_grad():
+            seen = self._method.observe_client(self._task, state, batch)
+        self._seen[client] = {name: value.cpu() for name, value in seen.items()}
+        self._idle = not seen
+
+    def each(self, states: Iterator[tuple[int, Params]]) -> Iterator[tuple[int, Params]]:
+        for client, state in states:
+            self(client, state)
+            yield client, state
+
+    def observed(self, server: Server, clients: Sequence[int]) -> Params:
+        """By client where a client showed it; ``clients`` and ``server_clients`` say whose."""
+        shown = self._method.observe_server(self._task, server, clients)
+        found = {f"server/{name}": value.cpu() for name, value in shown.items()}
+        if self._seen and not self._idle:
+            order = sorted(self._seen)
+            found |= prefixed(stack([self._seen[client] for client in order]), "client/")
+            found["clients"] = torch.tensor(order)
+        if shown:
+            found["server_clients"] = torch.tensor(list(clients))
+        return found
 
 
 @dataclass

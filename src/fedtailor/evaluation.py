@@ -114,7 +114,7 @@ def _score(
     """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``."""
     scores = np.zeros((len(rows), 3))
     for at in _by_length(federation.dataset.inputs.lengths(rows), batch_size):
-        batch = federation.dataset.batch(rows[at])
+        batch = federation.batch(rows[at])
         batch = {name: value.to(task.device) for name, value in batch.items()}
         with torch.no_grad():
             result = task.score(method.predict(task, state, batch), batch)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -28,6 +28,8 @@ class EngineConfig:
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
+    # for what a method works out once an example, if all examples' results fit; 0: never
+    cache_mb: Annotated[float, Ge(0)] = 2000.0
 
 
 @dataclass(frozen=True)

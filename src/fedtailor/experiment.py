@@ -85,7 +85,8 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     """Read an experiment file (TOML) and change it by ``key=value`` settings.
 
     A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
-    ``preset=NAME`` applies the file's ``[presets.NAME]`` first; ``methods=["a", "b"]`` keeps those.
+    ``preset=NAME`` applies the file's ``[presets.NAME]`` first, ``preset=A,B`` one after the other;
+    ``methods=["a", "b"]`` keeps those.
 
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
@@ -99,11 +100,13 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     pairs = dict(_setting(text) for text in settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
-    if chosen is not None:
-        if str(chosen) not in _table(presets, "presets"):
-            raise unknown("preset", str(chosen), presets)
-        preset = _table(presets[str(chosen)], f"presets.{chosen}")
-        pairs = {**_flattened(preset), **pairs}
+    named = str(chosen).split(",") if chosen is not None else []
+    chosen_pairs: dict[str, Any] = {}
+    for name in (name.strip() for name in named):
+        if name not in _table(presets, "presets"):
+            raise unknown("preset", name, presets)
+        chosen_pairs |= _flattened(_table(presets[name], f"presets.{name}"))
+    pairs = {**chosen_pairs, **pairs}
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
         _set(content, key.split("."), value, key)

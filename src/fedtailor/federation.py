@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from . import random
 from .data.table import Dataset, Indices, Partition
 from .errors import InputError
+from .precomputed import Precomputed
 from .task import Batch
 
 Split = Literal["train", "validation", "test"]
@@ -31,16 +32,25 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class Federation:
-    """K clients with a data set divided among them, and the run's seed."""
+    """K clients with a data set divided among them, and the run's seed.
+
+    ``precomputed`` holds what a method wants to find in every batch beside the data.
+    """
 
     dataset: Dataset
     partition: Partition
     seed: int = 0
+    precomputed: Precomputed | None = None
 
     @property
     def num_clients(self) -> int:
         """K."""
         return len(self.partition.train)
+
+    def batch(self, rows: Indices) -> Batch:
+        """The batch that these rows make."""
+        batch = self.dataset.batch(rows)
+        return batch if self.precomputed is None else self.precomputed.add_to(batch, rows)
 
     def num_examples(self, client: int) -> int:
         """n_k: the client's training examples."""
@@ -79,7 +89,7 @@ class Federation:
         while left > 0:
             order = self._epoch(client, round_, epoch, local.batch_size, purpose)
             for rows in order[:left]:
-                yield self.dataset.batch(rows)
+                yield self.batch(rows)
             left -= len(order)
             epoch += 1
 

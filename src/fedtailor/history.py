@@ -162,6 +162,9 @@ class RunFolder:
             state |= prefixed(stack(list(staged.values())), "private/")
             state["clients"] = torch.tensor(list(staged))
         write_atomically(self._state(done.number), encode({n: v.cpu() for n, v in state.items()}))
+        if done.observed:
+            path = self.path / f"observed-{done.number:06d}.safetensors"
+            write_atomically(path, encode(done.observed))
         if not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
         self._commit(Commit(done.number, self.commit.rounds, False, lengths))

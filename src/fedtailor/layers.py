@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,8 +16,9 @@ from .errors import InputError
 from .params import Params
 
 if TYPE_CHECKING:
-    from .task import Backbone
+    from .task import Backbone, Task
 
+BatchNormMode = Literal["train", "frozen"]
 Trainable = Literal["full", "head", "lora"]
 
 
@@ -35,36 +38,70 @@ class StepContext:
         self.buffers: Params = {}
 
     def leave(self) -> Params:
-        """The running statistics that the pass has computed; the context forgets the pass."""
+        """The new values of state buffers that the pass has recorded; the context forgets it."""
         buffers = self.buffers
         self.enter(training=False)
         return buffers
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Set a training step aside for a forward pass in evaluation mode."""
+        before = dict(vars(self))
+        self.enter(training=False)
+        yield
+        vars(self).update(before)
 
-class KeyedDropout(nn.Module):
+
+class Stepwise(nn.Module):
+    """A module that follows the training step. Its task sets ``step`` and ``path``.
+
+    ``state_buffers`` names the registered buffers that are part of the task's state: they are sent,
+    kept and averaged as parameters are, but not trained.
+    """
+
+    step: StepContext
+    path: str
+    state_buffers: tuple[str, ...] = ()
+
+    def record(self, name: str, value: Tensor) -> None:
+        """Hand back the new value of a state buffer; the buffer itself stays as it is."""
+        self.step.buffers[f"{self.path}.{name}"] = value.detach()
+
+
+def bind(model: nn.Module, step: StepContext) -> list[str]:
+    """Give every `Stepwise` module of ``model`` its ``step`` and ``path``; the state buffers'
+    names."""
+    names = []
+    for path, module in model.named_modules():
+        if isinstance(module, Stepwise):
+            module.step, module.path = step, path
+            names += [f"{path}.{name}" if path else name for name in module.state_buffers]
+    return names
+
+
+class KeyedDropout(Stepwise):
     """Dropout whose mask depends on (key, layer, position) alone.
 
     The same client, round and step drop the same activations, alone or batched with others and
     however much padding surrounds them. At most 4 dimensions of at most 65,536 each.
     """
 
-    def __init__(self, p: float, layer: int, step: StepContext) -> None:
+    def __init__(self, p: float, layer: int) -> None:
         super().__init__()
         self.p = p
         self.layer = layer
-        self._step = step
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._step.training or self._step.key is None:
+        if not self.step.training or self.step.key is None:
             return x
         counter = torch.zeros((), dtype=torch.int64, device=x.device)
         for size in x.shape:
             counter = counter[..., None] * 65536 + torch.arange(size, device=x.device)
-        drawn = random.uniform_at(random.fold_in(self._step.key, self.layer), counter)
+        drawn = random.uniform_at(random.fold_in(self.step.key, self.layer), counter)
         return x * (drawn >= self.p) / (1.0 - self.p)
 
 
-def trace_dropout(model: nn.Module, step: StepContext) -> None:
+def key_dropout(model: nn.Module) -> None:
     """Replace every active dropout in ``model`` by a `KeyedDropout`, in place.
 
     Raises:
@@ -81,68 +118,77 @@ def trace_dropout(model: nn.Module, step: StepContext) -> None:
         elif isinstance(module, nn.RNNBase) and module.dropout > 0:
             raise InputError(f"{name} drops out between its layers; set its dropout to 0")
     for layer, (name, p) in enumerate(found):
-        replace(model, name, KeyedDropout(p, layer, step))
+        replace(model, name, KeyedDropout(p, layer))
 
 
-class TracedBatchNorm(nn.Module):
+def masked_moments(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean ``[C]``, biased variance ``[C]`` and the number of values behind each, a channel.
+
+    ``x`` is ``[b, C, ...]``; examples whose ``weight`` ``[b]`` is 0 are left out.
+    """
+    w = x.new_ones(x.shape[0]) if weight is None else weight.to(x.dtype)
+    axes = [0, *range(2, x.dim())]
+    count = w.sum() * x[0, 0].numel()
+    w = w.view(-1, *[1] * (x.dim() - 1))
+    mean = (x * w).sum(axes) / count.clamp(min=1)
+    centred = x - mean.view(1, -1, *[1] * (x.dim() - 2))
+    return mean, (centred.square() * w).sum(axes) / count.clamp(min=1), count
+
+
+class TracedBatchNorm(Stepwise):
     """Batch normalisation as a function: the batch's statistics leave padding out, and the new
-    running statistics go to the step's context, not into the module. Where its parameters are
-    frozen (``trained`` is False) it uses its running statistics in training, too."""
+    running statistics are recorded, not written. With ``trained`` False (frozen parameters, or
+    frozen statistics) it uses its running statistics in training, too."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(
-        self, norm: nn.modules.batchnorm._BatchNorm, name: str, step: StepContext, trained: bool
-    ) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, trained: bool) -> None:
         super().__init__()
         self.trained = trained
+        self.state_buffers = ("running_mean", "running_var") if trained else ()
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
         self.eps = norm.eps
         self.momentum = float(norm.momentum or 0.0)
-        self._name = name
-        self._step = step
+
+    def reset_parameters(self) -> None:
+        """Unit scale, no shift, and the statistics of standardised inputs; in place."""
+        for name, start in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            if getattr(self, name) is not None:
+                getattr(self, name).data.fill_(start)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.trained and self._step.training):
+        if not (self.trained and self.step.training):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        weight = x.new_ones(x.shape[0]) if self._step.weight is None else self._step.weight
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        axes = [0, *range(2, x.dim())]
         dtype, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x
-        w = weight.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-        count = weight.sum() * (x[0, 0].numel())
-        mean = (x * w).sum(axes) / count.clamp(min=1)
-        centred = x - mean.view(shape)
-        var = (centred.square() * w).sum(axes) / count.clamp(min=1)
+        mean, var, count = masked_moments(x, self.step.weight)
         unbiased = var * count / (count - 1).clamp(min=1)
         for name, old, new in (
             ("running_mean", self.running_mean, mean),
             ("running_var", self.running_var, unbiased),
         ):
-            lerped = torch.lerp(old, new.detach().to(old.dtype), self.momentum)
-            self._step.buffers[f"{self._name}.{name}"] = lerped
-        y = centred * torch.rsqrt(var + self.eps).view(shape)
+            self.record(name, torch.lerp(old, new.to(old.dtype), self.momentum))
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        y = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
         if self.weight is not None and self.bias is not None:
             y = y * self.weight.view(shape) + self.bias.view(shape)
         return y.to(dtype)
 
 
-def trace_batch_norm(model: nn.Module, step: StepContext) -> list[str]:
-    """Replace every batch normalisation in ``model``, in place; the names of the running statistics
-    of those that are trained. One whose parameters are frozen keeps its statistics frozen, too.
+def trace_batch_norm(model: nn.Module, mode: BatchNormMode) -> None:
+    """Replace every batch normalisation in ``model``, in place. One whose parameters are frozen, or
+    every one with ``mode`` frozen, keeps its running statistics as they are.
 
     Raises:
         InputError: one without running statistics, or with cumulative ones (momentum None).
     """
-    names: list[str] = []
     everything = all(parameter.requires_grad for parameter in model.parameters())
     for name, norm in list(model.named_modules()):
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
@@ -152,9 +198,7 @@ def trace_batch_norm(model: nn.Module, step: StepContext) -> list[str]:
                 f"{name} must have track_running_stats=True and a momentum; batches are padded"
             )
         trained = norm.weight.requires_grad if norm.affine else everything
-        replace(model, name, TracedBatchNorm(norm, name, step, trained))
-        names += [f"{name}.running_mean", f"{name}.running_var"] if trained else []
-    return names
+        replace(model, name, TracedBatchNorm(norm, trained and mode == "train"))
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
@@ -256,3 +300,27 @@ def lora_factors(state: Params, scaling: float) -> dict[str, tuple[Tensor, Tenso
         path: (state[path + marker], scaling * state[f"{path}.lora_B.default.weight"])
         for path in paths
     }
+
+
+def fresh_state(task: Task, key: Tensor) -> Params:
+    """The task's initial state, drawn anew from ``key``: as if built with another seed.
+
+    Every module is reset by its own ``reset_parameters``, transformers' by its model's
+    initialisation, LoRA as in `add_lora`. What has no way to be reset keeps its values.
+    """
+    model = copy.deepcopy(task.model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(int(key))
+        for module in model.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        for module in model.modules():
+            if callable(initialise := getattr(module, "_init_weights", None)):
+                module.apply(initialise)
+        for name, parameter in model.named_parameters():
+            if ".lora_A." in name:
+                nn.init.normal_(parameter, std=len(parameter) ** -0.5)
+            elif ".lora_B." in name:
+                nn.init.zeros_(parameter)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensors[name].detach().clone() for name in task.state}

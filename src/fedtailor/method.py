@@ -19,11 +19,13 @@ Server = Params
 @dataclass(frozen=True)
 class Cohort:
     """Who took part in a round: ``clients`` (numbers), in the order of the uploads' rows, and
-    ``num_examples`` float64 ``[c]``, the training examples of each."""
+    ``num_examples`` float64 ``[c]``, the training examples of each. ``key`` is for the server's own
+    random numbers of the round."""
 
     clients: tuple[int, ...]
     num_examples: Tensor
     round: int
+    key: Tensor
 
     @property
     def shares(self) -> Tensor:
@@ -46,9 +48,10 @@ class Paper:
 class Method(ABC):
     """A federated method: a frozen dataclass whose fields are its hyper-parameters.
 
-    States are flat dicts of tensors. The engine cuts what is private from what is shared: an
-    ``upload`` never sees a private tensor. ``local``, ``upload`` and ``personalise`` are written
-    for one client and run for many at once under ``torch.func.vmap``: no branches on values.
+    States are flat dicts of tensors: a task's (``task.state``) and whatever else the method adds.
+    The engine cuts what is private from what is shared: an ``upload`` never sees a private tensor.
+    ``local``, ``upload`` and ``personalise`` are written for one client and run for many at once
+    under ``torch.func.vmap``: no branches on values.
     """
 
     name: ClassVar[str]
@@ -60,19 +63,23 @@ class Method(ABC):
         what it trains; the model may be changed in place."""
         return backbone.model
 
-    def is_private(self, name: str) -> bool:
-        """Whether a tensor of the state belongs to the client alone."""
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        """Raise InputError where the hyper-parameters don't fit the federation; called first."""
+        return
+
+    def is_private(self, task: Task, name: str) -> bool:
+        """Whether a tensor of a state belongs to the client alone."""
         return False
 
-    def init_client(self, task: Task, key: Tensor) -> Params:
-        """A client's private tensors before its first round."""
-        return {name: value for name, value in task.state.items() if self.is_private(name)}
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        """A client's private tensors before its first round; same shapes for all clients."""
+        return {n: value for n, value in task.state.items() if self.is_private(task, n)}
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         """The server's state before the first round."""
-        return {name: value for name, value in task.state.items() if not self.is_private(name)}
+        return {n: value for n, value in task.state.items() if not self.is_private(task, n)}
 
-    def send(self, server: Server, client: int) -> Params:
+    def send(self, task: Task, server: Server, client: int) -> Params:
         """What a client receives: the shared part of its state."""
         return server
 
@@ -82,13 +89,22 @@ class Method(ABC):
     ) -> tuple[Params, Tensor]:
         """Train ``state`` (received and private together); the new state and the mean loss."""
 
-    def upload(self, received: Params, trained: Params) -> Params:
-        """What a client sends back, from what it received and the shared tensors it trained."""
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        """What a client sends back, from what it received and the shared tensors it trained; same
+        shapes for all clients."""
         return trained
 
+    def pack(self, task: Task, upload: Params) -> Params:
+        """One client's upload as it travels: rows left out, masks as bits, any shape."""
+        return upload
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        """The upload again, at the server: the inverse of `pack`."""
+        return packed
+
     @abstractmethod
-    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
-        """The next server state; ``uploads`` are stacked ``[c, ...]``."""
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        """The next server state; ``uploads`` are unpacked and stacked ``[c, ...]``."""
 
     @property
     def personal_passes(self) -> int:
@@ -108,6 +124,21 @@ class Method(ABC):
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         """Logits ``[b, classes]`` or ``[b, L, vocabulary]``."""
         return task.logits(state, batch)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        """Tensors ``[b, ...]`` that depend on each example and on frozen tensors alone.
+
+        They are worked out once an example, and stand in later batches as ``cached.NAME``.
+        """
+        return {}
+
+    def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
+        """What figures show of the server's state; of these clients, where it is by client."""
+        return {}
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        """What figures show of one client's state in use, on validation examples."""
+        return {}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         """The state's adapters, (A ``[r, d_in]``, B ``[d_out, r]``, any scaling inside B) by

@@ -14,6 +14,8 @@ from . import random
 from .params import Params, flat, split, unflat
 from .task import Batch, Task
 
+Loss = Callable[[Params, Batch, Tensor], tuple[Tensor, Params]]
+
 
 class Context(NamedTuple):
     """What a client is told beside its state and batches: its own random ``key`` (int64 scalar),
@@ -81,23 +83,28 @@ def train(
     lr: Callable[[str], float] | None = None,
     penalty: Callable[[Params], Tensor] | None = None,
     only: Callable[[str], bool] | None = None,
+    loss: Loss | None = None,
+    mask: Callable[[Params], Params] | None = None,
 ) -> tuple[Params, Tensor]:
     """Minimise the task's loss plus ``penalty(state)``, one optimiser step a batch.
 
     Args:
-        state: all the task's tensors; those of ``task.buffers`` are carried along, not trained.
+        state: all the task's tensors and any others; what is not in ``task.trained`` is carried
+            along, state buffers with their new values.
         steps: one batch a step. A batch may hold ``weight`` ``[b]``, 0 for padding examples; one
             whose weights are all 0 leaves everything unchanged.
         lr: learning rate of a parameter by its name; by default ``optimiser.lr`` for all.
         penalty: a scalar added to every step's loss; it sees the whole state.
         only: the names to train; by default all. The others stay as they are.
+        loss: instead of ``task.loss``: from (state, batch, key) the loss and new state buffers.
+        mask: from a step's new state buffers, bool tensors by parameter name, each broadcast to its
+            parameter: where False, the parameter and its momentum are left alone in this step.
 
     Returns:
         The new state and the mean loss over the steps, without the penalty (scalar).
     """
-    theta, rest = split(
-        state, lambda name: name not in task.buffers and (only is None or only(name))
-    )
+    measure = loss or task.loss
+    theta, rest = split(state, lambda n: n in task.trained and (only is None or only(n)))
     if not theta:
         return state, torch.zeros(())
     rate = lr or (lambda name: optimiser.lr)
@@ -105,8 +112,8 @@ def train(
 
     def objective(theta: Params, batch: Batch, key: Tensor) -> tuple[Tensor, tuple[Tensor, Params]]:
         values = {**rest, **theta}
-        loss, buffers = task.loss(values, batch, key)
-        return loss + penalty(values) if penalty else loss, (loss, buffers)
+        value, buffers = measure(values, batch, key)
+        return value + penalty(values) if penalty else value, (value, buffers)
 
     gradient = torch.func.grad(objective, has_aux=True)
     vector = flat(theta)
@@ -114,21 +121,37 @@ def train(
     losses, active = [], []
     for number, batch in enumerate(steps):
         key = random.fold_in(context.key, number)
-        gradients, (loss, buffers) = gradient(unflat(vector, theta), batch, key)
+        gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
         new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)
-        real = _is_real(batch, loss)
+        if mask is not None:
+            moves = _mask(mask(buffers), theta)
+            new_vector = torch.where(moves, new_vector, vector)
+            new_memory = _where(moves, new_memory, memory)
+        real = _is_real(batch, value)
         active.append(real)
-        losses.append(torch.where(real, loss, 0.0))
+        losses.append(torch.where(real, value, 0.0))
         if "weight" in batch:
             vector = torch.where(real, new_vector, vector)
             memory = tuple(torch.where(real, n, o) for n, o in zip(new_memory, memory, strict=True))
-            buffers = {n: torch.where(real, v, rest[n]) for n, v in buffers.items()}
+            buffers = {n: torch.where(real, v, rest[n]) for n, v in buffers.items() if n in rest}
         else:
             vector, memory = new_vector, new_memory
         rest = {**rest, **{n: v.detach() for n, v in buffers.items() if n in rest}}
     mean = torch.stack(losses).sum() / torch.stack(active).sum().clamp(min=1)
     trained = {**rest, **unflat(vector, theta)}
     return {name: trained[name] for name in state}, mean
+
+
+def _mask(free: Params, theta: Params) -> Tensor:
+    """bool ``[P]``: what may move; parameters that ``free`` does not name all may."""
+    everything = torch.ones((), dtype=torch.bool, device=next(iter(theta.values())).device)
+    return flat({name: free.get(name, everything).expand_as(v) for name, v in theta.items()})
+
+
+def _where(moves: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """An optimiser's vectors ``[P]`` where ``moves``; its counters always are the new ones."""
+    pairs = zip(new, old, strict=True)
+    return tuple(torch.where(moves, n, o) if n.shape == moves.shape else n for n, o in pairs)
 
 
 def _is_real(batch: Batch, like: Tensor) -> Tensor:

@@ -69,7 +69,9 @@ def run(
     federations = {seed: _federation(experiment, dataset, seed) for seed in experiment.seeds}
     model = _backbone(experiment, dataset, backbone, experiment.seeds[0])
     for method in experiment.methods.values():  # bad input shows before anything is written
-        _task(experiment, method, model, experiment.seeds[0])
+        task = _task(experiment, method, model, experiment.seeds[0])
+        clients = federations[experiment.seeds[0]].num_clients
+        method.check(task, clients, experiment.cohort.count(clients), experiment.rounds)
     with locked(out):
         _check_same(experiment, out)
         _describe(experiment, federations, out)
@@ -187,7 +189,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _check_private(method: Method, task: Task, path: Path) -> None:
-    if any(method.is_private(name) for name in task.state) and not path.exists():
+    if method.init_client(task, 0, random.key(0)) and not path.exists():
         raise InputError(f"{path} is missing: the clients' private states; restore it")
 
 
@@ -255,6 +257,6 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
         path = folder / "private.safetensors"
         _check_private(method, task, path)
         private = read_private(path, client) if path.exists() else {}
-        start = method.init_client(task, random.key(seed, "client", client))
-        state = {**method.send(server, client), **(private or start)}
+        start = method.init_client(task, client, random.key(seed, "client", client))
+        state = {**method.send(task, server, client), **(private or start)}
     return export_adapter(method, task, state, target)

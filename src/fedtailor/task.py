@@ -13,16 +13,23 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from . import random
-from .layers import StepContext, trace_batch_norm, trace_dropout
-from .params import Params
+from .layers import BatchNormMode, StepContext, bind, key_dropout, trace_batch_norm
+from .params import Params, under
 
 Batch = dict[str, Tensor]
 Kind = Literal["classification", "causal-lm"]
 Precision = Literal["fp32", "bf16"]
+Through = Callable[[Params, Batch], Params]
+
+CACHED = "cached."  # what `Method.precompute` gave stands in a batch under this prefix
 
 
 def _only_inputs(batch: Batch) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in ("labels", "weight")}
+
+
+def _same(state: Params, batch: Batch) -> Params:
+    return state
 
 
 def _plain_logits(output: Any) -> Tensor:
@@ -39,7 +46,7 @@ class Backbone:
     model's forward; ``logits`` takes the logits out of what forward returns: ``[b, classes]`` or
     ``[b, L, vocabulary]``. ``blocks`` lists, for each transformer block, the paths of its
     adaptable projections (attention output, feed-forward output); ``head`` the paths of the task
-    head's modules.
+    head's modules. With ``batch_norm`` frozen, training uses the running statistics and keeps them.
     """
 
     model: nn.Module
@@ -51,6 +58,8 @@ class Backbone:
     name: str = "module"
     encoder_prefix: str = ""  # of the paths of what transformers itself would load, e.g. "encoder."
     tokenizer: Any = field(default=None, repr=False)
+    pretrained: bool = True
+    batch_norm: BatchNormMode = "train"
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,9 @@ class Scores:
 class Task:
     """A backbone as adapted by a method, its initial state, and its loss.
 
-    ``state`` holds every trained parameter and the running statistics of every trained batch
-    normalisation; all else is frozen inside the model, which is never changed again.
+    ``state`` holds every trained parameter (their names: ``trained``) and every module's state
+    buffers (``buffers``), such as the running statistics of trained batch normalisations; all else
+    is frozen inside the model, which is never changed again.
     """
 
     def __init__(
@@ -90,38 +100,59 @@ class Task:
         self.backbone = own
         self.model.eval()  # for good: dropout and batch normalisation follow the step instead
         self._step = StepContext()
-        trace_dropout(self.model, self._step)
-        self.buffers = frozenset(trace_batch_norm(self.model, self._step))
-        self.state = self._take_state()
-
-    def _take_state(self) -> Params:
-        state = {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}
-        buffers = dict(self.model.named_buffers())
-        state |= {name: buffers[name].detach().clone() for name in sorted(self.buffers)}
+        key_dropout(self.model)
+        trace_batch_norm(self.model, backbone.batch_norm)
+        self.buffers = frozenset(bind(self.model, self._step))
+        self.trained = frozenset(n for n, p in self.model.named_parameters() if p.requires_grad)
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self.state: Params = {
+            name: value.detach().clone()
+            for name, value in tensors.items()
+            if name in self.trained or name in self.buffers
+        }
         self.model.requires_grad_(False)
-        return state
 
     def in_head(self, name: str) -> bool:
         """Whether a state's name belongs to the task head."""
         return any(name.startswith(path + ".") for path in self.backbone.head)
 
-    def logits(self, state: Params, batch: Batch) -> Tensor:
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """The keyword arguments of the model's forward: masks, positions, normalised pictures."""
+        return self.backbone.prepare({n: v for n, v in batch.items() if not n.startswith(CACHED)})
+
+    def logits(self, state: Params, batch: Batch, through: Through = _same) -> Tensor:
         """The model's output at ``state`` in evaluation mode, float32 ``[b, classes]`` or
-        ``[b, L, vocabulary]``."""
+        ``[b, L, vocabulary]``.
+
+        ``through(state, batch)`` gives the tensors that the forward pass uses, by name.
+        """
         self._step.enter(training=False)
-        return self._call(state, batch)
+        return self._call(through(state, batch), batch)
+
+    def at_start(self, batch: Batch) -> Tensor:
+        """The logits at the tensors that the model had before any training, in evaluation mode and
+        without gradient; may be called inside a ``through``."""
+        with torch.no_grad(), self._step.evaluating():
+            return self._call({}, batch)
+
+    def module(self, path: str, state: Params, *inputs: Any) -> Any:
+        """What the model's submodule at ``path`` makes of ``inputs``, with ``state``'s tensors."""
+        return functional_call(self.model.get_submodule(path), under(state, f"{path}."), inputs)
 
     def _call(self, state: Params, batch: Batch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            output = functional_call(self.model, state, (), self.backbone.prepare(batch))
+            output = functional_call(self.model, state, (), self.inputs(batch))
         return self.backbone.logits(output).float()
 
-    def loss(self, state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+    def loss(
+        self, state: Params, batch: Batch, key: Tensor, through: Through = _same
+    ) -> tuple[Tensor, Params]:
         """The mean training loss over a batch's real examples (real target tokens for language
-        modelling) and the new running statistics. ``key`` seeds dropout."""
+        modelling) and the new values of state buffers. ``key`` seeds dropout; ``through`` as in
+        `logits`."""
         weight = batch.get("weight")
         self._step.enter(training=True, key=key, weight=weight)
-        scores = self.score(self._call(state, batch), batch)
+        scores = self.score(self._call(through(state, batch), batch), batch)
         buffers = self._step.leave()
         if weight is None:
             return scores.loss.sum() / scores.count.sum(), buffers

@@ -26,8 +26,8 @@ def one_round(method: FedAvg) -> torch.Tensor:
         upload, kept, _ = client_round(method, task, task.state, {}, [batch], Context(key(0)))
         assert not kept
         uploads.append(upload)
-    cohort = Cohort((0, 1), torch.tensor([1.0, 3.0], dtype=torch.float64), 1)
-    return method.aggregate(task.state, stack(uploads), cohort)["linear.weight"]
+    cohort = Cohort((0, 1), torch.tensor([1.0, 3.0], dtype=torch.float64), 1, key(0))
+    return method.aggregate(task, task.state, stack(uploads), cohort)["linear.weight"]
 
 
 def test_one_round_is_the_weighted_mean_of_local_steps() -> None:

@@ -137,7 +137,7 @@ def test_one_round_of_two_clients(clip: float) -> None:
     assert sorted(server) == ["linear.shared.A", "linear.shared.B"]
     uploads, deltas = [], []
     for k, (x, y) in enumerate(zip(X, Y, strict=True)):
-        private = method.init_client(task, key(k))
+        private = method.init_client(task, k, key(k))
         batch = {"x": torch.tensor(x).float(), "labels": torch.tensor(y)}
         start = {s: {**server, **private}[n].double().numpy() for s, n in NAMES.items()}
         expected = numpy_step(numpy_step(start, x, y, method), x, y, method)
@@ -151,8 +151,8 @@ def test_one_round_of_two_clients(clip: float) -> None:
         deltas.append(delta)
     updates = np.stack(deltas)
     moved = alignment(updates, method.eps) @ updates  # (11)
-    cohort = Cohort((0, 1), torch.tensor([2.0, 4.0], dtype=torch.float64), 1)
-    new = method.aggregate(server, stack(uploads), cohort)
+    cohort = Cohort((0, 1), torch.tensor([2.0, 4.0], dtype=torch.float64), 1, key(0))
+    new = method.aggregate(task, server, stack(uploads), cohort)
     got = torch.cat(
         [(new[n] - server[n]).flatten() for n in ("linear.shared.A", "linear.shared.B")]
     )
@@ -168,7 +168,7 @@ def test_private_b_at_zero_leaves_the_gate_to_the_penalty() -> None:
             optimiser=Optimiser("sgd", lr=0.1),
         )  # fmt: skip
         task = Task(linear_backbone(W0), method.adapt)
-        state = {**method.init_server(task, 1, key(0)), **method.init_client(task, key(1))}
+        state = {**method.init_server(task, 1, key(0)), **method.init_client(task, 1, key(1))}
         moved[init] = method.local(task, state, [batch], Context(key(0)))[0]["gate_logits"].item()
     assert moved["zero"] == 0.0
     assert moved["normal"] != 0.0
@@ -188,7 +188,7 @@ def test_closed_gates_and_uniform_weights_are_fedavg_lora() -> None:
     task = Task(linear_backbone(W0), ours.adapt)
     lora = Task(linear_backbone(W0), theirs.adapt)
     server = ours.init_server(task, 2, key(0))
-    closed = {**ours.init_client(task, key(1)), "gate_logits": torch.tensor([-1e4])}
+    closed = {**ours.init_client(task, 1, key(1)), "gate_logits": torch.tensor([-1e4])}
     mine = run_local(ours, {**server, **closed}, task)
     pairs = {"A": "linear.lora_A.default.weight", "B": "linear.lora_B.default.weight"}
     start = {name: server[f"linear.shared.{f}"] for f, name in pairs.items()}
@@ -197,17 +197,18 @@ def test_closed_gates_and_uniform_weights_are_fedavg_lora() -> None:
     state, _ = theirs.local(lora, start, [batch] * 3, Context(key(0)))
     for factor, name in pairs.items():
         torch.testing.assert_close(mine[f"linear.shared.{factor}"], state[name])
-    cohort = Cohort((0, 1), torch.tensor([5.0, 5.0], dtype=torch.float64), 1)
+    cohort = Cohort((0, 1), torch.tensor([5.0, 5.0], dtype=torch.float64), 1, key(0))
     uploads = stack([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}])
     zero = {"w": torch.tensor([0.0])}
-    assert ours.aggregate(zero, uploads, cohort)["w"].item() == pytest.approx(2.0)
-    assert theirs.aggregate(zero, uploads, cohort)["w"].item() == pytest.approx(2.0)
+    assert ours.aggregate(task, zero, uploads, cohort)["w"].item() == pytest.approx(2.0)
+    assert theirs.aggregate(task, zero, uploads, cohort)["w"].item() == pytest.approx(2.0)
 
 
 def test_every_aggregation_moves_by_its_weights() -> None:
+    task = Task(linear_backbone(np.eye(2, dtype=np.float32)))
     uploads = stack([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.6, 0.8])}])
     server = {"w": torch.zeros(2)}
-    cohort = Cohort((0, 1), torch.tensor([1.0, 3.0], dtype=torch.float64), 1)
+    cohort = Cohort((0, 1), torch.tensor([1.0, 3.0], dtype=torch.float64), 1, key(0))
     expected = {
         "uniform": [0.8, 0.4],
         "examples": [0.7, 0.6],
@@ -216,16 +217,17 @@ def test_every_aggregation_moves_by_its_weights() -> None:
     }
     for aggregation, moved in expected.items():
         method = FedSDG(aggregation=aggregation)  # type: ignore[arg-type]
-        assert method.aggregate(server, uploads, cohort)["w"].tolist() == pytest.approx(moved)
+        assert method.aggregate(task, server, uploads, cohort)["w"].tolist() == pytest.approx(moved)
 
 
 def test_what_is_private() -> None:
+    task = Task(linear_backbone(np.eye(2, dtype=np.float32)))
     names = ["gate_logits", "x.private.A", "x.private.B", "x.shared.A", "x.shared.B", "head.weight"]
-    assert [FedSDG().is_private(n) for n in names] == [True, True, True, False, False, False]
-    assert FedSDG(private_head=True).is_private("head.weight")
+    assert [FedSDG().is_private(task, n) for n in names] == [True, True, True, False, False, False]
+    assert FedSDG(private_head=True).is_private(task, "head.weight")
     for name in ("body.ssm.A", "a.b.AB", "head.x.B", "x.shared.C"):  # no factors of ours
-        assert not FedSDG().is_private(name)
-        assert FedSDG(private_head=True).is_private(name)
+        assert not FedSDG().is_private(task, name)
+        assert FedSDG(private_head=True).is_private(task, name)
 
 
 def test_exported_factors_act_as_the_layer_does() -> None:

@@ -18,7 +18,7 @@ def test_a_client_keeps_its_step_and_sends_nothing() -> None:
     method = Local(optimiser=Optimiser("sgd", lr=0.5))
     task = Task(linear_backbone(W), method.adapt)
     batch = {"x": torch.tensor(X).float(), "labels": torch.tensor(Y)}
-    private = method.init_client(task, key(0))
+    private = method.init_client(task, 0, key(0))
     upload, kept, _ = client_round(method, task, {}, private, [batch], Context(key(0)))
     assert upload == {}
     assert method.init_server(task, 2, key(0)) == {}

@@ -55,7 +55,7 @@ class FedAvg(Method):
     ) -> tuple[Params, Tensor]:
         return train(task, state, steps, context, self.optimiser)
 
-    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:

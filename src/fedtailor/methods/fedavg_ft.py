@@ -55,7 +55,7 @@ class FedAvgFT(Method):
     ) -> tuple[Params, Tensor]:
         return train(task, state, steps, context, self.optimiser)
 
-    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
 
     @property

@@ -209,13 +209,13 @@ class FedSDG(Method):
             lambda n: n == "gate_logits" or _branch(n) is not None or n.startswith(heads),
         )
 
-    def is_private(self, name: str) -> bool:
+    def is_private(self, task: Task, name: str) -> bool:
         if name == "gate_logits" or _branch(name) == "private":
             return True
         return self.private_head and _branch(name) is None
 
-    def init_client(self, task: Task, key: Tensor) -> Params:
-        private = {name: value for name, value in task.state.items() if self.is_private(name)}
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        private = {name: value for name, value in task.state.items() if self.is_private(task, name)}
         for index, name in enumerate(private):
             if _branch(name):
                 std = self.rank**-0.5 if name.endswith(".A") else self._private_std
@@ -233,21 +233,23 @@ class FedSDG(Method):
         def lr(name: str) -> float:
             if name == "gate_logits":
                 return self.lr_gate
-            if self.lr_private is not None and self.is_private(name):
+            if self.lr_private is not None and self.is_private(task, name):
                 return self.lr_private
             return self.optimiser.lr
 
         def penalty(state: Params) -> Tensor:
             m = torch.sigmoid(state["gate_logits"])
-            theta_p = {n: v for n, v in state.items() if self.is_private(n) and n != "gate_logits"}
+            theta_p = {
+                n: v for n, v in state.items() if self.is_private(task, n) and n != "gate_logits"
+            }
             return self.lambda1 * m.sum() + self.lambda2 * flat(theta_p).square().sum()
 
         return train(task, state, steps, context, self.optimiser, lr=lr, penalty=penalty)
 
-    def upload(self, received: Params, trained: Params) -> Params:
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return subtract(trained, received)
 
-    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return add(server, weighted_sum(uploads, self._weights(uploads, cohort)))
 
     def _weights(self, uploads: Params, cohort: Cohort) -> Tensor:

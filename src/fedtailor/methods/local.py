@@ -39,7 +39,7 @@ class Local(Method):
     def adapt(self, backbone: Backbone) -> nn.Module:
         return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
 
-    def is_private(self, name: str) -> bool:
+    def is_private(self, task: Task, name: str) -> bool:
         return True
 
     def local(
@@ -47,7 +47,7 @@ class Local(Method):
     ) -> tuple[Params, Tensor]:
         return train(task, state, steps, context, self.optimiser)
 
-    def aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return server
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:

@@ -21,4 +21,6 @@ class ModelConfig:
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): found
     # in training, everywhere the model has it but in the attention weights, which are never dropped
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    # "frozen": batch normalisation uses and keeps its running statistics in training
+    batch_norm: Literal["train", "frozen"] = "train"
     image_size: Annotated[int, Gt(0)] | None = None  # the side; None: the model's own

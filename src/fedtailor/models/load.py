@@ -15,6 +15,7 @@ from torch import nn
 
 from .. import random
 from ..errors import InputError
+from ..layers import BatchNormMode
 from ..task import Backbone, Batch, Kind
 from .blocks import find_blocks, find_head, linearise
 from .config import ModelConfig
@@ -101,6 +102,8 @@ def load(
         name=config.name,
         encoder_prefix="encoder." if isinstance(model, Pooled) else "",
         tokenizer=load_tokenizer(config, cache) if modality == "text" else None,
+        pretrained=config.pretrained,
+        batch_norm=config.batch_norm,
     )
 
 
@@ -154,6 +157,8 @@ def from_module(
     kind: Kind = "classification",
     head: Sequence[str] = (),
     targets: Sequence[str] = (),
+    pretrained: bool = True,
+    batch_norm: BatchNormMode = "train",
 ) -> Backbone:
     """Any module as a backbone.
 
@@ -167,6 +172,9 @@ def from_module(
         kind: what the logits are for.
         head: patterns of the task head's modules; (): modules with a usual name.
         targets: patterns of the projections to adapt; (): found by the model's type, if known.
+        pretrained: whether its weights mean something; methods that need several models copy them
+            then, and draw independent ones otherwise.
+        batch_norm: ``frozen`` uses and keeps the running statistics in training.
 
     Raises:
         InputError: a pattern that matches nothing, or a forward without named arguments.
@@ -188,6 +196,8 @@ def from_module(
         blocks=find_blocks(model, targets),
         head=find_head(model, head),
         name=type(model).__name__,
+        pretrained=pretrained,
+        batch_norm=batch_norm,
     )
 
 

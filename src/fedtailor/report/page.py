@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InputError
 from . import drawing, figures
 from .drawing import Drawing
-from .method_figures import FIGURES
+from .methods import FIGURES
 from .read import Run, read_all
 from .select import Entry, entries, metric_of
 from .table import Block, blocks, si, table
@@ -26,8 +26,8 @@ def _drawings(runs: Sequence[Run], shown: Sequence[Entry]) -> Iterator[Drawing]:
     yield figures.distribution(shown, metric)
     yield figures.cost(shown, metric)
     for entry in shown:
-        if entry.method in FIGURES:
-            yield FIGURES[entry.method](entry)
+        for draw in FIGURES.get(entry.method, ()):
+            yield draw(entry)
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(next(iter(run.partitions.values())).digest, run)

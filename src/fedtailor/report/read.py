@@ -8,6 +8,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from numpy.typing import NDArray
+
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -107,6 +109,15 @@ class Trial:
         """``round 12 of 30`` for an unfinished trial, else empty."""
         return "" if self.commit.finished else f"round {self.commit.round} of {self.commit.rounds}"
 
+    def observed(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
+        """What the method showed of its states: (round, tensors by name) for committed rounds."""
+        found = []
+        for path in sorted(self.folder.glob("observed-*.safetensors")):
+            number = int(path.stem.removeprefix("observed-"))
+            if number <= self.commit.round:
+                found.append((number, tensors(path)))
+        return found
+
 
 @dataclass(frozen=True)
 class Run:
@@ -123,6 +134,25 @@ class Run:
     def is_language_modelling(self) -> bool:
         """Whether the examples have no labels, so that loss is the measure."""
         return any(partition.labels is None for partition in self.partitions.values())
+
+
+def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file; only those ``names``, if there are any.
+
+    Raises:
+        InputError: no such file, it is damaged, or lacks one of ``names``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise InputError(f"{path.parent} has no {path.name}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            if absent := set(names) - set(file.keys()):
+                raise InputError(f"{path} lacks the tensors {', '.join(sorted(absent))}")
+            return {name: file.get_tensor(name) for name in names or file.keys()}
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
 
 
 def _json(path: Path) -> Any:

@@ -1,34 +1,24 @@
-"""Figures of what single methods learn, by method name."""
+"""What FedSDG learns: its gates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from .drawing import Drawing, new_figure
-from .figures import client_ticks
-from .read import Trial
-from .select import Entry
+from ..drawing import Drawing, new_figure
+from ..figures import client_ticks
+from ..read import Trial, tensors
+from ..select import Entry
 
 
 def _gates(trial: Trial) -> NDArray[np.float64]:
     """FedSDG's gates sigmoid(a) ``[K, L]``, not a number for clients that never took part."""
-    from safetensors import safe_open
-
-    path = trial.folder / "private.safetensors"
-    if not path.is_file():
-        raise InputError(f"{trial.folder} has no {path.name}")
-    with safe_open(path, framework="numpy") as file:
-        absent = {"gate_logits", "__seen__"} - set(file.keys())
-        if absent:
-            raise InputError(f"{path} lacks the tensors {', '.join(sorted(absent))}")
-        a = file.get_tensor("gate_logits").astype(np.float64)  # [K, L]
-        seen = file.get_tensor("__seen__").astype(bool)  # [K]
+    private = tensors(trial.folder / "private.safetensors", "gate_logits", "__seen__")
+    a = private["gate_logits"].astype(np.float64)  # [K, L]
     m: NDArray[np.float64] = 1 / (1 + np.exp(-a))
-    m[~seen] = np.nan
+    m[private["__seen__"] == 0] = np.nan
     return m
 
 
@@ -72,8 +62,3 @@ def gate_heat_map(entry: Entry) -> Drawing:
         f"{high:.2f}. Clients are ordered by mean gate; hatched clients never "
         "took part.",
     )
-
-
-FIGURES: Mapping[str, Callable[[Entry], Drawing]] = {
-    "fedsdg": gate_heat_map,
-}

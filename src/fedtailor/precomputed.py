@@ -1,0 +1,68 @@
+"""What a method works out once an example, kept for every later batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .data.table import Batch, Dataset, Indices, Tokens
+from .params import Params
+from .task import CACHED
+
+_BLOCK = 32  # neighbouring rows worked out together, always the same ones: the same bits each time
+
+
+class Precomputed:
+    """Tensors by row of a data set, made by ``compute`` from a batch when a row is first asked for.
+
+    ``compute`` gives ``[b, ...]`` tensors, for token sequences ``[b, L, ...]``: rows are kept at
+    their own length.
+    """
+
+    def __init__(self, compute: Callable[[Batch], Params], dataset: Dataset) -> None:
+        self._compute = compute
+        self._dataset = dataset
+        self._rows: dict[int, Params] = {}
+
+    def fits(self, limit_mb: float) -> bool:
+        """Whether there is anything to keep, and all rows' results take at most ``limit_mb`` MB."""
+        self._work_out(0)
+        held = sum(v.numel() * v.element_size() for r in self._rows.values() for v in r.values())
+        return 0 < held / len(self._rows) * len(self._dataset.inputs) <= limit_mb * 1e6
+
+    def add_to(self, batch: Batch, rows: Indices) -> Batch:
+        """``batch``, made of ``rows``, with the results as ``cached.NAME``."""
+        for row in rows.tolist():
+            if row not in self._rows:
+                self._work_out(row // _BLOCK)
+        found = [self._rows[row] for row in rows.tolist()]
+        stacked = {CACHED + name: _stack([each[name] for each in found]) for name in found[0]}
+        return {**batch, **stacked}
+
+    def _work_out(self, block: int) -> None:
+        rows = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, len(self._dataset.inputs)))
+        with torch.no_grad():
+            made = self._compute(self._dataset.batch(rows))
+        lengths = self._dataset.inputs.lengths(rows).tolist()
+        is_text = isinstance(self._dataset.inputs, Tokens)
+        for at, (row, length) in enumerate(zip(rows.tolist(), lengths, strict=True)):
+            end = length if is_text else None
+            self._rows[row] = {
+                name: (value[at, :end] if is_text else value[at]).clone()
+                for name, value in made.items()
+            }
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    """``[b, ...]``, the first axis padded with zeros to the longest."""
+    longest = max(len(value) if value.dim() else 0 for value in values)
+
+    def pad(value: Tensor) -> Tensor:
+        missing = longest - len(value) if value.dim() else 0
+        return F.pad(value, [0, 0] * (value.dim() - 1) + [0, missing]) if missing else value
+
+    return torch.stack([pad(value) for value in values])

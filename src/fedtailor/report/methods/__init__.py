@@ -1,0 +1,13 @@
+"""Figures of what single methods learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..drawing import Drawing
+from ..select import Entry
+from . import fedsdg
+
+FIGURES: Mapping[str, tuple[Callable[[Entry], Drawing], ...]] = {
+    "fedsdg": (fedsdg.gate_heat_map,),
+}
