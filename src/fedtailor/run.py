@@ -115,11 +115,24 @@ def _backbone(
 ) -> Backbone:
     if given is not None:
         return given
-    return load_model(experiment.model, dataset.task, dataset.num_classes, seed, _modality(dataset))
+    return load_model(
+        experiment.model,
+        dataset.task,
+        dataset.num_classes,
+        seed,
+        _modality(dataset),
+        picture=_picture(dataset),
+    )
 
 
 def _modality(dataset: Dataset) -> Literal["text", "image"]:
     return "text" if isinstance(dataset.inputs, Tokens) else "image"
+
+
+def _picture(dataset: Dataset) -> tuple[int, ...] | None:
+    """Channels, height and width; None for texts."""
+    inputs = dataset.inputs
+    return None if isinstance(inputs, Tokens) else inputs.values.shape[1:]
 
 
 def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
@@ -163,6 +176,7 @@ def _partition(federation: Federation) -> dict[str, Any]:
         "clients": federation.num_clients,
         "task": dataset.task,
         "modality": _modality(dataset),
+        "picture": _picture(dataset),
         "train": partition.train.sizes().tolist(),
         "validation": partition.validation.sizes().tolist(),
         "test": partition.test.sizes().tolist(),
@@ -245,7 +259,12 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
     if client is not None and not 0 <= client < data["clients"]:
         raise InputError(f"no client {client}; allowed: 0 to {data['clients'] - 1}")
     backbone = load_model(
-        experiment.model, data["task"], len(data["classes"]), seed, data["modality"]
+        experiment.model,
+        data["task"],
+        len(data["classes"]),
+        seed,
+        data["modality"],
+        picture=data.get("picture"),
     )
     task = Task(backbone, method.adapt, seed=seed)
     server = load_file(folder / "server.safetensors")

