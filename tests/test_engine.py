@@ -1,19 +1,24 @@
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedtailor import random
 from fedtailor.engine import CohortConfig, Plan, ScheduleConfig, new_store, rounds
 from fedtailor.errors import InputError
 from fedtailor.evaluation import EvaluateConfig
 from fedtailor.executors import EngineConfig
 from fedtailor.federation import LocalConfig
+from fedtailor.method import Cohort, Method, Paper
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
-from fedtailor.optim import Optimiser
-from fedtailor.task import Task
+from fedtailor.optim import Context, Optimiser
+from fedtailor.params import Params, encode
+from fedtailor.task import Batch, Task
 from tests.small import digits_backbone, digits_federation
 
 FEDERATION = digits_federation()
@@ -148,3 +153,88 @@ def test_clients_start_from_private_parts_of_their_own() -> None:
     one, two = store.read(0), store.read(1)
     assert not one["hidden.private.A"].equal(two["hidden.private.A"])
     assert one["gate_logits"].equal(two["gate_logits"])
+
+
+@dataclass(frozen=True)
+class Thrifty(Method):
+    """FedAvg of the first half of a vector, the other half kept by a private mask; and what else
+    the engine offers: budgets by client, packed uploads, results by example, observations."""
+
+    name = "thrifty"
+    family = "sparse"
+    paper = Paper("", "", 0, "", "")
+    limit: int = 5
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if num_clients > self.limit:
+            raise InputError(f"{num_clients} clients of {cohort_size}, {rounds}: too many")
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name == "budget"
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return {"budget": torch.tensor(client)}
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        assert all("cached.dark" in batch for batch in steps)
+        dark = steps[0]["cached.dark"].mean()
+        return {**state, "head.bias": state["head.bias"] + state["budget"]}, dark
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        return {"half": trained["head.bias"][:5].clone()}
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        return {"kept": upload["half"][upload["half"] != 0], "where": upload["half"] != 0}
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        half = torch.zeros(5)
+        half[packed["where"]] = packed["kept"]
+        return {"half": half}
+
+    def aggregate(self, task: Task, server: Params, uploads: Params, cohort: Cohort) -> Params:
+        noise = random.uniform(cohort.key, (1,))
+        bias = torch.cat([uploads["half"].mean(0), noise, server["head.bias"][6:]])
+        return {**server, "head.bias": bias}
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return {"dark": batch["pixel_values"].mean((1, 2, 3))}
+
+    def observe_server(self, task: Task, server: Params, clients: Sequence[int]) -> Params:
+        return {"bias": server["head.bias"]}
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        return {"budget": state["budget"], "darkest": batch["cached.dark"].min()}
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_budgets_packed_uploads_results_by_example_and_observations(executor: str) -> None:
+    method, everyone = Thrifty(), CohortConfig()
+    engine = EngineConfig(executor)  # type: ignore[arg-type]
+    task = Task(digits_backbone())
+    task.state["head.bias"].zero_()
+    done = next(rounds(method, task, FEDERATION, replace(PLAN, cohort=everyone, engine=engine)))
+    assert done.server["head.bias"][:5].tolist() == [2.0] * 5  # mean of budgets 0 to 4
+    key = random.key(0, 1, "aggregate")
+    assert done.server["head.bias"][5] == random.uniform(key, (1,))[0]
+    sizes = [len(encode(method.pack(task, {"half": torch.full((5,), float(k))}))) for k in range(5)]
+    assert sizes[0] < sizes[1]
+    assert done.bytes_up == sum(sizes)
+    assert done.observed["clients"].tolist() == [0, 1, 2, 3, 4]
+    assert done.observed["client/budget"].tolist() == [0, 1, 2, 3, 4]
+    assert done.observed["server/bias"].equal(done.server["head.bias"])
+    darkest = FEDERATION.dataset.batch(FEDERATION.rows(3, "validation"))["pixel_values"]
+    expected = darkest.mean((1, 2, 3)).min()
+    torch.testing.assert_close(done.observed["client/darkest"][3], expected)
+
+
+def test_settings_that_do_not_fit_are_refused_before_the_first_round() -> None:
+    with pytest.raises(InputError, match="5 clients of 3, 2: too many"):
+        next(rounds(Thrifty(limit=4), Task(digits_backbone()), FEDERATION, PLAN))
+
+
+def test_without_a_cache_nothing_is_added_to_batches() -> None:
+    plan = replace(PLAN, engine=EngineConfig(cache_mb=0.0))
+    with pytest.raises(AssertionError):
+        next(rounds(Thrifty(), Task(digits_backbone()), FEDERATION, plan))

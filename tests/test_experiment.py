@@ -59,6 +59,17 @@ def test_settings_win_over_presets_and_presets_over_the_file(path: Path) -> None
     )  # type: ignore[attr-defined]
 
 
+def test_presets_are_applied_left_to_right(path: Path) -> None:
+    path.write_text(path.read_text() + "\n[presets.wide]\nsplit.alpha = 33\nrounds = 77\n")
+    assert load(path, ["preset=wide"]).rounds == 77
+    small = load(path, ["preset=small"])
+    both = load(path, ["preset=wide,small"])
+    assert (both.rounds, both.split.alpha) == (small.rounds, 33)
+    assert load(path, ["preset=small, wide"]).rounds == 77
+    with pytest.raises(InputError, match="unknown preset 'tiny'; allowed: small, wide"):
+        load(path, ["preset=small,tiny"])
+
+
 def test_what_is_written_reads_back_equal(path: Path) -> None:
     experiment = load(path)
     assert parse(experiment.as_dict()) == experiment

@@ -2,7 +2,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
 from fedtailor.report.read import read, read_all
@@ -120,3 +122,17 @@ def test_the_same_directory_twice_is_refused(make_run: MakeRun) -> None:
 def test_different_tasks_are_refused(make_run: MakeRun) -> None:
     with pytest.raises(InputError, match="different tasks have no measure in common"):
         read_all([make_run("a"), make_run("b", is_lm=True)])
+
+
+def test_observations_are_read_up_to_the_last_committed_round(make_run: MakeRun) -> None:
+    path = make_run(done=3)
+    folder = path / "methods/fedsdg/seed-0"
+    for number in (2, 3, 4):
+        found = {"server/weights": np.full((2, 2), number), "server_clients": np.arange(2)}
+        save_file(found, folder / f"observed-{number:06d}.safetensors")
+    trial = next(t for t in read(path).trials if (t.label, t.seed) == ("fedsdg", 0))
+    assert [number for number, _ in trial.observed()] == [2, 3]
+    assert trial.observed()[1][1]["server/weights"].tolist() == [[3, 3], [3, 3]]
+    (folder / "observed-000003.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"observed-000003\.safetensors is damaged"):
+        trial.observed()

@@ -1,0 +1,51 @@
+import numpy as np
+from torch import Tensor
+
+from fedtailor.precomputed import Precomputed
+from tests.small import digits_federation
+from tests.text import topics_federation
+
+Batch = dict[str, Tensor]
+
+
+def squares(batch: Batch) -> Batch:
+    x = batch["pixel_values"] if "pixel_values" in batch else batch["input_ids"][..., None].float()
+    return {"squares": x.square(), "first": x.flatten(1)[:, :1].clone()} if x.dim() == 4 else {
+        "squares": x.square()
+    }  # fmt: skip
+
+
+def test_results_stand_beside_the_batch_they_belong_to() -> None:
+    dataset = digits_federation().dataset
+    asked = []
+
+    def compute(batch: Batch) -> Batch:
+        asked.append(len(batch["labels"]))
+        return squares(batch)
+
+    precomputed = Precomputed(compute, dataset)
+    rows = np.array([3, 1700, 4])
+    for _ in range(2):
+        batch = precomputed.add_to(dataset.batch(rows), rows)
+        assert batch["cached.squares"].equal(batch["pixel_values"].square())
+        assert batch["cached.first"].shape == (3, 1)
+    assert sum(asked) < 100  # two blocks of neighbours, once each
+
+
+def test_token_sequences_are_kept_at_their_own_length() -> None:
+    dataset = topics_federation().dataset
+    lengths = dataset.inputs.lengths(np.arange(400))
+    rows = np.array([int(lengths.argmin()), int(lengths.argmax())])
+    batch = Precomputed(squares, dataset).add_to(dataset.batch(rows), rows)
+    assert lengths.min() < lengths.max()
+    assert batch["cached.squares"][..., 0].equal(batch["input_ids"].float().square())
+    short = Precomputed(squares, dataset).add_to(dataset.batch(rows[:1]), rows[:1])
+    assert short["cached.squares"].shape == (1, lengths.min(), 1)
+
+
+def test_the_limit_is_of_all_rows() -> None:
+    dataset = digits_federation().dataset
+    whole = len(dataset.inputs) * (64 + 1) * 4 / 1e6
+    assert Precomputed(squares, dataset).fits(whole * 1.01)
+    assert not Precomputed(squares, dataset).fits(whole * 0.99)
+    assert not Precomputed(lambda batch: {}, dataset).fits(1e9)

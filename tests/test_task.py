@@ -1,0 +1,127 @@
+import pytest
+import torch
+from torch import nn
+
+from fedtailor import random
+from fedtailor.layers import Stepwise, replace
+from fedtailor.optim import Context, Optimiser, train
+from fedtailor.params import Params
+from fedtailor.task import Backbone, Batch, Task
+from tests.small import digits_backbone
+
+BATCH: Batch = {"pixel_values": torch.rand(6, 1, 8, 8), "labels": torch.arange(6)}
+
+
+class Counter(Stepwise):
+    """Passes its input on and counts training steps."""
+
+    state_buffers = ("steps",)
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.step.training:
+            self.record("steps", self.steps + 1)
+        return x
+
+
+def counting(backbone: Backbone) -> nn.Module:
+    replace(backbone.model, "dropout", Counter())
+    return backbone.model
+
+
+def test_state_buffers_travel_with_the_state_and_are_not_trained() -> None:
+    task = Task(digits_backbone(), counting)
+    assert "dropout.steps" in task.buffers
+    assert "dropout.steps" not in task.trained
+    trained, _ = train(task, task.state, [BATCH] * 3, Context(random.key(0)), Optimiser())
+    assert trained["dropout.steps"] == 3
+    assert task.state["dropout.steps"] == 0
+    empty = {**BATCH, "weight": torch.zeros(6)}
+    same, _ = train(task, trained, [empty], Context(random.key(0)), Optimiser())
+    assert same["dropout.steps"] == 3
+
+
+def test_a_forward_pass_uses_what_through_gives() -> None:
+    task = Task(digits_backbone(dropout=0.0))
+
+    def without_head(state: Params, batch: Batch) -> Params:
+        assert batch["labels"] is BATCH["labels"]
+        return {**state, "head.weight": torch.zeros_like(state["head.weight"])}
+
+    logits = task.logits(task.state, BATCH, through=without_head)
+    torch.testing.assert_close(logits, task.state["head.bias"].expand(6, 10))
+    loss, _ = task.loss(task.state, BATCH, random.key(0), through=without_head)
+    plain, _ = task.loss(without_head(task.state, BATCH), BATCH, random.key(0))
+    assert loss == plain
+
+
+def test_the_model_at_its_start_is_at_hand_in_a_training_step() -> None:
+    task = Task(digits_backbone(dropout=0.5))
+    start = task.logits(task.state, BATCH)
+    moved = {n: v + 0.1 if n in task.trained else v for n, v in task.state.items()}
+    seen = []
+
+    def look(state: Params, batch: Batch) -> Params:
+        seen.append(task.at_start(batch))
+        return state
+
+    loss, buffers = task.loss(moved, BATCH, random.key(0), through=look)
+    assert seen[0].equal(start)  # neither dropout nor the batch's statistics
+    plain, plain_buffers = task.loss(moved, BATCH, random.key(0))
+    assert loss == plain  # the step goes on as if nothing had been in between
+    assert buffers.keys() == plain_buffers.keys() == task.buffers
+
+
+def test_a_submodule_runs_with_the_states_tensors() -> None:
+    task = Task(digits_backbone())
+    x = torch.rand(3, 16)
+    state = {"head.weight": torch.ones(10, 16), "head.bias": torch.zeros(10)}
+    torch.testing.assert_close(task.module("head", state, x), x.sum(1, keepdim=True).expand(3, 10))
+
+
+def test_what_is_cached_does_not_reach_the_model() -> None:
+    task = Task(digits_backbone())
+    cached = {**BATCH, "cached.features": torch.zeros(6, 3)}
+    assert task.inputs(cached).keys() == {"pixel_values"}
+    assert task.logits(task.state, cached).equal(task.logits(task.state, BATCH))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_masked_parameters_and_their_momentum_are_left_alone(name: str) -> None:
+    task = Task(digits_backbone(), counting)
+    optimiser = Optimiser(name, lr=0.1, momentum=0.9, weight_decay=0.1)  # type: ignore[arg-type]
+    allowed = torch.tensor([True] * 5 + [False] * 5)
+
+    def odd_steps(buffers: Params) -> Params:
+        odd = buffers["dropout.steps"] % 2 == 1
+        return {"head.bias": allowed & odd, "conv.weight": torch.tensor(False)}
+
+    def run(steps: int) -> Params:
+        return train(
+            task, task.state, [BATCH] * steps, Context(random.key(0)), optimiser, mask=odd_steps
+        )[0]
+
+    one, two = run(1), run(2)
+    assert one["conv.weight"].equal(task.state["conv.weight"])
+    assert one["head.bias"][5:].equal(task.state["head.bias"][5:])
+    assert not one["head.bias"][:5].eq(task.state["head.bias"][:5]).any()
+    assert two["head.bias"].equal(one["head.bias"])  # momentum would have moved it
+    assert not two["head.weight"].equal(one["head.weight"])  # not named: free
+
+
+def test_another_loss_is_minimised_instead() -> None:
+    task = Task(digits_backbone())
+
+    def size(state: Params, batch: Batch, key: torch.Tensor) -> tuple[torch.Tensor, Params]:
+        return state["head.weight"].square().sum(), {}
+
+    trained, loss = train(
+        task, task.state, [BATCH], Context(random.key(0)), Optimiser(lr=0.25), loss=size
+    )
+    torch.testing.assert_close(trained["head.weight"], 0.5 * task.state["head.weight"])
+    torch.testing.assert_close(loss, task.state["head.weight"].square().sum())
+    assert trained["conv.weight"].equal(task.state["conv.weight"])
