@@ -167,7 +167,10 @@ def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> 
         methods={"lora": ft.FedAvg(trainable="lora", rank=2)},
         rounds=1,
         split=ft.SplitConfig(3),
-        model=ModelConfig("resnet9", pretrained=False, width=0.05, targets=("head",)),
+        local=ft.LocalConfig(steps=2),
+        model=ModelConfig(
+            "lenet", pretrained=False, width=0.1, image_size=16, targets=("hidden*",)
+        ),
     )
     run = ft.run(experiment, tmp_path / "run", dataset=digits())
     assert '"picture": [' in (run / "partitions/seed-0.json").read_text()
