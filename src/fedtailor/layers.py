@@ -168,17 +168,26 @@ class TracedBatchNorm(Stepwise):
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         dtype, x = x.dtype, x.float() if x.dtype == torch.bfloat16 else x
-        mean, var, count = masked_moments(x, self.step.weight)
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        per_channel = x.numel() // x.shape[1]
+        if self.step.weight is None and per_channel > 1:  # PyTorch's own kernel: no padding
+            axes = [0, *range(2, x.dim())]
+            var, mean = torch.var_mean(x.detach(), axes, correction=0)
+            count = mean.new_tensor(per_channel)
+            y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        else:
+            mean, var, count = masked_moments(x, self.step.weight)
+            scale = torch.rsqrt(var + self.eps)
+            if self.weight is not None:
+                scale = scale * self.weight
+            shift = -mean * scale if self.bias is None else self.bias - mean * scale
+            y = x * scale.view(shape) + shift.view(shape)
         unbiased = var * count / (count - 1).clamp(min=1)
         for name, old, new in (
             ("running_mean", self.running_mean, mean),
             ("running_var", self.running_var, unbiased),
         ):
             self.record(name, torch.lerp(old, new.to(old.dtype), self.momentum))
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        y = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
-        if self.weight is not None and self.bias is not None:
-            y = y * self.weight.view(shape) + self.bias.view(shape)
         return y.to(dtype)
 
 
