@@ -82,7 +82,7 @@ def test_a_run_ends_with_a_table_and_a_report(
     assert "fedsdg" in printed.out
     assert "local" in printed.out
     assert f"report: {finished / 'report.html'}" in printed.out
-    assert printed.err == ""  # no progress bar where there is no terminal
+    assert printed.err == ""
     assert (finished / "report.html").stat().st_size > 10_000
     history = finished / "methods/fedsdg/seed-0/history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()]
@@ -314,6 +314,22 @@ def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) 
     assert "3/3" in text
     assert re.search(r"\d\d:\d\d<\d\d:\d\d", text)  # elapsed<left
     assert re.search(r"loss=\d\.\d\d\d", text)
+
+
+def test_without_a_terminal_a_log_gets_a_line_an_evaluation(file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(tmp_path / "o")]
+    settings = ["--set", "methods=local", "--set", "evaluate.every=2"]
+    done = subprocess.run([*command, *settings], capture_output=True, text=True, check=True)
+    line = r"local, seed \d: round {} of 3, loss \d\.\d\d\d\n"
+    assert re.fullmatch(line.format(2) + line.format(3), done.stderr)
+    commit = tmp_path / "o/methods/local/seed-0/commit.json"
+    assert json.loads(commit.read_text())["finished"]
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert re.fullmatch(r"fedtailor \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
 def test_the_program_itself_exits_with_2_and_one_line(file: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 import typing
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedtailor", description=fedtailor.__doc__)
+    parser.add_argument("--version", action="version", version=f"fedtailor {version('fedtailor')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run an experiment file, or go on with a run directory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -81,7 +82,9 @@ def run(
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
                 if not folder.commit.finished:
                     task = _task(experiment, method, model, seed)
-                    _run_method(experiment, method, task, federation, folder, f"{label} {seed}")
+                    _run_method(
+                        experiment, method, task, federation, folder, f"{label}, seed {seed}"
+                    )
     return out
 
 
@@ -227,9 +230,15 @@ def _run_method(
         ),
         desc=title, total=experiment.rounds, initial=done, unit="round", disable=None,
     )  # fmt: skip
+    if done:
+        print(f"{title}: goes on after round {done} of {experiment.rounds}", file=sys.stderr)
     for round_ in progress:
         folder.write(round_, store)
-        progress.set_postfix(loss=f"{sum(round_.losses) / len(round_.losses):.3f}")
+        loss = f"{sum(round_.losses) / len(round_.losses):.3f}"
+        progress.set_postfix(loss=loss)
+        if progress.disable and round_.evaluations:  # no terminal: lines for a log
+            rounds_ = f"round {round_.number} of {experiment.rounds}"
+            print(f"{title}: {rounds_}, loss {loss}", file=sys.stderr)
     folder.finish()
 
 
