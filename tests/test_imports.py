@@ -6,7 +6,10 @@ from pathlib import Path
 import fedtailor
 
 ROOT = Path(fedtailor.__file__).parent
-FOR_METHODS = {"params", "task", "optim", "method", "layers", "random", "errors"}
+FOR_METHODS = {
+    "params", "task", "optim", "method", "layers", "random", "errors",
+    "gating", "sparse", "knapsack",
+}  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

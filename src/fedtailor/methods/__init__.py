@@ -7,10 +7,12 @@ from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedsdg import FedSDG
 from .local import Local
+from .pfedgate import PFedGate
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedsdg": FedSDG,
+    "pfedgate": PFedGate,
 }

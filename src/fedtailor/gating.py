@@ -1,0 +1,201 @@
+"""A gating layer: from a batch's inputs to a gate and an importance for every block of a model.
+
+Two equal paths, each of switchable normalisation, a linear layer, batch normalisation and a sigmoid
+(Chen et al., ICML 2023, section 5.2.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .errors import InputError
+from .layers import Stepwise, TracedBatchNorm
+from .sparse import Blocks
+from .task import Backbone
+
+
+def average(x: Tensor, real: Tensor | None) -> Tensor:
+    """The mean over the real positions, ``[b, C, 1]``."""
+    if real is None:
+        return x.mean(2, keepdim=True)
+    count = real.sum(1).clamp(min=1)
+    return (x @ real[:, :, None]) / count[:, None, None]
+
+
+class Moments(Stepwise):
+    """Means and variances of ``x`` ``[b, C, P]`` by instance ``[b, C]``, layer ``[b, 1]`` and batch
+    ``[C]``; outside training the last are running ones. Both paths share them."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.state_buffers = ("running_mean", "running_var")
+
+    def forward(
+        self, x: Tensor, real: Tensor | None, weight: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """``real`` ``[b, P]`` (None: all) and ``weight`` ``[b]`` are 0 for padding."""
+        if real is None:
+            count = torch.full_like(weight, x.shape[2])
+            var, mean = torch.var_mean(x, 2, correction=0)  # [b, C]
+        else:
+            count = real.sum(1).clamp(min=1)
+            mean = (x * real[:, None]).sum(2) / count[:, None]
+            var = ((x - mean[:, :, None]).square() * real[:, None]).sum(2) / count[:, None]
+        square = var + mean.square()
+        mean_ln = mean.mean(1, keepdim=True)
+        var_ln = (square.mean(1, keepdim=True) - mean_ln.square()).clamp(min=0)
+        mean_bn, var_bn = self._of_batch(mean, square, count * weight)
+        return [mean, mean_ln, mean_bn], [var, var_ln, var_bn]
+
+    def _of_batch(self, mean_in: Tensor, square: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.step.training:
+            return self.running_mean, self.running_var
+        w = count / count.sum().clamp(min=1)
+        mean = w @ mean_in
+        var = (w @ square - mean.square()).clamp(min=0)
+        self.record("running_mean", torch.lerp(self.running_mean, mean, self.momentum))
+        self.record("running_var", torch.lerp(self.running_var, var, self.momentum))
+        return mean, var
+
+
+class SwitchableNorm(nn.Module):
+    """Switchable normalisation (Luo et al., ICLR 2019): moments by instance, layer and batch, mixed
+    by learned softmax weights, one set for means and one for variances."""
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.mean_weight = nn.Parameter(torch.ones(3))
+        self.var_weight = nn.Parameter(torch.ones(3))
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, means: list[Tensor], variances: list[Tensor]) -> Tensor:
+        """``x`` ``[b, C, P]`` with its `Moments`."""
+        mean, var = (
+            sum((w * moment for w, moment in zip(torch.softmax(weight, 0), moments, strict=True)))
+            for weight, moments in ((self.mean_weight, means), (self.var_weight, variances))
+        )  # [b, C]
+        scale = torch.rsqrt(var + self.eps) * self.weight
+        shift = self.bias - mean * scale
+        return torch.addcmul(shift[:, :, None], x, scale[:, :, None])
+
+
+class Affine(nn.Module):
+    """A scale and a shift for each of L numbers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.bias
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the gating layer sees, told by the model's first layer with weights: ``path`` leads
+    to it."""
+
+    kind: Literal["tokens", "pictures", "vectors"]
+    path: str
+    channels: int
+    positions: int  # after pooling; 1 for tokens, which are averaged
+
+    @classmethod
+    def of(cls, backbone: Backbone, pool: int) -> Source:
+        for path, module in backbone.model.named_modules():
+            if isinstance(module, nn.Embedding):
+                return cls("tokens", path, module.embedding_dim, 1)
+            if isinstance(module, nn.Conv2d):
+                return cls("pictures", path, module.in_channels, pool * pool)
+            if isinstance(module, nn.Linear):
+                return cls("vectors", path, 1, module.in_features)
+        raise InputError(
+            f"pfedgate can't tell what {backbone.name!r} reads; its first layer with weights must "
+            f"be an nn.Embedding (tokens), an nn.Conv2d (pictures) or an nn.Linear (vectors)"
+        )
+
+
+class Path(nn.Module):
+    """One path of the gating layer: ``x`` ``[b, C, P]`` to ``[b, L]``."""
+
+    def __init__(self, source: Source, outputs: int, norm: bool, post: nn.Module | None) -> None:
+        super().__init__()
+        self.norm = SwitchableNorm(source.channels) if norm else None
+        inputs = source.channels * source.positions
+        self.linear = nn.Linear(inputs, outputs, bias=post is None)
+        self.post = post or nn.Identity()
+        self._averages = source.kind == "tokens"
+
+    def forward(self, x: Tensor, real: Tensor | None, moments: Any) -> Tensor:
+        if self.norm is not None:
+            x = self.norm(x, *moments)
+        if self._averages:
+            x = average(x, real)
+        y: Tensor = self.post(self.linear(x.flatten(1)))
+        return y
+
+
+class GatingLayer(Stepwise):
+    """g_phi before the mean over the batch, and what a client keeps beside it: its ``budget`` in
+    parameters; the mean input (``features``) or the mean M and G (``means``) over its training
+    examples, where one set of gates serves a client."""
+
+    budget: Tensor
+
+    def __init__(
+        self,
+        source: Source,
+        layout: Blocks,
+        *,
+        pre_norm: bool = True,
+        post_norm: bool = True,
+        sigmoid: bool = True,
+        gate_max: float = 1.0,
+        one_input: bool = False,
+        keep_means: bool = False,
+    ) -> None:
+        """``one_input``: it will see a client's mean input, in place of batches; ``keep_means``: it
+        holds the client's mean M and G."""
+        super().__init__()
+        L = len(layout.W)
+
+        def path() -> Path:
+            post: nn.Module | None = None
+            if post_norm:
+                post = Affine(L) if one_input else TracedBatchNorm(nn.BatchNorm1d(L), True)
+            return Path(source, L, pre_norm, post)
+
+        self.moments = Moments(source.channels) if pre_norm else None
+        self.weights, self.importance = path(), path()
+        self.source, self.layout = source, layout
+        self.rows: frozenset[str] = frozenset()  # weights that gate their rows themselves
+        self._sigmoid = sigmoid
+        self._scale = torch.tensor([gate_max, 1.0])
+        self.register_buffer("budget", torch.tensor(layout.d))
+        self.state_buffers = ("budget",)
+        if one_input:
+            self.register_buffer("features", torch.zeros(source.channels, source.positions))
+            self.state_buffers += ("features",)
+        if keep_means:
+            self.register_buffer("means", (self._scale / 2)[:, None].repeat(1, L))
+            self.state_buffers += ("means",)
+
+    def forward(self, x: Tensor, real: Tensor | None, weight: Tensor) -> Tensor:
+        """M and G of every example, ``[2, b, L]``."""
+        moments = None if self.moments is None else self.moments(x, real, weight)
+        both = torch.stack([path(x, real, moments) for path in (self.weights, self.importance)])
+        bounded = torch.sigmoid(both) if self._sigmoid else 0.5 + both / 4
+        return bounded * self._scale.to(both.device)[:, None, None]

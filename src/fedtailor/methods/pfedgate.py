@@ -1,0 +1,477 @@
+"""pFedGate: a private gating layer picks and scales blocks of the shared model, batch by batch.
+
+Efficient Personalized Federated Learning via Sparse Model-Adaptation. D. Chen, L. Yao, D. Gao,
+B. Ding, Y. Li. ICML 2023.
+
+Client k with budget s, gating layer phi, batch x; W the sizes of the L blocks, d their sum:
+    M, G = g_phi(x)                                         (section 5.2.1, each [L])
+    I* = argmax_I  I . G   such that  I . W / d <= s,  I in {0, 1}^L            (6)
+    M' = M I_ST,  I_ST = I* - stopgrad(G) + G                                   (appendix A)
+    theta' = theta M', block by block                                           (5)
+    theta <- theta - eta_g grad f(theta'),  phi <- phi - eta grad f(theta')     (algorithm 1)
+    up: Delta_k[b] of the blocks b that any batch of the round kept, and which they are
+Server:
+    theta[b] <- theta[b] + sum_k n_k Delta_k[b] / sum_k n_k over the k that sent b
+
+g_phi has two equal paths, one for M, one for G: switchable normalisation, a linear layer,
+batch normalisation, sigmoid (for M times ``gate_max``), mean over the batch.
+
+Differs from the paper:
+- The gradient of theta passes through M' (chain rule); algorithm 1 leaves M' out.
+- M is a sigmoid times ``gate_max`` = 2, so that all gates start near 1 and the model near theta.
+  With 1, the paper's, every layer starts at half its weights: pretrained ones are lost, random ones
+  learn much more slowly.
+- ``sigmoid=False`` puts its tangent at 0 in its place, 1/2 + z/4: after the batch normalisation z
+  itself has mean 0 over every batch, and nothing would pass.
+- A dropped block's gate and importance get no gradient, so that the backward pass can leave the
+  block out, too. ``straight_through="dense"`` computes it, as in appendix A.
+- Importances are rounded to 2^-20: with two examples in a batch all gates start at 0.5 up to float
+  rounding, and which blocks are kept must not depend on that. Of equal solutions the smallest.
+- d counts the shared parameters; the gating layer is not cut. Batches of one example, which have no
+  batch statistics, are not trained on.
+- The paper gives pictures' pixels to the gating layer; larger ones are first averaged to
+  ``pool x pool``. Token sequences enter as the initial token embeddings, averaged over the real
+  tokens after the normalisation. The paper has no text.
+- ``adaptation="client"``: with one input, the mean, batch normalisation after the linear layer is
+  only its scale and shift. The paper doesn't say.
+- ``evaluation="sample"`` and ``"client"`` (the mean of M and G over the training examples) are not
+  in the paper, nor is ``solver="greedy"``, nor the value of ``min_sparsity``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import InputError
+from ..gating import GatingLayer, Source, average
+from ..knapsack import greedy, knapsack
+from ..layers import train_only
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, add, subtract, weighted_sum
+from ..sparse import Blocks, GatedConv2d, GatedLinear, gate_rows, gated
+from ..task import Backbone, Batch, Task
+
+Solver = Literal["exact", "greedy"]
+Budget = Annotated[float, Gt(0), Le(1)]
+
+
+def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
+    """How a flat parameter is cut (section 5.2.2): a first block, then equal ones.
+
+    Args:
+        numel: the parameter's size d_l.
+        blocks: B, at least 2.
+        min_sparsity: the first block's share, rounded down.
+
+    Returns:
+        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
+        blocks.
+
+    Raises:
+        InputError: a number out of range.
+
+    >>> block_sizes(100, 5, 0.1)
+    [10, 23, 23, 23, 21]
+    """
+    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
+        raise InputError(
+            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
+            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
+        )
+    first = math.floor(numel * min_sparsity)
+    size = -(-(numel - first) // (blocks - 1))
+    ends = [min(numel, first + size * number) for number in range(blocks)]
+    return [first, *(b - a for a, b in pairwise(ends))]
+
+
+def _cut(model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
+    sizes = {
+        name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
+        for name, parameter in model.named_parameters()
+    }
+    return Blocks(tuple(sizes), tuple(sizes.values()))
+
+
+class _Choice(torch.autograd.Function):
+    """I*, bool ``[L]``, from the importances and the budget in parameters. ``gates.known`` is set
+    to it where it is one client's."""
+
+    @staticmethod
+    def forward(G: Tensor, budget: Tensor, gates: _Gates) -> Tensor:
+        importance = (G.detach().double() * 2**20).round().cpu().numpy()
+        gates.known = gates.solve(importance, int(budget))
+        return torch.from_numpy(gates.known).to(G.device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, G: Tensor, budget: Tensor, gates: _Gates
+    ) -> tuple[Tensor, int]:
+        Gs, budgets = (
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            for value, dim in ((G, in_dims[0]), (budget, in_dims[1]))
+        )
+        kept = [_Choice.forward(G, b, gates) for G, b in zip(Gs, budgets, strict=True)]
+        gates.known = None
+        return torch.stack(kept), 0
+
+
+class _Chain(nn.Module):
+    """The modules of an nn.Sequential, one after the other, beside which others may stand."""
+
+    def __init__(self, chain: nn.Sequential) -> None:
+        super().__init__()
+        for name, module in chain.named_children():
+            self.add_module(name, module)
+        self._chain = [name for name, _ in chain.named_children()]
+
+    def forward(self, input: Any) -> Any:
+        for name in self._chain:
+            input = self._modules[name](input)  # type: ignore[misc]
+        return input
+
+
+@dataclass(frozen=True)
+class PFedGate(Method):
+    """pFedGate: theta shared, the gating layer phi private.
+
+    ``sparsity`` is s, or a tuple of which client k gets entry k modulo its length; ``blocks`` is B,
+    ``min_sparsity`` s_min; ``optimiser.lr`` is eta_g and ``lr_gate`` eta. ``adaptation`` says
+    whether training gates each batch or, by the mean of its training inputs, the client;
+    ``evaluation`` what gets its own gates there.
+    """
+
+    name: ClassVar[str] = "pfedgate"
+    family: ClassVar[str] = "sparse"
+    paper: ClassVar[Paper] = Paper(
+        "Efficient Personalized Federated Learning via Sparse Model-Adaptation",
+        "D. Chen, L. Yao, D. Gao, B. Ding, Y. Li",
+        2023,
+        "ICML 2023",
+        "theta' = theta M', M' = M I*, I* = argmax I . G with I . W <= s d, (M, G) = g_phi(x); "
+        "theta[b] <- theta[b] + sum_k p_k Delta_k[b] over the clients that sent block b",
+    )
+
+    sparsity: Budget | tuple[Budget, ...] = 0.5
+    blocks: Annotated[int, Ge(2)] = 5
+    min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.05
+    pre_norm: bool = True
+    post_norm: bool = True
+    sigmoid: bool = True
+    gate_max: Annotated[float, Gt(0)] = 2.0
+    adaptation: Literal["batch", "client"] = "batch"
+    evaluation: Literal["batch", "sample", "client"] = "batch"
+    solver: Solver = "exact"
+    straight_through: Literal["kept", "dense"] = "kept"
+    pool: Annotated[int, Gt(0)] = 28
+    optimiser: Optimiser = Optimiser("sgd", lr=0.1, clip=10.0)
+    lr_gate: Annotated[float, Gt(0)] = 0.1
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        source = Source.of(backbone, self.pool)
+        model = train_only(backbone.model, lambda name: True)
+        if type(model).forward is nn.Sequential.forward:
+            model = _Chain(model)  # type: ignore[arg-type]
+        if hasattr(model, "gate"):
+            raise InputError(f"model {backbone.name!r} has a 'gate' of its own; pfedgate adds one")
+        layout = _cut(model, self.blocks, self.min_sparsity)
+        one_input = self.adaptation == "client"
+        gate = GatingLayer(
+            source, layout, pre_norm=self.pre_norm, post_norm=self.post_norm,
+            sigmoid=self.sigmoid, gate_max=self.gate_max, one_input=one_input,
+            keep_means=self.evaluation == "client" and not one_input,
+        )  # fmt: skip
+        if self.straight_through == "kept":
+            sizes = dict(zip(layout.names, layout.sizes, strict=True))
+            names = {parameter: name for name, parameter in model.named_parameters()}
+            gate_rows(model, lambda weight: sizes[names[weight]])  # type: ignore[index]
+            gate.rows = frozenset(
+                f"{path}.weight"
+                for path, module in model.named_modules()
+                if isinstance(module, GatedLinear | GatedConv2d)
+            )
+        model.add_module("gate", gate)
+        return model
+
+    @property
+    def _budgets(self) -> tuple[float, ...]:
+        return self.sparsity if isinstance(self.sparsity, tuple) else (self.sparsity,)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if self.adaptation == "client" and self.evaluation != "client":
+            raise InputError(
+                f"adaptation 'client' learns one set of gates a client; evaluation must be "
+                f"'client', not {self.evaluation!r}"
+            )
+        if not self._budgets:
+            raise InputError("sparsity is an empty list; give one number, or one or more in a list")
+        layout = _gate(task).layout
+        least, W = int(layout.W[layout.always].sum()), layout.W[layout.W > 0]
+        for s in self._budgets:
+            room = math.floor(s * layout.d)
+            if room < least:
+                raise InputError(
+                    f"sparsity {s} can't be reached: with min_sparsity {self.min_sparsity} the "
+                    f"blocks that are always kept hold {least} of {layout.d} parameters; the "
+                    f"smallest that can be is {math.ceil(least / layout.d * 1e4) / 1e4}"
+                )
+            if room < W.min():
+                raise InputError(
+                    f"sparsity {s} of {layout.d} parameters is room for {room}, and the smallest "
+                    f"block has {W.min()}; raise sparsity or blocks"
+                )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name.startswith("gate.")
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        s = self._budgets[client % len(self._budgets)]
+        private = {n: value for n, value in task.state.items() if self.is_private(task, n)}
+        budget = torch.full_like(private["gate.budget"], math.floor(s * _gate(task).layout.d))
+        return {**private, "gate.budget": budget}
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        layout = _gate(task).layout
+        nothing = torch.zeros(len(layout.W), dtype=torch.bool, device=task.device)
+        state = {**state, "touched": nothing}
+        if self.adaptation == "client":
+            state["gate.features"] = self._mean_features(task, steps)
+
+        def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            gates = _Gates(self, task, "features" if self.adaptation == "client" else "batch")
+            value, buffers = task.loss(state, batch, key, through=gates)
+            return value, {**buffers, "kept": gates.kept, "touched": state["touched"] | gates.kept}
+
+        def mask(buffers: Params) -> Params:
+            kept = buffers["kept"].float()
+            return {
+                name: gated(torch.ones_like(state[name]), kept[place], sizes) > 0
+                for name, place, sizes in layout.parts()
+            }
+
+        # a dropped block's gradient is 0, so that plain SGD leaves it alone by itself
+        o = self.optimiser
+        plain = o.name == "sgd" and not o.momentum and not o.weight_decay
+        trained, mean = train(
+            task, state, [_without_singles(batch) for batch in steps], context, self.optimiser,
+            lr=lambda name: self.lr_gate if self.is_private(task, name) else self.optimiser.lr,
+            loss=loss, mask=None if plain else mask,
+        )  # fmt: skip
+        if "gate.means" in state:
+            trained["gate.means"] = self._mean_gates(task, trained, steps)
+        return trained, mean
+
+    def _mean_features(self, task: Task, steps: Sequence[Batch]) -> Tensor:
+        """The mean over the local training examples of what the gating layer sees, ``[C, P]``."""
+        total, count = torch.zeros((), device=task.device), torch.zeros((), device=task.device)
+        for batch in steps:
+            x, real = _inputs(task, batch)
+            weight = _weights(batch, x)
+            if _gate(task).source.kind == "tokens":
+                x = average(x, real)
+            total = total + (x * weight[:, None, None]).sum(0)
+            count = count + weight.sum()
+        return total / count.clamp(min=1)
+
+    def _mean_gates(self, task: Task, state: Params, steps: Sequence[Batch]) -> Tensor:
+        """M and G, averaged over the local training examples, ``[2, L]``."""
+        total, count = torch.zeros((), device=task.device), torch.zeros((), device=task.device)
+        for batch in steps:
+            x, real = _inputs(task, batch)
+            weight = _weights(batch, x)
+            total = total + weight @ task.module("gate", state, x, real, weight)
+            count = count + weight.sum()
+        return total / count.clamp(min=1)
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        delta = subtract({name: trained[name] for name in received}, received)
+        return {**delta, "touched": trained["touched"]}
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        layout, touched = _gate(task).layout, upload["touched"].cpu().numpy()
+        pieces = [
+            upload[name].reshape(-1)[start:end]
+            for number, name, start, end in layout.pieces()
+            if touched[number]
+        ]
+        bits = torch.from_numpy(np.packbits(touched)).to(task.device)
+        values = torch.cat(pieces) if pieces else torch.zeros(0, device=task.device)
+        rest = {name: upload[name] for name in upload.keys() & task.buffers}
+        return {**rest, "blocks": bits, "values": values}
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        layout = _gate(task).layout
+        L = len(layout.W)
+        touched = np.unpackbits(packed["blocks"].cpu().numpy(), count=L).astype(bool)
+        delta = {name: torch.zeros_like(task.state[name]) for name in layout.names}
+        at = 0
+        for number, name, start, end in layout.pieces():
+            if touched[number]:
+                size = end - start
+                delta[name].view(-1)[start:end] = packed["values"][at : at + size]
+                at += size
+        rest = {name: packed[name] for name in packed.keys() & task.buffers}
+        return {**rest, **delta, "touched": torch.from_numpy(touched).to(task.device)}
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        sent = uploads["touched"].double().cpu()  # [c, L]
+        shares = cohort.shares.cpu()[:, None]
+        total = (shares * sent).sum(0)
+        Omega = shares * sent / torch.where(total > 0, total, 1.0)
+        trained = shares[:, 0] * sent.any(1)
+        rest = {name: uploads[name] for name in server.keys() & task.buffers}
+        moved = weighted_sum(rest, trained / trained.sum().clamp(min=1e-12))
+        change = {name: torch.zeros_like(server[name]) for name in _gate(task).layout.names}
+        for number, name, start, end in _gate(task).layout.pieces():
+            part = {name: uploads[name].flatten(1)[:, start:end]}
+            change[name].view(-1)[start:end] = weighted_sum(part, Omega[:, number])[name]
+        return add(server, {**moved, **change})
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        logits = [task.logits(state, part, gates) for part, gates in self._evaluated(task, batch)]
+        return torch.cat(logits)
+
+    def _evaluated(self, task: Task, batch: Batch) -> Iterator[tuple[Batch, _Gates]]:
+        """The parts of a batch that have gates of their own."""
+        if self.evaluation == "sample":
+            for number in range(len(next(iter(batch.values())))):
+                example = {name: value[number : number + 1] for name, value in batch.items()}
+                yield example, _Gates(self, task, "batch")
+        elif self.evaluation == "client":
+            yield batch, _Gates(self, task, "features" if self.adaptation == "client" else "means")
+        else:
+            yield batch, _Gates(self, task, "batch")
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        """The gates M' ``[L]`` and the sparsity that they reach, means over what has its own."""
+        W = torch.from_numpy(_gate(task).layout.W).to(task.device)
+        shown = []
+        for part, gates in self._evaluated(task, batch):
+            gates(state, part)
+            shown.append((gates.values, (gates.kept * W).sum() / W.sum()))
+        values, sparsity = (torch.stack(column).mean(0) for column in zip(*shown, strict=True))
+        return {"gates": values, "sparsity": sparsity}
+
+
+class _Gates:
+    """From a state and a batch to the tensors that the model uses: theta' (equation 5).
+
+    ``basis``: the batch's examples, the client's mean input, or its mean M and G. After a call
+    ``values`` holds M' and ``kept`` I*, both ``[L]``.
+    """
+
+    def __init__(
+        self, method: PFedGate, task: Task, basis: Literal["batch", "features", "means"]
+    ) -> None:
+        self._method, self._task, self._basis = method, task, basis
+        self._gate = _gate(task)
+        self.known: NDArray[np.bool_] | None = None  # I* outside vmap
+
+    def solve(self, importance: NDArray[np.float64], budget: int) -> NDArray[np.bool_]:
+        """Equation 6."""
+        layout = self._gate.layout
+        solver = knapsack if self._method.solver == "exact" else greedy
+        return solver(importance, layout.W, budget, layout.always)
+
+    def __call__(self, state: Params, batch: Batch) -> Params:
+        M, G = self._predicted(state, batch)
+        choice: Any = _Choice
+        self.kept: Tensor = choice.apply(G, state["gate.budget"], self)
+        I = self.kept.to(G.dtype)  # noqa: E741
+        if self._method.straight_through == "kept":
+            self.values = M * I * (1 + G - G.detach())
+        else:
+            self.values = M * (I + (G - G.detach()))
+        used = {name: value for name, value in state.items() if name in self._task.state}
+        for name, place, sizes in self._gate.layout.parts():
+            if name in self._gate.rows:
+                path = name.removesuffix(".weight")
+                used[f"{path}.gates"] = self.values[place]
+                layer: Any = self._task.model.get_submodule(path)
+                layer.kept = None if self.known is None else tuple(self.known[place].tolist())
+            else:
+                used[name] = gated(state[name], self.values[place], sizes)
+        return used
+
+    def _predicted(self, state: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """M and G, each ``[L]``."""
+        if self._basis == "means":
+            M, G = state["gate.means"]
+            return M, G
+        if self._basis == "features":
+            x, real = state["gate.features"][None], None
+            weight = torch.ones_like(x[:, 0, 0])
+        else:
+            x, real = _inputs(self._task, batch)
+            weight = _weights(batch, x)
+        both = self._task.module("gate", state, x, real, weight)  # [2, b, L]
+        M, G = weight @ both / weight.sum().clamp(min=1)
+        return M, G
+
+
+def _gate(task: Task) -> GatingLayer:
+    gate = task.model.get_submodule("gate")
+    assert isinstance(gate, GatingLayer)
+    return gate
+
+
+def _weights(batch: Batch, like: Tensor) -> Tensor:
+    """1 for real examples, 0 for padding, ``[b]``."""
+    return batch["weight"].to(like.dtype) if "weight" in batch else torch.ones_like(like[:, 0, 0])
+
+
+def _without_singles(batch: Batch) -> Batch:
+    """The batch, with no weight if it has one real example alone."""
+    first = next(iter(batch.values()))
+    if "weight" not in batch and len(first) > 1:
+        return batch
+    weight = batch.get("weight", torch.ones(len(first), device=first.device))
+    return {**batch, "weight": weight * (weight.sum() > 1)}
+
+
+def _inputs(task: Task, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """What the gating layer sees, ``[b, C, P]``, and which positions are real, ``[b, P]`` (None:
+    all)."""
+    source, inputs = _gate(task).source, task.inputs(batch)
+    if source.kind == "tokens":
+        vectors: Any = task.model.get_submodule(source.path)
+        x = F.embedding(inputs["input_ids"], vectors.weight).mT
+        return x, batch["attention_mask"].to(x.dtype)
+    axes = 4 if source.kind == "pictures" else 2
+    found = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
+    if not found or not found[0].is_floating_point():
+        given = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
+        raise InputError(f"pfedgate expects {source.kind} for this model, got {given}")
+    x = found[0]
+    if source.kind == "pictures":
+        side = math.isqrt(source.positions)
+        x = (x if x.shape[2:] == (side, side) else F.adaptive_avg_pool2d(x, side)).flatten(2)
+    else:
+        x = x[:, None]
+    if x.shape[1:] != (source.channels, source.positions):
+        raise InputError(
+            f"pfedgate expects {source.kind} with {source.channels} channels and "
+            f"{source.positions} positions, got {tuple(found[0].shape[1:])}"
+        )
+    return x, None

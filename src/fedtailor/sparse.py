@@ -1,0 +1,271 @@
+"""Linear layers and convolutions with a weight that is gated block by block; what a dropped block
+would have cost is not computed.
+
+The blocks are pieces, of given sizes, of the weight's flat vector. Each is multiplied by its gate
+or dropped. A row (an output feature or channel) without a kept block is left out of the matrix
+product or convolution, and so out of their gradients. Under ``torch.func.vmap``, where the clients
+of a chunk drop different rows, the same numbers come from the dense product.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .layers import replace
+
+_LARGE = 1 << 17  # values of a weight from which on copying it costs more than many small products
+
+
+def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``tensor`` with each block of its flat vector multiplied by its gate.
+
+    Args:
+        tensor: any shape, of ``sum(sizes)`` values.
+        gates: ``[B]``, one a block.
+        sizes: the blocks' sizes, B integers.
+
+    >>> gated(torch.ones(2, 2), torch.tensor([1.0, 5.0]), [1, 3])
+    tensor([[1., 5.],
+            [5., 5.]])
+    """
+    parts = torch.split(tensor.reshape(-1), list(sizes))
+    scaled = [part * gate for part, gate in zip(parts, gates.unbind(), strict=True)]
+    return torch.cat(scaled).view(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of several parameters: names and, for each, its blocks' sizes. All of them
+    together are numbered in this order; L is their number."""
+
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def W(self) -> NDArray[np.int64]:  # noqa: N802
+        """The blocks' sizes, ``[L]``."""
+        return np.concatenate([np.array(sizes, dtype=np.int64) for sizes in self.sizes])
+
+    @cached_property
+    def always(self) -> NDArray[np.bool_]:
+        """The first block of each parameter, bool ``[L]``."""
+        return np.concatenate([np.arange(len(sizes)) == 0 for sizes in self.sizes])
+
+    @cached_property
+    def d(self) -> int:
+        """How many parameters there are."""
+        return int(self.W.sum())
+
+    def parts(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+        """(name, its place among the L blocks, its blocks' sizes) of every parameter."""
+        start = 0
+        for name, sizes in zip(self.names, self.sizes, strict=True):
+            yield name, slice(start, start + len(sizes)), sizes
+            start += len(sizes)
+
+    def pieces(self) -> Iterator[tuple[int, str, int, int]]:
+        """(number, name, start, end) of every block that isn't empty."""
+        for name, place, sizes in self.parts():
+            ends = np.cumsum(sizes).tolist()
+            for number, (size, end) in enumerate(zip(sizes, ends, strict=True), place.start):
+                if size:
+                    yield number, name, end - size, end
+
+
+class Piece(NamedTuple):
+    """Consecutive values of one block in a weight ``[rows, width]``: either whole rows (so many) or
+    a part of one (0)."""
+
+    block: int
+    kept: bool
+    row: int
+    rows: int
+    size: int
+
+
+@lru_cache(maxsize=4096)
+def cut(sizes: tuple[int, ...], kept: tuple[bool, ...], width: int) -> tuple[Piece, ...]:
+    """The pieces, in order, of a weight with rows of ``width`` values.
+
+    >>> [(p.kept, p.rows, p.size) for p in cut((3, 5), (True, False), 2)]
+    [(True, 1, 2), (True, 0, 1), (False, 0, 1), (False, 2, 4)]
+    """
+    pieces, start = [], 0
+    for block, (total, keep) in enumerate(zip(sizes, kept, strict=True)):
+        end = start + total
+        while start < end:
+            row, column = divmod(start, width)
+            rows = 0 if column else (end - start) // width
+            size = rows * width or min(width - column, end - start)
+            pieces.append(Piece(block, keep, row, rows, size))
+            start += size
+    return tuple(pieces)
+
+
+@lru_cache(maxsize=4096)
+def row_ranges(
+    sizes: tuple[int, ...], kept: tuple[bool, ...], width: int
+) -> tuple[tuple[int, int], ...]:
+    """The rows that hold a kept block, as (first, last + 1), in order and apart.
+
+    >>> row_ranges((3, 3, 4, 2), (True, False, False, True), 2)
+    ((0, 2), (5, 6))
+    """
+    ranges: list[tuple[int, int]] = []
+    for piece in cut(sizes, kept, width):
+        if not piece.kept:
+            continue
+        first, last = piece.row, piece.row + max(piece.rows, 1)
+        if ranges and first <= ranges[-1][1]:
+            first, _ = ranges.pop()
+        ranges.append((first, last))
+    return tuple(ranges)
+
+
+class GatedLinear(nn.Linear):
+    """A linear layer with a gated weight; the bias is used as it is.
+
+    ``gates`` ``[B]`` is None, and the layer an ordinary one, unless a functional call gives it.
+    Whoever does that says, too, which blocks are ``kept``: the others have gates of 0. None stands
+    for blocks that aren't known in Python, because several clients are run at once.
+    """
+
+    gates: Tensor | None
+    kept: tuple[bool, ...] | None
+    sizes: tuple[int, ...]
+
+    def __init__(self, base: nn.Linear, sizes: Sequence[int]) -> None:
+        nn.Module.__init__(self)
+        _take_over(self, base, sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gates is None:
+            return F.linear(x, self.weight, self.bias)
+        if self.kept is None:
+            return F.linear(x, gated(self.weight, self.gates, self.sizes), self.bias)
+        rows = x.reshape(-1, self.in_features)
+        if self.weight.numel() < _LARGE:
+            weight = gated(self.weight, self.gates, self.sizes)
+            y = _over_rows(F.linear, rows, weight, row_ranges(self.sizes, self.kept, x.shape[-1]))
+        else:
+            y = self._by_pieces(rows, self.gates.unbind(), self.kept)
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def _by_pieces(self, x: Tensor, gates: Sequence[Tensor], kept: tuple[bool, ...]) -> Tensor:
+        """``[n, width]`` to ``[n, rows]``, without a copy of the weight: whole rows of a block are
+        gated after the product; only rows that several blocks share are put together."""
+        pieces = cut(self.sizes, kept, self.in_features)
+        values = torch.split(self.weight.reshape(-1), [piece.size for piece in pieces])
+        columns: list[Tensor] = []
+        shared: list[Tensor] = []
+        for piece, value in zip(pieces, values, strict=True):
+            if piece.rows and piece.kept:
+                product = F.linear(x, value.view(piece.rows, -1))
+                columns.append(product * gates[piece.block])
+            elif piece.rows:
+                columns.append(x.new_zeros(len(x), piece.rows))
+            else:
+                shared.append(value * gates[piece.block])
+                if sum(map(len, shared)) == self.in_features:
+                    columns.append(x @ torch.cat(shared)[:, None])
+                    shared = []
+        return torch.cat([column.to(columns[0].dtype) for column in columns], 1)
+
+
+class GatedConv2d(nn.Conv2d):
+    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`."""
+
+    gates: Tensor | None
+    kept: tuple[bool, ...] | None
+    sizes: tuple[int, ...]
+
+    def __init__(self, base: nn.Conv2d, sizes: Sequence[int]) -> None:
+        nn.Module.__init__(self)
+        _take_over(self, base, sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gates is None:
+            return self._convolve(x, self.weight, self.bias)
+        weight = gated(self.weight, self.gates, self.sizes)
+        if self.kept is None:
+            return self._convolve(x, weight, self.bias)
+        ranges = row_ranges(self.sizes, self.kept, self.weight[0].numel())
+        if ranges == ((0, self.out_channels),):
+            return self._convolve(x, weight, self.bias)
+        y = _over_rows(self._convolve, x, weight, ranges)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation)
+
+
+def _take_over(layer: Any, base: nn.Module, sizes: Sequence[int]) -> None:
+    for name in layer.__constants__:
+        setattr(layer, name, getattr(base, name))
+    layer.register_parameter("weight", base.weight)
+    layer.register_parameter("bias", base.bias)
+    layer.register_buffer("gates", None)
+    layer.kept, layer.sizes = None, tuple(sizes)
+
+
+def _over_rows(
+    product: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    ranges: tuple[tuple[int, int], ...],
+) -> Tensor:
+    """``product(x, weight)``, whose axis 1 are the rows, from the rows in ``ranges`` alone."""
+    if ranges == ((0, len(weight)),):
+        return product(x, weight)
+    # with no row at all one is taken along, for the output's shape
+    taken = ranges or ((0, 1),)
+    y = product(x, torch.cat([weight[a:b] for a, b in taken]))
+    parts = torch.split(y, [b - a for a, b in taken], 1)
+    columns, row = [], 0
+    for (a, b), part in zip(taken, parts, strict=True):
+        columns += [y.new_zeros(len(y), a - row, *y.shape[2:]), part]
+        row = b
+    columns.append(y.new_zeros(len(y), len(weight) - row, *y.shape[2:]))
+    return torch.cat(columns, 1)
+
+
+def gate_rows(model: nn.Module, sizes: Callable[[Tensor], Sequence[int]]) -> None:
+    """Replace the layers of ``model`` that can leave rows out by gated ones, in place.
+
+    These are plain nn.Linear and nn.Conv2d with one group and a numeric padding of zeros. Weights
+    that several modules share stay as they are, and so do layers inside torch's own attention and
+    transformer modules, which read them without calling them.
+
+    ``sizes`` gives the blocks of a weight.
+    """
+    inside: set[nn.Module] = set()
+    uses: Counter[Tensor] = Counter()
+    for _, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            inside.update(module.modules())
+        uses.update(module.parameters(recurse=False))
+    for path, module in list(model.named_modules()):
+        if module in inside or not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        if uses[module.weight] > 1:
+            continue
+        if type(module) is nn.Linear:
+            replace(model, path, GatedLinear(module, sizes(module.weight)))
+        elif type(module) is nn.Conv2d and _can_leave_rows_out(module):
+            replace(model, path, GatedConv2d(module, sizes(module.weight)))
+
+
+def _can_leave_rows_out(layer: nn.Conv2d) -> bool:
+    numeric = not isinstance(layer.padding, str)
+    return layer.groups == 1 and layer.padding_mode == "zeros" and numeric

@@ -1,0 +1,134 @@
+"""Gated layers against the plain layer with a weight that is multiplied out."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedtailor import sparse
+from fedtailor.sparse import Blocks, GatedConv2d, GatedLinear, cut, gate_rows, gated
+
+KEPT = [
+    (True, True, True, True),
+    (True, False, True, False),
+    (True, False, False, False),
+    (False, False, False, True),
+    (False, False, False, False),
+]
+
+
+def by_hand(weight: Tensor, gates: list[float], sizes: tuple[int, ...]) -> Tensor:
+    flat, start = weight.detach().double().flatten().clone(), 0
+    for gate, size in zip(gates, sizes, strict=True):
+        flat[start : start + size] *= gate
+        start += size
+    return flat.view(weight.shape)
+
+
+def run(layer: nn.Module, x: Tensor, kept: tuple[bool, ...] | None, gates: Tensor) -> list[Tensor]:
+    """The output, and the gradients of its weighted sum in x, weight, bias and gates."""
+    layer.kept = kept
+    state = {n: p.detach().clone().requires_grad_() for n, p in layer.named_parameters()}
+    x, gates = x.clone().requires_grad_(), gates.clone().requires_grad_()
+    y = functional_call(layer, {**state, "gates": gates}, (x,))
+    direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    found = torch.autograd.grad((y * direction).sum(), [x, *state.values(), gates])
+    return [y.detach(), *found]
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "tokens", "conv"])
+def test_a_gated_layer_is_the_layer_with_its_weight_multiplied(
+    kept: tuple[bool, ...], large: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_LARGE", 0 if large else 1 << 17)
+    torch.manual_seed(0)
+    sizes = (3, 30, 30, 27)  # pieces of rows, and rows that two blocks share
+    base: nn.Module
+    if kind == "conv":
+        base, x = nn.Conv2d(2, 5, 3, stride=2, padding=1).double(), torch.randn(4, 2, 7, 6).double()
+        gated_layer: nn.Module = GatedConv2d(copy.deepcopy(base), sizes)  # type: ignore[arg-type]
+    else:
+        base, x = nn.Linear(9, 10).double(), torch.randn(4, 9).double()
+        x = x if kind == "linear" else torch.randn(2, 3, 9).double()
+        gated_layer = GatedLinear(copy.deepcopy(base), sizes)  # type: ignore[arg-type]
+    gates = torch.tensor([0.5, 0.2, 0.9, 1.5]).double() * torch.tensor(kept)
+    y, *gradients = run(gated_layer, x, kept, gates)
+    weight = by_hand(base.weight, gates.tolist(), sizes)  # type: ignore[arg-type]
+    plain = copy.deepcopy(base)
+    plain.weight.data.copy_(weight)  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(y, plain(x))
+    dense = run(gated_layer, x, None, gates)
+    torch.testing.assert_close(y, dense[0])
+    open_blocks = torch.tensor(kept)
+    in_weight = by_hand(torch.ones_like(base.weight), open_blocks.tolist(), sizes)  # type: ignore[arg-type]
+    for name, found, expected in zip("xwb", gradients, dense[1:], strict=False):
+        shown = expected * in_weight if name == "w" else expected
+        torch.testing.assert_close(found, shown, msg=name)
+    torch.testing.assert_close(gradients[3] * open_blocks, dense[4] * open_blocks)
+
+
+def test_rows_that_are_dropped_are_not_computed() -> None:
+    """The weight's dropped rows could hold anything."""
+    layer = GatedConv2d(nn.Conv2d(1, 4, 3, bias=False), (9, 9, 9, 9))
+    layer.weight.data[2:] = torch.nan
+    y, gx, gw, _ = run(layer, torch.rand(1, 1, 5, 5), (True, True, False, False), torch.ones(4))
+    assert y[:, 2:].eq(0).all()
+    assert gx.isfinite().all()
+    assert gw[2:].eq(0).all()
+    wide = GatedLinear(nn.Linear(400, 400, bias=False), (40_000, 120_000))
+    wide.weight.data[100:] = torch.nan
+    y, gx, gw, _ = run(wide, torch.rand(3, 400), (True, False), torch.ones(2))
+    assert y[:, 100:].eq(0).all()
+    assert gx.isfinite().all()
+    assert gw[100:].eq(0).all()
+
+
+def test_a_layer_without_gates_is_an_ordinary_one() -> None:
+    base = nn.Linear(3, 2)
+    x = torch.rand(4, 3)
+    assert GatedLinear(base, (6,))(x).equal(base(x))
+
+
+def test_pieces_cover_the_weight_in_order() -> None:
+    pieces = cut((4, 0, 11, 9), (True, True, False, True), 6)
+    assert sum(piece.size for piece in pieces) == 24
+    assert [piece.block for piece in pieces] == sorted(piece.block for piece in pieces)
+    assert all(piece.size == piece.rows * 6 or piece.rows == 0 for piece in pieces)
+
+
+def test_blocks_are_numbered_over_all_parameters() -> None:
+    blocks = Blocks(("a", "b"), ((2, 3), (0, 4)))
+    assert blocks.W.tolist() == [2, 3, 0, 4]
+    assert blocks.always.tolist() == [True, False, True, False]
+    assert blocks.d == 9
+    assert list(blocks.pieces()) == [(0, "a", 0, 2), (1, "a", 2, 5), (3, "b", 0, 4)]
+    values = torch.arange(5.0)
+    assert gated(values, torch.tensor([2.0, 0.0]), (2, 3)).tolist() == [0, 2, 0, 0, 0]
+
+
+def test_only_layers_that_can_leave_rows_out_are_replaced() -> None:
+    tied = nn.Linear(4, 4)
+    other = nn.Linear(4, 4)
+    other.weight = tied.weight
+    model = nn.ModuleDict({
+        "linear": nn.Linear(4, 4),
+        "conv": nn.Conv2d(2, 2, 3),
+        "grouped": nn.Conv2d(2, 2, 3, groups=2),
+        "reflected": nn.Conv2d(2, 2, 3, padding_mode="reflect", padding=1),
+        "same": nn.Conv2d(2, 2, 3, padding="same"),
+        "tied": tied,
+        "other": other,
+        "attention": nn.MultiheadAttention(4, 2),
+    })  # fmt: skip
+    before = dict(model.named_parameters())
+    gate_rows(model, lambda weight: (weight.numel(),))
+    replaced = {n for n, m in model.named_modules() if isinstance(m, GatedLinear | GatedConv2d)}
+    assert replaced == {"linear", "conv"}
+    assert dict(model.named_parameters()) == before
+    x = torch.rand(1, 2, 5, 5)
+    assert model["conv"](x).equal(F.conv2d(x, before["conv.weight"], before["conv.bias"]))
