@@ -23,6 +23,7 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
@@ -44,6 +45,13 @@ VARIANTS: dict[str, Method] = {
     "fedavg, head": FedAvg(trainable="head"),
     "fedsdg, factor form": FedSDG(form="factor", private_init="zero"),
     "fedsdg, private head": FedSDG(private_head=True, aggregation="leave-one-out"),
+    "pfedgate, mixed budgets": PFedGate(
+        sparsity=(0.5, 0.2),
+        evaluation="client",
+        straight_through="dense",
+        optimiser=Optimiser("sgd", lr=0.05, momentum=0.5, weight_decay=0.01),
+    ),
+    "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 
