@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -136,23 +137,39 @@ class Run:
         return any(partition.labels is None for partition in self.partitions.values())
 
 
-def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """The tensors of a safetensors file; only those ``names``, if there are any.
-
-    Raises:
-        InputError: no such file, it is damaged, or lacks one of ``names``.
-    """
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise InputError(f"{path.parent} has no {path.name}")
     try:
         with safe_open(path, framework="numpy") as file:
-            if absent := set(names) - set(file.keys()):
-                raise InputError(f"{path} lacks the tensors {', '.join(sorted(absent))}")
-            return {name: file.get_tensor(name) for name in names or file.keys()}
+            yield file
     except SafetensorError as error:
         raise InputError(f"{path} is damaged: {error}") from None
+
+
+def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file; only those ``names``, if there are any.
+
+    Raises:
+        InputError: no such file, it is damaged, or lacks one of ``names``.
+    """
+    with _opened(path) as file:
+        if absent := set(names) - set(file.keys()):
+            raise InputError(f"{path} lacks the tensors {', '.join(sorted(absent))}")
+        return {name: file.get_tensor(name) for name in names or file.keys()}
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The names of a safetensors file's tensors, sorted; the tensors aren't read.
+
+    Raises:
+        InputError: no such file, or it is damaged.
+    """
+    with _opened(path) as file:
+        return sorted(file.keys())
 
 
 def _json(path: Path) -> Any:
