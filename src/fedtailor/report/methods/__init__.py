@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 from ..drawing import Drawing
 from ..select import Entry
-from . import fedsdg
+from . import fedsdg, pfedgate
 
 FIGURES: Mapping[str, tuple[Callable[[Entry], Drawing], ...]] = {
     "fedsdg": (fedsdg.gate_heat_map,),
+    "pfedgate": (pfedgate.clustering, pfedgate.gates_by_round),
 }
