@@ -18,7 +18,12 @@ from fedtailor.layers import (
     key_dropout,
     require_blocks,
     trace_batch_norm,
+    train_layers,
+    units,
 )
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedavg_ft import FedAvgFT
+from fedtailor.methods.local import Local
 from fedtailor.task import Backbone, Task
 from tests.small import digits_backbone
 from tests.text import tiny_bert
@@ -156,3 +161,47 @@ def test_lora_starts_at_the_pretrained_model_and_trains_only_itself_and_the_head
     assert set(task.state) == trained | {"head.weight", "head.bias"}
     x = {"pixel_values": torch.rand(3, 1, 8, 8)}
     torch.testing.assert_close(task.logits(task.state, x), backbone.model.eval()(**x))
+
+
+def test_layers_are_chosen_by_pattern_with_what_is_inside_them() -> None:
+    task = Task(tiny_bert(), lambda b: train_layers(b, ("*.layer.1", "classifier")))
+    assert all(n.startswith(("bert.encoder.layer.1.", "classifier.")) for n in task.trained)
+    whole = Task(tiny_bert())
+    assert len([n for n in whole.trained if ".layer.1." in n]) == len(task.trained) - 2
+    assert Task(tiny_bert(), lambda b: train_layers(b, ())).trained == whole.trained
+    norm = Task(digits_backbone(), lambda b: train_layers(b, ("norm",)))
+    assert norm.trained == {"norm.weight", "norm.bias"}
+    assert norm.buffers == {"norm.running_mean", "norm.running_var"}
+
+
+def test_a_pattern_that_names_no_layer_lists_the_layers() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"layers 'haed' names no layer of model 'digits net'; .*: conv, norm, hidden, head$",
+    ):
+        train_layers(digits_backbone(), ("head", "haed"))
+    with pytest.raises(InputError, match="'dropout' names no layer"):  # nothing to train in there
+        train_layers(digits_backbone(), ("dropout",))
+
+
+def test_layers_go_with_full_alone() -> None:
+    method = Local(trainable="head", layers=("hidden",))
+    with pytest.raises(InputError, match="layers goes with trainable = 'full'; .* is 'head'"):
+        Task(digits_backbone(), method.adapt)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedAvgFT, Local])
+def test_every_baseline_trains_the_layers_it_is_told(kind: type[FedAvg]) -> None:
+    task = Task(digits_backbone(), kind(layers=("h*",)).adapt)
+    assert task.trained == {f"{m}.{p}" for m in ("hidden", "head") for p in ("weight", "bias")}
+
+
+def test_units_are_the_items_of_lists_and_what_stands_beside_them() -> None:
+    assert units(digits_backbone().model) == (("conv", "norm"), ("hidden",), ("head",))
+    assert units(tiny_bert().model) == (
+        ("bert.embeddings",),
+        ("bert.encoder.layer.0",),
+        ("bert.encoder.layer.1",),
+        ("bert.pooler",),
+        ("classifier",),
+    )

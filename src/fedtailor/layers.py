@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -223,6 +224,69 @@ def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
     return model
 
 
+def train_layers(backbone: Backbone, patterns: Sequence[str]) -> nn.Module:
+    """Let exactly the parameters of the modules be trained whose path matches one of ``patterns``
+    (``*`` stands for anything, dots too), and of those inside them; (): all. In place.
+
+    Raises:
+        InputError: a pattern that no module with parameters matches.
+    """
+    model = backbone.model
+    if not patterns:
+        return train_only(model, lambda name: True)
+    owners = [
+        path
+        for path, module in model.named_modules()
+        if path and next(module.parameters(), None) is not None
+    ]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in owners):
+            listed = ", ".join(path for unit in units(model) for path in unit)
+            raise InputError(
+                f"layers {pattern!r} names no layer of model {backbone.name!r}; "
+                f"its layers, from the input up: {listed}"
+            )
+    chosen = [path for path in owners if any(fnmatchcase(path, p) for p in patterns)]
+    return train_only(model, lambda name: name.startswith(tuple(f"{path}." for path in chosen)))
+
+
+def units(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The parts of a model that are frozen or trained as one, as module paths, from the input up.
+
+    Each is an item of a list of layers, or a module beside such a list; what has no matrix (a norm)
+    belongs to the unit before it. The order is that in which modules were registered.
+
+    >>> units(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(4, 2)))
+    (('0', '1'), ('3',))
+    """
+    found: list[tuple[str, ...]] = []
+    for path in _parts(model, ""):
+        parameters = list(model.get_submodule(path).parameters())
+        if found and all(parameter.dim() < 2 for parameter in parameters):
+            found[-1] = (*found[-1], path)
+        else:
+            found.append((path,))
+    return tuple(found)
+
+
+def _parts(module: nn.Module, path: str) -> Iterator[str]:
+    """Paths below ``module``: lists of layers are taken apart, and whatever holds one."""
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList)
+    for name, child in module.named_children():
+        if next(child.parameters(), None) is None:
+            continue
+        at = f"{path}.{name}" if path else name
+        if not is_list and any(_is_long(inner) for inner in child.modules()):
+            yield from _parts(child, at)
+        else:
+            yield at
+
+
+def _is_long(module: nn.Module) -> bool:
+    """Whether it is a list of several layers."""
+    return isinstance(module, nn.Sequential | nn.ModuleList) and len(module) > 1
+
+
 def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
     """The backbone's adaptable projections, block by block.
 
@@ -265,18 +329,26 @@ def check_rank(backbone: Backbone, rank: int) -> None:
 
 
 def choose_trainable(
-    backbone: Backbone, trainable: Trainable, rank: int, alpha: float
+    backbone: Backbone,
+    trainable: Trainable,
+    rank: int,
+    alpha: float,
+    layers: Sequence[str] = (),
 ) -> nn.Module:
     """Make all parameters, the task head, or LoRA and the head trainable; in place.
 
-    LoRA comes from PEFT (N(0, 1/rank) for A, zeros for B) on the backbone's projections.
+    LoRA comes from PEFT (N(0, 1/rank) for A, zeros for B) on the backbone's projections. ``layers``
+    restricts ``full``, as in `train_layers`.
 
     Raises:
-        InputError: if there is no head, no recognised block, or the rank is too large.
+        InputError: if there is no head, no recognised block, no such layer, or the rank is too
+            large.
     """
     model = backbone.model
     if trainable == "full":
-        return train_only(model, lambda name: True)
+        return train_layers(backbone, layers)
+    if layers:
+        raise InputError(f"layers goes with trainable = 'full'; trainable is {trainable!r}")
     if trainable == "head" and not backbone.head:
         raise InputError(
             f"model {backbone.name!r} has no recognised task head; name its modules in model.head"

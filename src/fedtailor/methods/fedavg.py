@@ -45,10 +45,11 @@ class FedAvg(Method):
     trainable: Trainable = "full"
     rank: Annotated[int, Gt(0)] = 8
     alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
     optimiser: Optimiser = Optimiser()
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context

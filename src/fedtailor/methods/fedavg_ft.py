@@ -43,12 +43,13 @@ class FedAvgFT(Method):
     trainable: Trainable = "full"
     rank: Annotated[int, Gt(0)] = 8
     alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
     optimiser: Optimiser = Optimiser()
     finetune_passes: Annotated[int, Gt(0)] = 1
     finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context

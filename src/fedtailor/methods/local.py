@@ -34,10 +34,11 @@ class Local(Method):
     trainable: Trainable = "full"
     rank: Annotated[int, Gt(0)] = 8
     alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
     optimiser: Optimiser = Optimiser()
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def is_private(self, task: Task, name: str) -> bool:
         return True
