@@ -186,7 +186,7 @@ def test_a_pattern_that_names_no_layer_lists_the_layers() -> None:
 
 def test_layers_go_with_full_alone() -> None:
     method = Local(trainable="head", layers=("hidden",))
-    with pytest.raises(InputError, match="layers goes with trainable = 'full'; .* is 'head'"):
+    with pytest.raises(InputError, match=r"layers goes with trainable = 'full'; .* is 'head'"):
         Task(digits_backbone(), method.adapt)
 
 

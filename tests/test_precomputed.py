@@ -1,4 +1,5 @@
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedtailor.precomputed import Precomputed
@@ -49,3 +50,15 @@ def test_the_limit_is_of_all_rows() -> None:
     assert Precomputed(squares, dataset).fits(whole * 1.01)
     assert not Precomputed(squares, dataset).fits(whole * 0.99)
     assert not Precomputed(lambda batch: {}, dataset).fits(1e9)
+
+
+def test_a_vector_a_text_is_kept_whole() -> None:
+    dataset = topics_federation().dataset
+    rows = np.array([int(dataset.inputs.lengths(np.arange(400)).argmin())])
+
+    def pooled(batch: Batch) -> Batch:
+        return {"pooled": batch["input_ids"][:, :1].float() * torch.arange(48)}
+
+    batch = Precomputed(pooled, dataset).add_to(dataset.batch(rows), rows)
+    assert batch["input_ids"].shape[1] < 48
+    assert batch["cached.pooled"].equal(pooled(batch)["pooled"])

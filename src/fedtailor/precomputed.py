@@ -19,8 +19,8 @@ _BLOCK = 32  # neighbouring rows worked out together, always the same ones: the 
 class Precomputed:
     """Tensors by row of a data set, made by ``compute`` from a batch when a row is first asked for.
 
-    ``compute`` gives ``[b, ...]`` tensors, for token sequences ``[b, L, ...]``: rows are kept at
-    their own length.
+    ``compute`` gives ``[b, ...]`` tensors. For texts, those of three dimensions and more are
+    ``[b, L, ...]``, by token: rows are kept at their own length.
     """
 
     def __init__(self, compute: Callable[[Batch], Params], dataset: Dataset) -> None:
@@ -52,7 +52,7 @@ class Precomputed:
         for at, (row, length) in enumerate(zip(rows.tolist(), lengths, strict=True)):
             end = length if is_text else None
             self._rows[row] = {
-                name: (value[at, :end] if is_text else value[at]).clone()
+                name: (value[at, :end] if value.dim() > 2 else value[at]).clone()
                 for name, value in made.items()
             }
 

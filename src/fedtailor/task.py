@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from . import random
 from .layers import BatchNormMode, StepContext, bind, key_dropout, trace_batch_norm
 from .params import Params, under
+from .prefix import Prefix, find_prefix
 
 Batch = dict[str, Tensor]
 Kind = Literal["classification", "causal-lm"]
@@ -22,6 +24,7 @@ Precision = Literal["fp32", "bf16"]
 Through = Callable[[Params, Batch], Params]
 
 CACHED = "cached."  # what `Method.precompute` gave stands in a batch under this prefix
+_FEATURES = f"{CACHED}features"
 
 
 def _only_inputs(batch: Batch) -> dict[str, Any]:
@@ -30,6 +33,11 @@ def _only_inputs(batch: Batch) -> dict[str, Any]:
 
 def _same(state: Params, batch: Batch) -> Params:
     return state
+
+
+def _moved(name: str, value: Tensor) -> Tensor:
+    noise = random.normal(random.key(name), tuple(value.shape), std=0.01)
+    return value + noise.to(value.device)
 
 
 def _plain_logits(output: Any) -> Tensor:
@@ -111,6 +119,7 @@ class Task:
             if name in self.trained or name in self.buffers
         }
         self.model.requires_grad_(False)
+        self.prefix: Prefix | None = None  # not looked for yet
 
     def in_head(self, name: str) -> bool:
         """Whether a state's name belongs to the task head."""
@@ -139,8 +148,23 @@ class Task:
         """What the model's submodule at ``path`` makes of ``inputs``, with ``state``'s tensors."""
         return functional_call(self.model.get_submodule(path), under(state, f"{path}."), inputs)
 
+    def features(self, batch: Batch) -> Params:
+        """For `Method.precompute`: what the frozen layers below the first trained one give, as
+        ``features`` ``[b, ...]``. A batch that has them as ``cached.features`` is not sent through
+        these layers again. Empty where there are none, or where they can't be left out.
+        """
+        with torch.no_grad(), self._step.evaluating():
+            if self.prefix is None:
+                moved = {name: _moved(name, self.state[name]) for name in sorted(self.trained)}
+                changing = self.trained | self.buffers
+                self.prefix = find_prefix(self.model, changing, lambda: self._call(moved, batch))
+            if self.prefix.cut is None:
+                return {}
+            return {"features": self.prefix.features(lambda: self._call({}, batch))}
+
     def _call(self, state: Params, batch: Batch) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        given = nullcontext() if self.prefix is None else self.prefix.given(batch.get(_FEATURES))
+        with given, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             output = functional_call(self.model, state, (), self.inputs(batch))
         return self.backbone.logits(output).float()
 
