@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .local import Local
 from .pfedgate import PFedGate
@@ -13,6 +14,7 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
+    "fedprox": FedProx,
     "fedsdg": FedSDG,
     "pfedgate": PFedGate,
 }

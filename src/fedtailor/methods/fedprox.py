@@ -1,0 +1,70 @@
+"""FedProx: FedAvg whose clients are held near the model that they received.
+
+Federated Optimization in Heterogeneous Networks. T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi,
+A. Talwalkar, V. Smith. MLSys 2020.
+
+    client k:  min_w  h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2            (2)
+    server:    w_{t+1} <- mean of the w_k                                  (Algorithm 2)
+
+Differs from the paper:
+- The server weighs clients by their examples and draws cohorts uniformly; the paper draws them by
+  their examples and takes the plain mean. FedAvg here does the same, so that mu = 0 is FedAvg.
+- Every client trains as long as the others; the paper lets slow ones stop early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, flat, subtract, weighted_sum
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """FedAvg with a proximal term of weight ``mu``; what is trained is chosen as in FedAvg."""
+
+    name: ClassVar[str] = "fedprox"
+    family: ClassVar[str] = "regularised"
+    paper: ClassVar[Paper] = Paper(
+        "Federated Optimization in Heterogeneous Networks",
+        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith",
+        2020,
+        "MLSys",
+        "w_k = argmin_w F_k(w) + mu/2 ||w - w_t||^2; w <- sum_k (n_k / n) w_k",
+    )
+
+    mu: Annotated[float, Ge(0)] = 0.01
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        w_t = {name: state[name] for name in task.trained}
+
+        def penalty(w: Params) -> Tensor:
+            drift = flat(subtract({name: w[name] for name in w_t}, w_t))
+            return self.mu / 2 * drift.square().sum()
+
+        return train(task, state, steps, context, self.optimiser, penalty=penalty)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
