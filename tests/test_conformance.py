@@ -24,6 +24,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.pfedgate import PFedGate
+from fedtailor.methods.fedsq import FedSQ
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
@@ -52,6 +53,7 @@ VARIANTS: dict[str, Method] = {
         optimiser=Optimiser("sgd", lr=0.05, momentum=0.5, weight_decay=0.01),
     ),
     "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
+    "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

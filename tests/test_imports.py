@@ -8,7 +8,7 @@ import fedtailor
 ROOT = Path(fedtailor.__file__).parent
 FOR_METHODS = {
     "params", "task", "optim", "method", "layers", "random", "errors",
-    "gating", "sparse", "knapsack",
+    "gates", "gating", "sparse", "knapsack",
 }  # fmt: skip
 
 

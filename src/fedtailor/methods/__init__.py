@@ -7,6 +7,7 @@ from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedprox import FedProx
 from .fedsdg import FedSDG
+from .fedsq import FedSQ
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -17,4 +18,5 @@ METHODS: dict[str, type[Method]] = {
     "fedprox": FedProx,
     "fedsdg": FedSDG,
     "pfedgate": PFedGate,
+    "fedsq": FedSQ,
 }

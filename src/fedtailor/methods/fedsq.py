@@ -1,0 +1,121 @@
+"""FedSQ: training inside the activation pattern of the pretrained model, which stays fixed.
+
+FedSQ: Optimized Weight Averaging via Fixed Gating. C. Pérez-Corral, J. I. Mestre, A.
+Fernández-Hernández, M. F. Dolz, J. Duato, E. S. Quintana-Ortí. arXiv 2604.02990, 2026.
+
+Two copies of the pretrained weights: w_SK (structural), frozen, and w_QK (quantitative), trained.
+The equations have no numbers; Def. and Alg. say where they stand:
+    alpha_l(x) = 1[z_l^SK(x) > 0], from a forward pass of w_SK alone               (Def. 2)
+    h_l(x)     = alpha_l(x) * z_l^QK(x)                                            (section III-B)
+    client i:  w_i <- w_QK - eta grad l_i(w_QK), the layers of the schedule sigma  (Alg. 1, 10-12)
+    server:    w_QK <- sum_i (n_i / n) w_i                                         (Alg. 1, 15)
+
+Differs from the paper:
+- The paper puts ReLU's mask in the place of every activation. Here h is z_QK on the linear piece
+  that z_SK is on, its slope and its offset, for every piecewise-linear activation (for ReLU that is
+  the mask), and phi(z_SK) + phi'(z_SK) (z_QK - z_SK) for smooth ones: the network starts as the
+  pretrained one. ``smooth="mask"`` is the paper's rule for GELU and its like; it doesn't.
+- What the paper doesn't say: an activation after a residual addition is gated by the structural
+  copy's own sum; a max-pool takes its own maxima (``max_pool="structural"``: the elements where the
+  structural copy has its own; only then is the network affine in every layer's w_QK); the
+  structural copy normalises with running statistics. Products, attention, norms are not gated.
+- Below the first trained layer both copies are one, and nothing is gated.
+- sigma (``layers``) is an input here; `fedtailor layers` selects it as the paper describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..gates import Gates, MaxPool, Smooth
+from ..layers import train_layers
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, under, weighted_sum
+from ..task import CACHED, Backbone, Batch, Task, Through
+
+_GATES = "fedsq_gates"
+
+
+@dataclass(frozen=True)
+class FedSQ(Method):
+    """FedSQ: only w_QK is trained and sent; w_SK is what the model started from.
+
+    ``layers`` is sigma, patterns of module paths, (): all. What depends on an example and on w_SK
+    alone is worked out once (``cache``): the masks, and the output of the layers below sigma.
+    """
+
+    name: ClassVar[str] = "fedsq"
+    family: ClassVar[str] = "regularised"
+    paper: ClassVar[Paper] = Paper(
+        "FedSQ: Optimized Weight Averaging via Fixed Gating",
+        "Pérez-Corral, Mestre, Fernández-Hernández, Dolz, Duato, Quintana-Ortí",
+        2026,
+        "arXiv 2604.02990",
+        "h_l = 1[z_l^SK > 0] * z_l^QK; w_QK <- sum_k (n_k / n) w_k",
+    )
+
+    layers: tuple[str, ...] = ()
+    smooth: Smooth = "first-order"
+    max_pool: MaxPool = "own"
+    cache: Literal["masks+features", "masks", "none"] = "masks+features"
+    optimiser: Optimiser = Optimiser(lr=3e-2, weight_decay=1e-4)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        model = train_layers(backbone, self.layers)
+        model.add_module(_GATES, Gates(model, self.smooth, self.max_pool))
+        return model
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        def loss(w: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            return task.loss(w, batch, key, _gated(task))
+
+        return train(task, state, steps, context, self.optimiser, loss=loss)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        """Logits of the gated network, which is what was trained: two forward passes."""
+        return task.logits(state, batch, _gated(task))
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        """alpha_l(x) as bits and the features below sigma; smooth activations have no bits."""
+        if self.cache == "none":
+            return {}
+        features = task.features(batch) if self.cache == "masks+features" else {}
+        gates = _gates(task)
+        with gates.recording():
+            task.at_start(batch)
+        return {**features, **gates.pack()}
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        """``agreement`` [l]: the share of units where z_QK is on z_SK's piece, by activation."""
+        gates = _gates(task)
+        with gates.comparing(batch.get("attention_mask")) as agreement:
+            self.predict(task, state, batch)
+        return {"agreement": torch.stack(agreement)} if agreement else {}
+
+
+def _gates(task: Task) -> Gates:
+    gates = task.model.get_submodule(_GATES)
+    assert isinstance(gates, Gates)
+    return gates
+
+
+def _gated(task: Task) -> Through:
+    """w_QK unchanged, and the gates set to w_SK's for the pass that follows."""
+    gates = _gates(task)
+
+    def through(w_QK: Params, batch: Batch) -> Params:
+        gates.impose(under(batch, CACHED), lambda: task.at_start(batch))  # at_start: w_SK
+        return w_QK
+
+    return through
