@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from fedtailor import random
 from fedtailor.layers import train_layers
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedavg_ft import FedAvgFT
+from fedtailor.methods.fedprox import FedProx
+from fedtailor.methods.local import Local
 from fedtailor.params import Params, prefixed
 from fedtailor.task import CACHED, Backbone, Batch, Task
 from tests.small import digits_backbone
@@ -151,6 +155,32 @@ def test_dropout_below_is_drawn_anew_in_every_step() -> None:
     for dropout, found in ((0.2, {}), (0.0, {"features"})):
         task = Task(digits_backbone(dropout), lambda b: train_layers(b, ("head",)))
         assert task.features(batch).keys() == set(found)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedAvgFT, FedProx, Local])
+def test_every_baseline_leaves_out_what_it_does_not_train(kind: type[FedAvg]) -> None:
+    method = kind(trainable="head")
+    task = Task(digits_backbone(0.0), method.adapt)
+    batch = {"pixel_values": torch.rand(3, 1, 8, 8)}
+    cached = {**batch, **prefixed(method.precompute(task, batch), CACHED)}
+    assert cached["cached.features"].shape == (3, 16)
+    state = moved(task)
+    assert method.predict(task, state, cached).equal(task.logits(state, batch))
+
+
+def test_norms_alone_are_not_worth_a_cut() -> None:
+    method = FedAvg(trainable="lora")  # trains from the first block on
+    backbone = tiny_bert()
+    for module in backbone.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    task = Task(backbone, method.adapt)
+    assert (
+        method.precompute(
+            task, {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.ones(2, 4)}
+        )
+        == {}
+    )
 
 
 def test_a_transformer_starts_at_its_first_trained_layer() -> None:

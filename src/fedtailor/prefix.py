@@ -97,8 +97,8 @@ def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], T
             such as 0, which would make a wrong cut look right.
 
     Returns:
-        The prefix; its cut is None if nothing frozen runs first, if there is dropout in it, or if
-        what it computes is used in more places than one.
+        The prefix; its cut is None if nothing frozen runs first (norms alone don't count), if there
+        is dropout in it, or if what it computes is used in more places than one.
     """
     prefix = Prefix(model)
     owners = {name.rpartition(".")[0] for name in changing}
@@ -113,7 +113,9 @@ def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], T
         if any(isinstance(call.module, KeyedDropout) for call in before):
             continue
         skipped = _outermost([c.path for c in before if counts[c.path] == 1 and _is_plain(c)])
-        if not skipped or counts[at.path] > 1 or not _is_feature(at.takes, len(logits)):
+        if not _has_matrix(model, skipped):  # norms are hardly worth it
+            continue
+        if counts[at.path] > 1 or not _is_feature(at.takes, len(logits)):
             continue
         prefix.place(at.path, skipped)
         if _agrees(prefix, at.takes, run, logits):
@@ -156,6 +158,10 @@ def _is_plain(call: _Call) -> bool:
 
 def _is_feature(x: Any, examples: int) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 and len(x) == examples
+
+
+def _has_matrix(model: nn.Module, paths: Sequence[str]) -> bool:
+    return any(p.dim() > 1 for path in paths for p in model.get_submodule(path).parameters())
 
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:

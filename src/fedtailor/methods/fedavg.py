@@ -59,5 +59,8 @@ class FedAvg(Method):
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
 
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         return lora_factors(state, self.alpha / self.rank)

@@ -69,5 +69,8 @@ class FedAvgFT(Method):
         rate = self.finetune_lr * self.optimiser.lr
         return train(task, state, steps, context, self.optimiser, lr=lambda name: rate)[0]
 
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         return lora_factors(state, self.alpha / self.rank)

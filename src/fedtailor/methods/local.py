@@ -51,5 +51,8 @@ class Local(Method):
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return server
 
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         return lora_factors(state, self.alpha / self.rank)
