@@ -72,6 +72,20 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument("--json", action="store_true", help="print it as JSON")
     describe.set_defaults(command=_describe)
 
+    layers = commands.add_parser("layers", help="choose which upper layers to train")
+    layers.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    layers.add_argument(
+        "--set", action="append", default=[], metavar="key=value", dest="settings",
+        help="change a value, as for run; repeatable",
+    )  # fmt: skip
+    layers.add_argument("--method", metavar="LABEL", help="default: the first that has layers")
+    layers.add_argument("--epochs", type=_positive, default=5, help="of each trial (default: 5)")
+    layers.add_argument(
+        "--patience", type=_positive, default=1, help="trials without a gain before the end"
+    )
+    layers.add_argument("--json", action="store_true", help="print the trials as JSON")
+    layers.set_defaults(command=_layers)
+
     export = commands.add_parser("export", help="write a model of a finished run as a PEFT adapter")
     export.add_argument("run", type=Path, metavar="RUN")
     export.add_argument("--method", required=True, metavar="LABEL")
@@ -196,6 +210,45 @@ def _default(value: Any) -> Any:
 def _type(hint: Any) -> str:
     name = hint.__name__ if isinstance(hint, type) else str(hint)
     return name.replace("typing.", "").replace("NoneType", "None")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _layers(options: argparse.Namespace) -> None:
+    from . import experiment as experiments
+    from .calibrate import choose
+    from .run import choose_layers
+
+    experiment = experiments.load(options.experiment, options.settings)
+    able = [label for label, m in experiment.methods.items() if hasattr(m, "layers")]
+    if options.method is None and not able:
+        raise InputError(f"no method of {options.experiment} has a field layers")
+    label = options.method or able[0]
+    tried = []
+    for candidate in choose_layers(experiment, label, options.epochs, options.patience):
+        tried.append(candidate)
+        print(f"{candidate.layers[0]} and up: {candidate.accuracy:.3f}", file=sys.stderr)
+    best = choose(tried)
+    if options.json:
+        rows = [{**dataclasses.asdict(c), "chosen": c is best} for c in tried]
+        print(json.dumps(rows, indent=2))
+        return
+    table = [
+        {
+            "from": candidate.layers[0],
+            "trained": candidate.trained,
+            "accuracy": f"{100 * candidate.accuracy:.1f}",
+            "": "chosen" if candidate is best else "",
+        }
+        for candidate in tried
+    ]
+    print(tabulate(table, headers="keys", colalign=("left", "right", "right", "left")))
+    print(f"\nlayers = {json.dumps(list(best.layers))}")
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from . import random
+from .calibrate import Candidate, try_suffixes
 from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
@@ -86,6 +87,37 @@ def run(
                         experiment, method, task, federation, folder, f"{label}, seed {seed}"
                     )
     return out
+
+
+def choose_layers(
+    experiment: Experiment, label: str, epochs: int, patience: int
+) -> Iterator[Candidate]:
+    """Try how many of the model's upper layers to train, with the method at ``label`` and the data
+    that the clients of the experiment's first seed hold for validation, pooled.
+
+    Raises:
+        InputError: no such method, or one without ``layers``; no validation data.
+    """
+    if label not in experiment.methods:
+        raise unknown("method", label, experiment.methods)
+    seed, method = experiment.seeds[0], experiment.methods[label]
+    tokenizer = load_tokenizer(experiment.model)
+    dataset = load_data(experiment.data, tokenizer)
+    federation = _federation(experiment, dataset, seed)
+    backbone = _backbone(experiment, dataset, None, seed)
+    rows = federation.partition.validation.rows
+    if not len(rows):
+        raise InputError("split.validation is 0: there are no examples to choose layers with")
+    yield from try_suffixes(
+        method,
+        backbone,
+        dataset,
+        rows,
+        replace(experiment.plan, rounds=epochs),
+        seed=seed,
+        patience=patience,
+        task_of=lambda chosen: _task(experiment, chosen, backbone, seed),
+    )
 
 
 def _check_same(experiment: Experiment, out: Path) -> None:
