@@ -27,7 +27,8 @@ def _drawings(runs: Sequence[Run], shown: Sequence[Entry]) -> Iterator[Drawing]:
     yield figures.cost(shown, metric)
     for entry in shown:
         for draw in FIGURES.get(entry.method, ()):
-            yield draw(entry)
+            if (drawn := draw(entry)) is not None:  # a method may have nothing to show
+                yield drawn
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(next(iter(run.partitions.values())).digest, run)

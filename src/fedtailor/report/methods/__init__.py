@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from ..drawing import Drawing
 from ..select import Entry
 from . import fedsdg, pfedgate
+from . import fedsdg, fedsq
 
-FIGURES: Mapping[str, tuple[Callable[[Entry], Drawing], ...]] = {
+FIGURES: Mapping[str, tuple[Callable[[Entry], Drawing | None], ...]] = {
     "fedsdg": (fedsdg.gate_heat_map,),
     "pfedgate": (pfedgate.clustering, pfedgate.gates_by_round),
+    "fedsq": (fedsq.rounds_to_best, fedsq.mask_agreement),
 }
