@@ -67,6 +67,13 @@ class Method(ABC):
         """Raise InputError where the hyper-parameters don't fit the federation; called first."""
         return
 
+    def check_batch(self, task: Task, batch: Batch) -> None:
+        """Raise InputError where the method can't work on the model; ``batch`` holds two examples.
+
+        Called before anything is written, for what only a forward pass shows.
+        """
+        return
+
     def is_private(self, task: Task, name: str) -> bool:
         """Whether a tensor of a state belongs to the client alone."""
         return False

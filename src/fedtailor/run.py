@@ -74,6 +74,8 @@ def run(
         task = _task(experiment, method, model, experiment.seeds[0])
         clients = federations[experiment.seeds[0]].num_clients
         method.check(task, clients, experiment.cohort.count(clients), experiment.rounds)
+        two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
+        method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
     with locked(out):
         _check_same(experiment, out)
         _describe(experiment, federations, out)

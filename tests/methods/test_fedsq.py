@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +26,11 @@ from fedtailor.federation import LocalConfig
 from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.models import from_module
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, prefixed, stack
 from fedtailor.random import key
+from fedtailor.run import run
 from fedtailor.task import CACHED, Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
@@ -262,15 +265,29 @@ def test_the_structural_copy_normalises_with_running_statistics() -> None:
     torch.testing.assert_close(loss(task.state, cached, key(3)), loss(task.state, batch, key(3)))
 
 
-def test_an_activation_that_cannot_be_gated_stops_the_run() -> None:
-    class Sine(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sin(x)
+class Sine(nn.Module):
+    """Takes pictures, and has an activation without pieces or tangent of its own."""
 
-    method = FedSQ()
-    task = Task(hidden(Sine()), method.adapt)
-    with pytest.raises(InputError, match=r"FedSQ can't gate 'sin' in Sine; .*relu"):
-        method.local(task, task.state, [batch_of(X[0], Y[0])], Context(key(0)))
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 5), nn.Linear(5, 10)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.head(torch.sin(self.first(pixel_values.flatten(1))))
+
+
+def test_an_activation_that_cannot_be_gated_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    experiment = parse({"rounds": 1, "split": {"clients": 2}, "methods": {"fedsq": {}}})
+    backbone, dataset = from_module(Sine()), digits_federation().dataset
+    refusal = r"FedSQ can't gate 'sin' in Sine; activations it can gate: abs, .*relu"
+    with pytest.raises(InputError, match=refusal):
+        run(experiment, tmp_path / "run", dataset=dataset, backbone=backbone)
+    assert not (tmp_path / "run").exists()
+    method = FedSQ(layers=("head",))  # above it there is nothing to gate
+    task = Task(backbone, method.adapt)
+    method.check_batch(task, digits_batch())
 
 
 def test_layers_that_are_none_are_refused() -> None:

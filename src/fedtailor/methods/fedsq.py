@@ -32,6 +32,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from .. import random
 from ..gates import Gates, MaxPool, Smooth
 from ..layers import train_layers
 from ..method import Cohort, Method, Paper, Server
@@ -70,6 +71,9 @@ class FedSQ(Method):
         model = train_layers(backbone, self.layers)
         model.add_module(_GATES, Gates(model, self.smooth, self.max_pool))
         return model
+
+    def check_batch(self, task: Task, batch: Batch) -> None:
+        self.local(task, task.state, [batch], Context(random.key(0)))  # meets every activation
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
