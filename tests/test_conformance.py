@@ -23,8 +23,8 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
-from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ..drawing import Drawing
 from ..select import Entry
-from . import fedsdg, pfedgate
-from . import fedsdg, fedsq
+from . import fedsdg, fedsq, pfedgate
 
 FIGURES: Mapping[str, tuple[Callable[[Entry], Drawing | None], ...]] = {
     "fedsdg": (fedsdg.gate_heat_map,),
