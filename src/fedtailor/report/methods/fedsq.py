@@ -66,7 +66,8 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
             names.append(f"{label}: {value:.1f}{unit} at round {number:.3g}")
     if not handles:
         return None
-    axis.set(xlabel="round", ylabel=f"best mean validation {metric} so far")
+    unit = " (%)" if metric == "accuracy" else ""
+    axis.set(xlabel="round", ylabel=f"best mean validation {metric} so far{unit}")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=True)
     shared_legend(figure, handles, names)
