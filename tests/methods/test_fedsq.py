@@ -181,7 +181,7 @@ def last_round(method: Method, on: str, engine: EngineConfig = EngineConfig()) -
 @pytest.mark.parametrize(("on", "head"), [("digits", "head"), ("text", "classifier")])
 def test_training_the_head_alone_is_fedavg(on: str, head: str) -> None:
     sgd = Optimiser(lr=0.1, weight_decay=1e-3)
-    theirs = last_round(FedAvg(layers=(head,), optimiser=sgd), on)
+    theirs = last_round(FedAvg(layers=(head,), optimiser=sgd), on, EngineConfig(cache_mb=0))
     ours = last_round(FedSQ(layers=(head,), cache="none", optimiser=sgd), on)
     assert sorted(ours.server) == [f"{head}.bias", f"{head}.weight"]
     assert all(ours.server[n].equal(theirs.server[n]) for n in ours.server)

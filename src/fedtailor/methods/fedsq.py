@@ -65,7 +65,7 @@ class FedSQ(Method):
     smooth: Smooth = "first-order"
     max_pool: MaxPool = "own"
     cache: Literal["masks+features", "masks", "none"] = "masks+features"
-    optimiser: Optimiser = Optimiser(lr=3e-2, weight_decay=1e-4)
+    optimiser: Optimiser = Optimiser(lr=1e-2, weight_decay=1e-4)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         model = train_layers(backbone, self.layers)
