@@ -1,0 +1,438 @@
+"""FedHFT: a mixture of clustered LoRA adapters, fed by masked low-rank updates.
+
+FedHFT: Efficient Federated Finetuning with Heterogeneous Edge Clients. arXiv 2510.14054, 2025.
+
+The server holds C adapters (B_c, A_c) and heads, and the clients' assignments p_kc (1 / C at first).
+Client k, round t, s = alpha / r:
+    theta_k <- theta + sum_c p_kc B_c A_c                                         (4)
+    train a fresh LoRA, B_k = 0 and A_k random, and the head: Delta_k = s B_k A_k
+    I_k[i] = sum_j <s B_k[i, :], A_k[:, j]>^2                                     (6)
+    mask_k[i] = 0 for the floor(rho_k d_out) rows of least I_k, else 1            (7)
+    up: the rows of s B_k where mask_k is 1, A_k, mask_k, the change of the head
+Server:
+    after the warm-up: p_k <- Gaussian mixture over PCA(Delta_1, ..., Delta_c)    (9)
+    Delta_c[i] = sum_k w_kci Delta_k[i] / sum_k w_kci,  w_kci = p_kc n_k mask_k[i]
+    B_c A_c <- SVD_r(B_c A_c + Delta_c)                                           (8)
+    head_c <- head_c + sum_k p_kc n_k Delta head_k / sum_k p_kc n_k
+
+Made from a summary of the paper; where that is silent:
+- The mixture travels and acts as its factors, [p_kc B_c] and [A_c] side by side: exact, of rank at
+  most C r. The head travels as the mixture sum_c p_kc head_c.
+- Rows that nobody in the round sent have no update; rows of equal importance are masked from the
+  first on.
+- A_k is drawn from N(0, 1 / r_k) and s is one number for all ranks, so that a first step moves the
+  product equally far for every rank. Components beyond a client's own rank stay zero.
+- The factors of two clients can't be compared (each A_k is random), but the products can: PCA is
+  that of the Gram matrix <Delta_j, Delta_k>, which the factors give. The mixture has diagonal
+  covariances; EM starts from the components as the last assignments see this round's updates, so
+  that labels carry over. Clients outside the cohort keep their assignments, and a component that
+  nobody in it belongs to sits the round out.
+- The recompression never forms d_out x d_in: randomised SVD through the factors, or exact QR + SVD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Lt, MinLen
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import random
+from ..errors import InputError
+from ..layers import Stepwise, check_rank, replace, require_blocks, train_only
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params
+from ..task import Backbone, Batch, Task
+
+Rank = Annotated[int, Gt(0)]
+Ratio = Annotated[float, Ge(0), Lt(1)]
+
+_OVERSAMPLE = 8
+_POWER_STEPS = 2
+_FRESH = -2  # folded into a client's key for A; steps have the numbers from 0
+
+
+def row_importance(B: Tensor, A: Tensor) -> Tensor:
+    """The squared norm of every row of B A, the Fisher proxy of equation 6; B A is never formed.
+
+    ``B`` is ``[d_out, r]``, ``A`` ``[r, d_in]``; returns ``[d_out]``.
+
+    >>> row_importance(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 4.0]])).tolist()
+    [25.0, 100.0]
+    """
+    return ((B @ (A @ A.mT)) * B).sum(-1)
+
+
+def keep_rows(importance: Tensor, mask_ratio: float | Tensor) -> Tensor:
+    """Which rows to send (equation 7): all but the floor(mask_ratio d_out) least important ones.
+
+    Of equally important rows the first are masked first. ``importance`` is ``[d_out]``,
+    ``mask_ratio`` in [0, 1); returns bool ``[d_out]``.
+
+    >>> keep_rows(torch.tensor([3.0, 1.0, 1.0, 2.0]), 0.25).tolist()
+    [True, False, True, True]
+    """
+    position = importance.argsort(stable=True).argsort()
+    ratio = torch.as_tensor(mask_ratio, dtype=torch.float64, device=importance.device)
+    # 0.29 * 100 is 28.999999999999996 in floating point, and 29 rows
+    return position >= torch.floor(ratio * importance.shape[-1] + 1e-6)
+
+
+def recompress(
+    B: Tensor, A: Tensor, rank: int, exact: bool = False, key: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best approximation of B A of rank ``rank`` (equation 8), without forming B A.
+
+    Randomised SVD (Halko, Martinsson and Tropp, SIAM Review 2011; oversampling 8, two power steps)
+    whose sketch is drawn from ``key``; exact for products of rank at most ``rank`` + 8. ``exact``:
+    QR of both factors and the SVD of their core.
+
+    ``B`` is ``[d_out, R]``, ``A`` ``[R, d_in]``; returns B' ``[d_out, rank]`` and A'
+    ``[rank, d_in]`` with the singular values split evenly, computed in float64.
+
+    >>> B, A = recompress(torch.eye(3), torch.diag(torch.tensor([3.0, 2.0, 1.0])), rank=2)
+    >>> (B @ A).diagonal().round(decimals=4).tolist()
+    [3.0, 2.0, 0.0]
+    """
+    b, a = B.double(), A.double()
+    if exact:
+        Q, left = torch.linalg.qr(b)  # [d_out, l], [l, R]
+        P, right = torch.linalg.qr(a.mT)  # [d_in, m], [m, R]
+        u, values, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
+        v = v @ P.mT
+    else:
+        width = min(rank + _OVERSAMPLE, len(b), a.shape[1])
+        key = random.key(0, "recompress") if key is None else key
+        sketch = random.normal(key, (a.shape[1], width)).to(a)
+        for _ in range(1 + _POWER_STEPS):
+            Q = torch.linalg.qr(b @ (a @ sketch)).Q  # [d_out, width]
+            sketch = a.mT @ (b.mT @ Q)  # [d_in, width], (Q^T B A)^T
+        u, values, v = torch.linalg.svd(sketch.mT, full_matrices=False)
+    # what is zero but for rounding would come back as noise, the larger for the root below
+    values = torch.where(values > torch.finfo(B.dtype).eps * values[0], values, 0.0)[:rank]
+    largest = v[:rank].gather(1, v[:rank].abs().argmax(1, keepdim=True))  # [rank, 1]
+    root, sign = values.sqrt(), torch.where(largest < 0, -1.0, 1.0)[:, 0]
+    missing = rank - len(values)
+    new_B = F.pad((Q @ u)[:, :rank] * (sign * root), (0, missing))
+    new_A = F.pad((sign * root)[:, None] * v[:rank], (0, 0, 0, missing))
+    return new_B.to(B.dtype), new_A.to(A.dtype)
+
+
+def update_gram(Bs: Tensor, As: Tensor) -> Tensor:
+    """The inner products <B_j A_j, B_k A_k> = tr((B_j^T B_k)(A_k A_j^T)) of K updates.
+
+    ``Bs`` is ``[K, d_out, r]``, ``As`` ``[K, r, d_in]``; returns float64 ``[K, K]``.
+
+    >>> update_gram(torch.ones(2, 3, 1), torch.tensor([[[1.0, 0.0]], [[1.0, 2.0]]])).tolist()
+    [[3.0, 3.0], [3.0, 15.0]]
+    """
+    Bs, As = Bs.double(), As.double()
+    K, _, r = Bs.shape
+    left, right = Bs.movedim(1, 0).flatten(1), As.flatten(0, 1)  # [d_out, K r], [K r, d_in]
+    rows = [
+        ((B.mT @ left) * (A @ right.mT)).view(r, K, r).sum((0, 2))
+        for B, A in zip(Bs, As, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def assign(gram: Tensor, p: Tensor, components: int, reg_covar: float, seed: int) -> Tensor:
+    """New assignments of c clients to C clusters from the Gram matrix of their updates (9).
+
+    Principal components, scaled to a mean variance of 1, and a mixture of Gaussians with diagonal
+    covariances. EM starts from ``p``, or from k-means if ``p`` doesn't tell the clients apart.
+
+    Args:
+        gram: inner products of the updates, ``[c, c]``.
+        p: the assignments so far, ``[c, C]``.
+        components: principal components to use; at most c - 1 are.
+        reg_covar: added to every variance.
+        seed: of k-means.
+
+    Returns:
+        float64 ``[c, C]``, rows that sum to 1; ``p`` where all updates are equal.
+    """
+    from sklearn.decomposition import KernelPCA
+    from sklearn.mixture import GaussianMixture
+
+    last: NDArray[np.float64] = p.double().cpu().numpy()
+    dims = min(components, len(gram) - 1)
+    pca = KernelPCA(dims, kernel="precomputed", eigen_solver="dense")
+    X = pca.fit_transform(gram.cpu().numpy())  # [c, dims]
+    variance = X.var(0).mean()
+    if not variance > 0:
+        return p.double()
+    X /= np.sqrt(variance)
+    present = np.flatnonzero(last.sum(0) > 1e-3)
+    start = {}
+    if not np.allclose(last, last[0]):
+        share = last[:, present] / last[:, present].sum(0)  # [c, present]
+        means = share.T @ X
+        variances = share.T @ X**2 - means**2 + reg_covar
+        start = {"means_init": means, "precisions_init": 1 / variances}
+        start["weights_init"] = last[:, present].sum(0) / last[:, present].sum()
+    mixture = GaussianMixture(
+        len(present), covariance_type="diag", reg_covar=reg_covar, n_init=1 if start else 10,
+        max_iter=1000, random_state=seed, **start,
+    )  # fmt: skip
+    new = np.zeros_like(last)
+    new[:, present] = mixture.fit(X).predict_proba(X)
+    return torch.tensor(new, device=p.device)
+
+
+class MixtureLoRALinear(Stepwise):
+    """A frozen linear layer with the received mixture and a fresh LoRA (equation 4).
+
+    y = W0 x + B_mix A_mix x + s B A x, with A_mix ``[C r, d_in]`` and B_mix ``[d_out, C r]`` state
+    buffers, A ``[r, d_in]`` and B ``[d_out, r]`` trained, s = alpha / r.
+    """
+
+    state_buffers = ("mix_A", "mix_B")
+    mix_A: Tensor
+    mix_B: Tensor
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, clusters: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.A = nn.Parameter(torch.randn(rank, base.in_features) * rank**-0.5)
+        self.B = nn.Parameter(torch.zeros(base.out_features, rank))
+        self.register_buffer("mix_A", torch.zeros(clusters * rank, base.in_features))
+        self.register_buffer("mix_B", torch.zeros(base.out_features, clusters * rank))
+        self.scaling = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., d_in]`` to ``[..., d_out]``, both updates as one pair of products."""
+        down = torch.cat([self.mix_A, self.A])
+        up = torch.cat([self.mix_B, self.scaling * self.B], dim=1)
+        y: Tensor = self.base(x) + F.linear(F.linear(x, down), up)
+        return y
+
+
+@dataclass(frozen=True)
+class FedHFT(Method):
+    """FedHFT: C adapters on the server, soft assignments, masked updates from every client.
+
+    ``clusters`` is C, ``warmup_rounds`` T_w, ``rank`` r_k and ``mask_ratio`` rho_k: one for all, or
+    several, of which client k has entry k modulo their number; the server's r is the largest.
+    """
+
+    name: ClassVar[str] = "fedhft"
+    family: ClassVar[str] = "cluster"
+    paper: ClassVar[Paper] = Paper(
+        "FedHFT: Efficient Federated Finetuning with Heterogeneous Edge Clients",
+        "see arXiv",
+        2025,
+        "arXiv 2510.14054",
+        "theta_k = theta + sum_c p_kc B_c A_c; B_c A_c <- SVD_r(B_c A_c + sum_k w_kc B_k A_k), "
+        "row by row over those who sent it, w_kc ~ p_kc n_k",
+    )
+
+    clusters: Annotated[int, Gt(0)] = 3
+    rank: Rank | Annotated[tuple[Rank, ...], MinLen(1)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    mask_ratio: Ratio | Annotated[tuple[Ratio, ...], MinLen(1)] = 0.5
+    warmup_rounds: Annotated[int, Ge(0)] = 5
+    components: Annotated[int, Gt(0)] | None = None  # principal components; None: C
+    reg_covar: Annotated[float, Gt(0)] = 1e-2  # where the mean variance of a component is 1
+    exact_svd: bool = False
+    finetune_passes: Annotated[int, Ge(0)] = 0  # rounds' worth of local training before use
+    optimiser: Optimiser = Optimiser("adam", lr=1e-3, clip=1.0)
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        return (self.rank,) if isinstance(self.rank, int) else self.rank
+
+    @property
+    def _ratios(self) -> tuple[float, ...]:
+        return self.mask_ratio if isinstance(self.mask_ratio, tuple) else (self.mask_ratio,)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        rank, model = max(self._ranks), backbone.model
+        check_rank(backbone, rank)
+        for path in (path for block in require_blocks(backbone) for path in block):
+            base = model.get_submodule(path)
+            assert isinstance(base, nn.Linear)
+            replace(model, path, MixtureLoRALinear(base, rank, self.alpha, self.clusters))
+        trained = tuple(f"{path}." for path in backbone.head)
+        trained += tuple(f"{path}.{f}" for b in backbone.blocks for path in b for f in "AB")
+        return train_only(model, lambda name: name.startswith(trained))
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if self.clusters > cohort_size:
+            raise InputError(
+                f"fedhft.clusters is {self.clusters}, more than the {cohort_size} clients whose "
+                f"updates a round brings together; allowed: 1 to {cohort_size}, or a larger cohort"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name in ("rank", "mask_ratio")
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return {
+            "rank": torch.tensor(self._ranks[client % len(self._ranks)]),
+            "mask_ratio": torch.tensor(
+                self._ratios[client % len(self._ratios)], dtype=torch.float64
+            ),
+        }
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        C, device = self.clusters, task.device
+        server = {"assignments": torch.full((num_clients, C), 1 / C, device=device)}
+        for index, path in enumerate(_paths(task)):
+            A, B = task.state[f"{path}.A"], task.state[f"{path}.B"]
+            shape = (C, *A.shape)
+            drawn = random.normal(random.fold_in(key, index), shape, len(A) ** -0.5)
+            server[f"{path}.A"], server[f"{path}.B"] = drawn.to(device), B.new_zeros(C, *B.shape)
+            server[f"{path}.sent"] = B.new_zeros(C, len(B))
+        return server | {n: v.expand(C, *v.shape).clone() for n, v in _head(task, task.state)}
+
+    def send(self, task: Task, server: Server, client: int) -> Params:
+        return _mixture(task, server, server["assignments"][client])
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return _mixture(task, server, server["assignments"].mean(0))
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        start = {**state, **self._fresh(task, state["rank"], context.key)}
+        trained, loss = train(task, start, steps, context, self.optimiser)
+        for path in _paths(task):
+            importance = row_importance(trained[f"{path}.B"], trained[f"{path}.A"])
+            trained[f"{path}.kept"] = keep_rows(importance, state["mask_ratio"])
+        return trained, loss
+
+    def _fresh(self, task: Task, rank: Tensor, key: Tensor) -> Params:
+        """A of ``rank`` rows, the surplus ones zero, and B = 0: what is zero in both stays zero."""
+        fresh = {}
+        for index, path in enumerate(_paths(task)):
+            shape = tuple(task.state[f"{path}.A"].shape)
+            drawn = random.normal(random.fold_in(random.fold_in(key, _FRESH), index), shape)
+            own = torch.arange(shape[0], device=drawn.device)[:, None] < rank
+            fresh[f"{path}.A"] = drawn * own * rank**-0.5
+            fresh[f"{path}.B"] = torch.zeros_like(task.state[f"{path}.B"])
+        return fresh
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        sent = {n: trained[n] - received[n] for n, _ in _head(task, task.state)}
+        for path in _paths(task):
+            kept = trained[f"{path}.kept"]  # [d_out]
+            sent[f"{path}.A"] = trained[f"{path}.A"]
+            sent[f"{path}.B"] = self._scaling * trained[f"{path}.B"] * kept[:, None]
+            sent[f"{path}.kept"] = kept
+        return sent
+
+    @property
+    def _scaling(self) -> float:
+        return self.alpha / max(self._ranks)
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        packed = dict(upload)
+        for path in _paths(task):
+            A, B, kept = (upload[f"{path}.{part}"] for part in ("A", "B", "kept"))
+            own = A.any(1)  # the client's rank: the others are zero
+            bits = np.packbits(kept.cpu().numpy())
+            packed[f"{path}.A"], packed[f"{path}.B"] = A[own], B[kept][:, own]
+            packed[f"{path}.kept"] = torch.from_numpy(bits).to(A.device)
+        return packed
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        upload = dict(packed)
+        for path in _paths(task):
+            A, B, bits = (packed[f"{path}.{part}"] for part in ("A", "B", "kept"))
+            d_out, rank = task.state[f"{path}.B"].shape
+            kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=d_out)).to(A.device)
+            surplus = rank - len(A)
+            upload[f"{path}.A"] = F.pad(A, (0, 0, 0, surplus))
+            upload[f"{path}.B"] = B.new_zeros(d_out, rank)
+            upload[f"{path}.B"][kept.bool()] = F.pad(B, (0, surplus))
+            upload[f"{path}.kept"] = kept.bool()
+        return upload
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        members = list(cohort.clients)
+        p = server["assignments"].clone()  # [K, C]
+        if self.clusters > 1 and cohort.round > self.warmup_rounds and len(members) > 1:
+            p[members] = self._assign(task, uploads, p[members], cohort).to(p.dtype)
+        w = (p[members].double() * cohort.shares.to(p.device)[:, None]).T  # [C, c]
+        new = {"assignments": p}
+        for index, path in enumerate(_paths(task)):
+            A, B, kept = (uploads[f"{path}.{part}"] for part in ("A", "B", "kept"))
+            sums = w @ kept.double()  # [C, d_out]
+            new[f"{path}.sent"] = _ratio(sums, w.sum(1, keepdim=True)).to(B.dtype)
+            adapters = []
+            for c in range(self.clusters):
+                share = _ratio(w[c][:, None] * kept, sums[c])  # [c, d_out]
+                update = (share[..., None] * B).movedim(0, 1).flatten(1)  # [d_out, c r]
+                stacked_B = torch.cat([server[f"{path}.B"][c], update], 1)  # [d_out, r + c r]
+                stacked_A = torch.cat([server[f"{path}.A"][c], A.flatten(0, 1)])
+                key = random.fold_in(random.fold_in(cohort.key, index), c)
+                rank = max(self._ranks)
+                adapters.append(recompress(stacked_B, stacked_A, rank, self.exact_svd, key))
+            new[f"{path}.B"], new[f"{path}.A"] = map(torch.stack, zip(*adapters, strict=True))
+        share = _ratio(w, w.sum(1, keepdim=True))
+        for name, value in _head(task, server):
+            moved = torch.tensordot(share, uploads[name].double(), 1)
+            new[name] = value + moved.to(value.dtype)
+        return new
+
+    def _assign(self, task: Task, uploads: Params, p: Tensor, cohort: Cohort) -> Tensor:
+        grams = [update_gram(uploads[f"{n}.B"], uploads[f"{n}.A"]) for n in _paths(task)]
+        seed = int(cohort.key) % 2**32
+        components = self.components or self.clusters
+        return assign(torch.stack(grams).sum(0), p, components, self.reg_covar, seed)
+
+    @property
+    def personal_passes(self) -> int:
+        return self.finetune_passes
+
+    def personalise(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        start = {**state, **self._fresh(task, state["rank"], context.key)}
+        return train(task, start, steps, context, self.optimiser)[0]
+
+    def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
+        sent = {f"sent.{path}": server[f"{path}.sent"] for path in _paths(task)}
+        return {"assignments": server["assignments"][list(clients)], **sent}
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        factors = {}
+        for path in _paths(task):
+            A, B = state[f"{path}.mix_A"], state[f"{path}.mix_B"]  # [C r, d_in], [d_out, C r]
+            if f"{path}.B" in state:  # trained for this client alone
+                A = torch.cat([A, state[f"{path}.A"]])
+                B = torch.cat([B, self._scaling * state[f"{path}.B"]], 1)
+            factors[path] = (A, B)
+        return factors
+
+
+def _paths(task: Task) -> list[str]:
+    return [path for block in task.backbone.blocks for path in block]
+
+
+def _head(task: Task, tensors: Params) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in tensors.items() if task.in_head(name)]
+
+
+def _mixture(task: Task, server: Server, p: Tensor) -> Params:
+    """What a client with assignments ``p`` ``[C]`` receives: the factors of sum_c p_c B_c A_c side
+    by side, and sum_c p_c head_c."""
+    mixed = {name: torch.tensordot(p, value, 1) for name, value in _head(task, server)}
+    for path in _paths(task):
+        A, B = server[f"{path}.A"], server[f"{path}.B"]  # [C, r, d_in], [C, d_out, r]
+        mixed[f"{path}.mix_A"] = A.flatten(0, 1)
+        mixed[f"{path}.mix_B"] = (p[:, None, None] * B).movedim(0, 1).flatten(1)
+    return mixed
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0: where nobody with a weight has sent anything."""
+    return torch.where(b > 0, a / b, 0.0)
