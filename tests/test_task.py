@@ -90,6 +90,15 @@ def test_what_is_cached_does_not_reach_the_model() -> None:
     assert task.logits(task.state, cached).equal(task.logits(task.state, BATCH))
 
 
+def test_what_a_method_adds_to_the_state_does_not_reach_the_model() -> None:
+    task = Task(digits_backbone())
+    more = {**task.state, "training": torch.ones(()), "budget.rank": torch.tensor(3)}
+    assert task.logits(more, BATCH).equal(task.logits(task.state, BATCH))
+    trained, _ = train(task, more, [BATCH], Context(random.key(0)), Optimiser())
+    assert trained.keys() == more.keys()
+    assert trained["budget.rank"] == 3
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_masked_parameters_and_their_momentum_are_left_alone(name: str) -> None:
     task = Task(digits_backbone(), counting)
