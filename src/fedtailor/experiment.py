@@ -176,7 +176,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {value}")
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"]
+        # of a value that may be one of several kinds, what is wrong inside the kind that it is
+        reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
 
