@@ -22,6 +22,7 @@ from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.pfedgate import PFedGate
@@ -44,6 +45,12 @@ PLAN = Plan(
 VARIANTS: dict[str, Method] = {
     "fedavg, LoRA": FedAvg(trainable="lora", optimiser=Optimiser("adam", lr=1e-3)),
     "fedavg, head": FedAvg(trainable="head"),
+    "fedhft, clusters and mixed budgets": FedHFT(
+        clusters=2, warmup_rounds=1, rank=(2, 4), mask_ratio=(0.0, 0.5, 0.9)
+    ),
+    "fedhft, own starts": FedHFT(
+        clusters=3, warmup_rounds=0, start="own", updates="round", exact_svd=True, finetune_passes=1
+    ),
     "fedsdg, factor form": FedSDG(form="factor", private_init="zero"),
     "fedsdg, private head": FedSDG(private_head=True, aggregation="leave-one-out"),
     "pfedgate, mixed budgets": PFedGate(

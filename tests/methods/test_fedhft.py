@@ -1,20 +1,42 @@
 """FedHFT by hand, equation by equation, in NumPy; then its degenerate cases, options and limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.golden import linear_backbone, logit_gradient
+from tests.small import digits, digits_backbone
+from torch import nn
 
+from fedtailor import random
+from fedtailor.client import client_round
+from fedtailor.costs import wire_bytes
+from fedtailor.data.table import Partition, Shares
+from fedtailor.engine import CohortConfig, Plan, rounds
+from fedtailor.errors import InputError
+from fedtailor.evaluation import EvaluateConfig
+from fedtailor.executors import EngineConfig
+from fedtailor.experiment import parse
+from fedtailor.federation import Federation, LocalConfig
+from fedtailor.method import Cohort, Server
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import (
+    FedHFT,
+    MixtureLoRALinear,
     assign,
     keep_rows,
     recompress,
     row_importance,
     update_gram,
 )
+from fedtailor.optim import Context, Optimiser
+from fedtailor.params import Params, stack
 from fedtailor.random import key
+from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
 RNG = np.random.default_rng(0)
@@ -91,7 +113,7 @@ def test_randomised_recompression_of_a_large_product_is_nearly_the_best() -> Non
         new_B, new_A = recompress(tensor(B), tensor(A), 6, key=key(seed))
         errors.append(np.linalg.norm(B @ A - (new_B @ new_A).numpy()) / best)
     assert errors[0] != errors[1]  # the key counts
-    assert 1 <= min(errors)
+    assert min(errors) >= 1
     assert max(errors) < 1.01
     new_B, new_A = recompress(tensor(B), tensor(A), 6, exact=True)
     assert np.linalg.norm(B @ A - (new_B @ new_A).numpy()) / best == pytest.approx(1, abs=1e-5)
@@ -117,3 +139,480 @@ def test_the_gram_of_updates_is_that_of_their_products() -> None:
     rotation = np.linalg.qr(RNG.normal(size=(2, 2)))[0]  # other factors, the same products
     same = update_gram(torch.tensor(Bs @ rotation), torch.tensor(rotation.T @ As))
     torch.testing.assert_close(same, got)
+
+
+def planted(sizes: tuple[int, ...], noise: float = 0.1, seed: int = 0) -> tuple[torch.Tensor, F64]:
+    """The Gram matrix of updates around one centre a group, and the groups."""
+    rng = np.random.default_rng(seed)
+    centres = 0.01 * np.eye(len(sizes), 40)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    updates = centres[groups] + 0.01 * noise * rng.normal(size=(len(groups), 40)) / 6
+    return torch.tensor(updates @ updates.T), groups
+
+
+def test_groups_of_clients_are_found_without_any_assignments() -> None:
+    gram, groups = planted((5, 4, 6))
+    p = assign(gram, torch.full((15, 3), 1 / 3), 3, 1e-2, seed=1)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-12)
+    labels = p.argmax(1).numpy()
+    assert len({(g, c) for g, c in zip(groups, labels, strict=True)}) == len(set(labels)) == 3
+    assert p.max(1).values.min() > 0.99
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_labels_carry_over_from_the_last_assignments(order: tuple[int, ...]) -> None:
+    gram, groups = planted((5, 4, 6), seed=1)
+    last = torch.full((15, 3), 0.15)
+    for client, group in enumerate(groups):
+        last[client, order[group]] = 0.7
+    labels = assign(gram, last, 3, 1e-2, seed=1).argmax(1).tolist()
+    assert labels == [order[group] for group in groups]
+
+
+def test_a_component_that_nobody_here_belongs_to_sits_the_round_out() -> None:
+    gram, groups = planted((3, 3), noise=1.0)
+    last = torch.zeros(6, 3)
+    last[torch.arange(6), torch.tensor(2 * groups)] = 1.0
+    p = assign(gram, last, 2, 1e-2, seed=0)
+    assert not p[:, 1].any()
+    assert p.argmax(1).tolist() == (2 * groups).tolist()
+
+
+def test_equal_updates_leave_the_assignments_alone() -> None:
+    last = torch.tensor([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5]])
+    for gram in (torch.zeros(3, 3), torch.full((3, 3), 1e-4)):
+        torch.testing.assert_close(assign(gram.double(), last, 2, 1e-2, seed=0).float(), last)
+
+
+def test_a_larger_reg_covar_makes_assignments_softer() -> None:
+    gram, groups = planted((6, 6), noise=3.0)
+    last = torch.full((12, 2), 0.2)
+    last[torch.arange(12), torch.tensor(groups)] = 0.8
+    sharp, soft = (assign(gram, last, 2, reg, seed=0).max(1).values.mean() for reg in (1e-2, 3.0))
+    assert soft < sharp - 0.05
+
+
+def test_too_few_components_hide_groups() -> None:
+    gram, groups = planted((4, 4, 4, 4, 4), noise=0.5)
+    start = torch.full((20, 5), 1 / 5)
+    for components, perfect in ((4, True), (1, False)):
+        labels = assign(gram, start, components, 1e-2, seed=0).argmax(1).tolist()
+        pairs = set(zip(groups.tolist(), labels, strict=True))
+        assert (len(pairs) == len(set(labels)) == 5) == perfect
+
+
+W0 = RNG.normal(size=(4, 5)).astype(np.float32)
+X = [RNG.normal(size=(n, 5)) for n in (3, 5, 2)]
+Y = [RNG.integers(0, 4, size=len(x)) for x in X]
+N = torch.tensor([3.0, 5.0, 2.0], dtype=torch.float64)
+P = np.array([[0.7, 0.3], [0.1, 0.9], [0.5, 0.5]])
+SGD = Optimiser("sgd", lr=0.3)
+
+
+def batch(k: int) -> Batch:
+    return {"x": tensor(X[k]), "labels": torch.tensor(Y[k])}
+
+
+def cohort(clients: tuple[int, ...] = (0, 1, 2), number: int = 1) -> Cohort:
+    return Cohort(clients, N[list(clients)], number, key(7))
+
+
+def server_of(method: FedHFT, task: Task) -> Server:
+    """A server in mid-run: adapters and assignments that are not what they started from."""
+    server = method.init_server(task, 3, key(0))
+    for name in ("linear.A", "linear.B"):
+        server[name] = random.normal(key(name), tuple(server[name].shape), 0.5)
+    return {**server, "assignments": tensor(P)[:, : method.clusters]}
+
+
+def run_client(method: FedHFT, task: Task, server: Server, k: int) -> Params:
+    received, private = method.send(task, server, k), method.init_client(task, k, key(k))
+    context = Context(key("client", k))
+    upload, kept, _ = client_round(method, task, received, private, [batch(k)] * 2, context)
+    assert kept.keys() == private.keys()
+    return method.unpack(task, method.pack(task, upload))
+
+
+def numpy_client(W: F64, A: F64, k: int, s: float, rho: float) -> tuple[F64, NDArray[np.bool_]]:
+    """Two steps of SGD on s B A from B = 0; the rows sent, and which they are (4, 6, 7)."""
+    A, B = A.copy(), np.zeros((4, len(A)))
+    for _ in range(2):
+        dW = logit_gradient(X[k] @ (W + s * B @ A).T, Y[k]).T @ X[k]
+        A, B = A - 0.3 * s * B.T @ dW, B - 0.3 * s * dW @ A.T
+    product = s * B @ A
+    kept = np.ones(4, dtype=bool)
+    kept[np.argsort((product**2).sum(1), kind="stable")[: int(rho * 4)]] = False
+    return product * kept[:, None], kept
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_round_of_three_clients_and_two_clusters(exact: bool) -> None:
+    method = FedHFT(
+        clusters=2, rank=2, alpha=6.0, mask_ratio=0.5, exact_svd=exact, optimiser=SGD
+    )  # fmt: skip
+    task = Task(linear_backbone(W0), method.adapt, seed=3)
+    server = server_of(method, task)
+    Ac, Bc = (server[f"linear.{f}"].double().numpy() for f in "AB")
+    uploads, deltas, masks = [], [], []
+    for k in range(3):
+        received = W0 + sum(P[k, c] * Bc[c] @ Ac[c] for c in range(2))  # (4)
+        logits = task.logits(method.send(task, server, k), batch(k))
+        np.testing.assert_allclose(logits.numpy(), X[k] @ received.T, atol=1e-5)
+        upload = run_client(method, task, server, k)
+        start = random.normal(random.fold_in(server["start"], 0), (2, 5), 2**-0.5)
+        delta, mask = numpy_client(received, start.double().numpy(), k, 3.0, 0.5)
+        np.testing.assert_allclose(upload["linear.B"] @ upload["linear.A"], delta, atol=1e-5)
+        assert upload["linear.kept"].tolist() == mask.tolist()
+        uploads.append(upload)
+        deltas.append(delta)
+        masks.append(mask)
+    new = method.aggregate(task, server, stack(uploads), cohort())
+    for c in range(2):
+        moved = np.zeros((4, 5))
+        for i in range(4):
+            w = [P[k, c] * float(N[k]) * masks[k][i] for k in range(3)]
+            if sum(w) > 0:
+                moved[i] = sum(w[k] * deltas[k][i] for k in range(3)) / sum(w)
+        expected = truncated(Bc[c] @ Ac[c] + moved, 2)  # (8)
+        got = new["linear.B"][c] @ new["linear.A"][c]
+        np.testing.assert_allclose(got.numpy(), expected, atol=1e-5)
+        weights = P[:, c] * N.numpy()
+        shares = np.stack(masks).T @ weights / weights.sum()
+        np.testing.assert_allclose(new["linear.sent"][c].numpy(), shares, atol=1e-6)
+    assert new["assignments"].equal(server["assignments"])  # warm-up
+    assert not new["start"].equal(server["start"])
+
+
+def test_rows_and_clusters_that_nobody_sent_stay() -> None:
+    method = FedHFT(clusters=2, rank=3, mask_ratio=0.0)
+    task = Task(linear_backbone(W0[:3]), method.adapt)
+    server = server_of(method, task)
+    server["assignments"] = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]])
+    upload = {"linear.A": torch.rand(2, 3, 5), "linear.B": torch.rand(2, 3, 3)}
+    kept = torch.tensor([[True, False, False], [True, True, False]])
+    upload["linear.B"] = upload["linear.B"] * kept[..., None]
+    new = method.aggregate(task, server, {**upload, "linear.kept": kept}, cohort((0, 1)))
+    old_product, product = (s["linear.B"] @ s["linear.A"] for s in (server, new))
+    deltas = upload["linear.B"] @ upload["linear.A"]
+    torch.testing.assert_close(product[1], old_product[1])  # no weight in the second cluster
+    torch.testing.assert_close(product[0, 2], old_product[0, 2])
+    torch.testing.assert_close(product[0, 1], old_product[0, 1] + deltas[1, 1])
+    both = (3 * deltas[0, 0] + 5 * deltas[1, 0]) / 8
+    torch.testing.assert_close(product[0, 0], old_product[0, 0] + both)
+    assert new["linear.sent"].tolist() == [[1.0, pytest.approx(5 / 8), 0.0], [0.0] * 3]
+
+
+class Normed(nn.Module):
+    """A projection to adapt, and a head with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 4)
+        self.head = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.linear(x))
+
+
+def with_head() -> Backbone:
+    return Backbone(Normed(), blocks=(("linear",),), head=("head",))
+
+
+def test_the_head_moves_in_each_cluster_by_its_own_weights() -> None:
+    method = FedHFT(clusters=2, rank=2)
+    task = Task(with_head(), method.adapt)
+    assert task.trained == {
+        "linear.A", "linear.B", "head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias",
+    }  # fmt: skip
+    server = method.init_server(task, 3, key(0))
+    server["assignments"] = tensor(P)
+    name, var = "head.0.bias", "head.1.running_var"
+    server[name] = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]])
+    received = [method.send(task, server, k) for k in range(3)]
+    for k in range(3):
+        np.testing.assert_allclose(received[k][name], P[k] @ server[name].numpy(), atol=1e-6)
+    moves = RNG.normal(size=(3, 3))
+    trained = [
+        {**r, "linear.kept": torch.ones(4, dtype=torch.bool), "linear.A": torch.zeros(2, 5),
+         "linear.B": torch.zeros(4, 2), name: r[name] + tensor(moves[k]), var: r[var] - 2}
+        for k, r in enumerate(received)
+    ]  # fmt: skip
+    uploads = [method.upload(task, r, t) for r, t in zip(received, trained, strict=True)]
+    new = method.aggregate(task, server, stack(uploads), cohort())
+    for c in range(2):
+        w = P[:, c] * N.numpy()
+        expected = server[name][c].numpy() + w @ moves / w.sum()
+        np.testing.assert_allclose(new[name][c].numpy(), expected, atol=1e-6)
+    assert not new[var].any()  # 1 - 2 would be no variance
+    assert new["head.0.weight"].equal(server["head.0.weight"])
+
+
+def test_one_cluster_without_mask_at_full_rank_is_fedavg_on_products() -> None:
+    method = FedHFT(clusters=1, rank=4, alpha=8.0, mask_ratio=0.0, optimiser=SGD)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    server["assignments"] = torch.ones(3, 1)
+    lora = FedAvg(trainable="lora", rank=4, alpha=8.0, optimiser=SGD)
+    uploads, products = [], []
+    old = (server["linear.B"] @ server["linear.A"])[0]
+    start = random.normal(random.fold_in(server["start"], 0), (4, 5), 0.5)
+    for k in range(3):
+        merged = Task(linear_backbone(W0 + old.numpy()), lora.adapt)
+        begin = {
+            "linear.lora_A.default.weight": start,
+            "linear.lora_B.default.weight": torch.zeros(4, 4),
+        }
+        assert begin.keys() == merged.state.keys()
+        trained, _ = lora.local(merged, begin, [batch(k)] * 2, Context(key("client", k)))
+        A, B = lora.lora(merged, trained)["linear"]
+        products.append(B @ A)
+        uploads.append(run_client(method, task, server, k))
+    new = method.aggregate(task, server, stack(uploads), cohort(number=99))
+    mean = sum(share * product for share, product in zip(N / N.sum(), products, strict=True))
+    torch.testing.assert_close((new["linear.B"] @ new["linear.A"])[0], (old + mean).float())
+
+
+def test_each_client_has_its_own_rank_and_mask_and_sends_no_more() -> None:
+    method = FedHFT(
+        clusters=2, rank=(1, 4, 2), mask_ratio=(0.0, 0.25, 0.75),
+        optimiser=Optimiser("adam", lr=0.1, weight_decay=0.1, clip=1.0),
+    )  # fmt: skip
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    for k, (rank, rows) in enumerate([(1, 4), (4, 3), (2, 1)]):
+        private = method.init_client(task, k + 3, key(0))  # client 3 is as client 0
+        received = method.send(task, server, k)
+        upload, _, _ = client_round(
+            method, task, received, private, [batch(k)] * 2, Context(key(k))
+        )
+        assert upload["linear.A"].shape == (4, 5)
+        assert not upload["linear.A"][rank:].any()
+        assert not upload["linear.B"][:, rank:].any()
+        packed = method.pack(task, upload)
+        assert {n: (v.shape, v.dtype) for n, v in packed.items()} == {
+            "linear.A": ((rank, 5), torch.float32),
+            "linear.B": ((rows, rank), torch.float32),
+            "linear.kept": ((1,), torch.uint8),
+        }
+        assert wire_bytes(packed)["float32"] == 4 * rank * (5 + rows)
+        assert f"{packed['linear.kept'].item():08b}"[:4].count("1") == rows
+        again = method.unpack(task, packed)
+        assert again.keys() == upload.keys()
+        assert all(again[name].equal(upload[name]) for name in upload)
+    assert not any(method.is_private(task, name) for name in upload)
+
+
+def test_a_smaller_rank_moves_the_product_as_far_in_its_first_step() -> None:
+    sizes = []
+    for rank in (4, 32):
+        method = FedHFT(clusters=1, rank=(rank, 64), mask_ratio=0.0, optimiser=SGD)
+        task = Task(linear_backbone(np.zeros((64, 80), np.float32)), method.adapt)
+        server = method.init_server(task, 2, key(1))
+        state = {**method.send(task, server, 0), **method.init_client(task, 0, key(0))}
+        examples = {"x": random.normal(key(2), (16, 80)), "labels": torch.arange(16)}
+        trained, _ = method.local(task, state, [examples], Context(key(0)))
+        W = trained["linear.B"] @ trained["linear.A"]
+        direction = (torch.eye(64)[:16] - 1 / 64).T @ examples["x"] / 16
+        sizes.append(((W * direction).sum() / direction.square().sum()).item())
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.5)
+
+
+def test_the_fresh_adapter_is_common_to_the_round_or_each_clients_own() -> None:
+    starts: dict[str, list[torch.Tensor]] = {}
+    for start in ("common", "own"):
+        method = FedHFT(clusters=1, rank=(2, 3), start=start, optimiser=Optimiser("sgd", lr=1e-9))  # type: ignore[arg-type]
+        task = Task(linear_backbone(W0), method.adapt)
+        server = method.init_server(task, 3, key(0))
+        other = {**server, "start": key(5)}
+        starts[start] = [
+            run_client(method, task, at, k)["linear.A"]
+            for at, k in ((server, 0), (server, 1), (server, 2), (other, 0))
+        ]
+    first, second, third, next_round = starts["common"]
+    torch.testing.assert_close(first[:2] * 2**0.5, second[:2] * 3**0.5)
+    assert first.equal(third)
+    assert not first.allclose(next_round)
+    first, second, third, same = starts["own"]
+    assert not first.allclose(third)
+    assert first.equal(same)
+
+
+def grouped_uploads(scale: float) -> Params:
+    """Updates of six clients in two groups, for the network of `linear_backbone`."""
+    B = torch.zeros(6, 4, 2)
+    B[:3, 0, 0], B[3:, 1, 1] = scale, scale
+    noise = 0.05 * scale * random.normal(key("noise"), (6, 4, 2))
+    A = random.normal(key("A"), (2, 5)).expand(6, 2, 5).contiguous()
+    return {"linear.A": A, "linear.B": B + noise, "linear.kept": torch.ones(6, 4, dtype=torch.bool)}
+
+
+def test_clustering_begins_after_the_warm_up_and_leaves_absent_clients_alone() -> None:
+    method = FedHFT(clusters=2, rank=2, warmup_rounds=3)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = method.init_server(task, 8, key(0))
+    members = (0, 1, 2, 5, 6, 7)
+    sizes = torch.tensor([3.0] * 6, dtype=torch.float64)
+
+    def after(number: int) -> Server:
+        at = Cohort(members, sizes, number, key(number))
+        return method.aggregate(task, server, grouped_uploads(1.0), at)
+
+    assert after(3)["assignments"].equal(server["assignments"])
+    product = after(3)["linear.B"] @ after(3)["linear.A"]
+    torch.testing.assert_close(product[0], product[1])
+    new = after(4)
+    p = new["assignments"]
+    assert p[[3, 4]].equal(torch.full((2, 2), 0.5))
+    assert p[[0, 1, 2]].argmax(1).unique().tolist() != p[[5, 6, 7]].argmax(1).unique().tolist()
+    assert p[list(members)].max(1).values.min() > 0.99
+    product = new["linear.B"] @ new["linear.A"]  # this round's updates go to the new clusters
+    assert (product[0] - product[1]).norm() > 0.5 * product[0].norm()
+
+
+def test_total_updates_keep_the_groups_apart_when_the_rounds_own_do_not() -> None:
+    found = {}
+    for updates in ("total", "round"):
+        method = FedHFT(clusters=2, rank=2, warmup_rounds=0, updates=updates)  # type: ignore[arg-type]
+        task = Task(linear_backbone(W0), method.adapt)
+        server = method.init_server(task, 6, key(0))
+        everybody, sizes = tuple(range(6)), torch.ones(6, dtype=torch.float64)
+        early = Cohort(everybody, sizes, 1, key(1))
+        server = method.aggregate(task, server, grouped_uploads(1.0), early)
+        noise = {**grouped_uploads(0.0), "linear.B": 0.1 * random.normal(key("late"), (6, 4, 2))}
+        last = server["assignments"].argmax(1)
+        assert last.tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
+        late = method.aggregate(task, server, noise, Cohort(everybody, sizes, 2, key(2)))
+        found[updates] = late["assignments"].argmax(1).equal(last)
+    assert found == {"total": True, "round": False}
+
+
+def test_a_client_may_train_on_before_its_model_is_used() -> None:
+    method = FedHFT(clusters=2, rank=2, finetune_passes=2, optimiser=SGD)
+    assert (FedHFT().personal_passes, method.personal_passes) == (0, 2)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    state = {**method.send(task, server, 0), **method.init_client(task, 0, key(0))}
+    tuned = method.personalise(task, state, [batch(0)] * 2, Context(key(0)))
+    before, after = (task.loss(s, batch(0), key(0))[0].item() for s in (state, tuned))
+    assert after < before
+    A, B = method.lora(task, tuned)["linear"]
+    assert (A.shape, B.shape) == ((6, 5), (4, 6))
+    x = tensor(X[0])
+    torch.testing.assert_close(x @ (torch.tensor(W0) + B @ A).T, task.logits(tuned, {"x": x}))
+
+
+def test_exported_factors_and_the_global_model() -> None:
+    method = FedHFT(clusters=2, rank=2)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    state = method.global_state(task, server)
+    assert state is not None
+    products = server["linear.B"] @ server["linear.A"]
+    mean = torch.tensor(P.mean(0)).float()
+    W = torch.tensor(W0) + mean[0] * products[0] + mean[1] * products[1]
+    x = tensor(X[0])
+    torch.testing.assert_close(task.logits(state, {"x": x}), x @ W.T)
+    A, B = method.lora(task, state)["linear"]
+    assert (A.shape, B.shape) == ((4, 5), (4, 4))
+    torch.testing.assert_close(torch.tensor(W0) + B @ A, W)
+
+
+def test_what_figures_see() -> None:
+    method = FedHFT(clusters=2, rank=2)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    seen = method.observe_server(task, server, [2, 0])
+    assert seen.keys() == {"assignments", "sent.linear"}
+    assert seen["assignments"].equal(server["assignments"][[2, 0]])
+    assert seen["sent.linear"].equal(server["linear.sent"])
+
+
+def test_the_layer_starts_as_its_base() -> None:
+    base = nn.Linear(5, 4)
+    layer = MixtureLoRALinear(base, rank=2, alpha=4.0, clusters=3)
+    x = torch.rand(2, 5)
+    torch.testing.assert_close(layer(x), base(x))
+    assert layer.A_mix.shape == (6, 5)
+    assert layer.B_mix.shape == (4, 6)
+
+
+def conflicting_federation() -> Federation:
+    """Digits 0 to 4; in the second group of clients the labels stand for one another."""
+    data = digits()
+    assert data.labels is not None
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(np.flatnonzero(data.labels < 5))[:480]
+    parts = np.split(rows, 8)  # 60 examples a client
+    labels = data.labels.copy()
+    for part in parts[4:]:
+        labels[part] = (labels[part] + 1) % 5
+    cut = {"train": (0, 32), "validation": (32, 40), "test": (40, 60)}
+    shares = {name: Shares.of([part[a:b] for part in parts]) for name, (a, b) in cut.items()}
+    return Federation(replace(data, labels=labels), Partition(**shares, digest="test"))
+
+
+def test_two_clusters_beat_one_where_two_groups_of_clients_disagree() -> None:
+    federation = conflicting_federation()
+    plan = Plan(
+        rounds=12, local=LocalConfig(batch_size=8, epochs=2), cohort=CohortConfig(),
+        engine=EngineConfig("vectorised", 8), evaluate=EvaluateConfig(every=12),
+    )  # fmt: skip
+    accuracy = {}
+    for clusters in (1, 2):
+        method = FedHFT(
+            clusters=clusters, rank=4, mask_ratio=0.25, warmup_rounds=2,
+            optimiser=Optimiser("adam", lr=1e-2, clip=1.0),
+        )  # fmt: skip
+        task = Task(digits_backbone(dropout=0.0), method.adapt)
+        *_, last = rounds(method, task, federation, plan)
+        found = {(e.model, e.split): e for e in last.evaluations}
+        scores = found["personal", "test"].accuracy
+        accuracy[clusters] = float(np.mean([score for score in scores if score is not None]))
+    labels = last.server["assignments"].argmax(1).tolist()
+    assert labels in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+    assert accuracy[2] > accuracy[1] + 0.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mask_ratio": 1.0}, r"methods\.fedhft\.mask_ratio = 1\.0: input should be less than 1"),
+        ({"mask_ratio": -0.1}, "greater than or equal to 0"),
+        ({"mask_ratio": [0.5, 1.5]}, r"mask_ratio = \[0\.5, 1\.5\]: input should be less than 1"),
+        ({"mask_ratio": []}, r"mask_ratio = \[\]"),
+        ({"rank": [8, 0]}, r"rank = \[8, 0\]: input should be greater than 0"),
+        ({"rank": []}, r"rank = \[\]"),
+        ({"clusters": 0}, "greater than 0"),
+        ({"warmup_rounds": -1}, "greater than or equal to 0"),
+        ({"components": 0}, "greater than 0"),
+        ({"reg_covar": 0.0}, "greater than 0"),
+        ({"finetune_passes": -1}, "greater than or equal to 0"),
+        ({"start": "shared"}, "should be 'common' or 'own'"),
+        ({"updates": "all"}, "should be 'total' or 'round'"),
+    ],
+)
+def test_bad_values_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse({"methods": {"fedhft": fields}})
+
+
+def test_one_value_or_several_can_be_given() -> None:
+    parsed = parse({"methods": {"fedhft": {"rank": [4, 8], "mask_ratio": [0, 0.5, 0.9]}}})
+    assert parsed.methods["fedhft"] == FedHFT(rank=(4, 8), mask_ratio=(0.0, 0.5, 0.9))
+
+
+def test_a_rank_above_a_layers_size_is_refused_wherever_it_stands() -> None:
+    with pytest.raises(InputError, match=r"rank 5 is larger than the layer linear \(4 x 5\)"):
+        Task(linear_backbone(W0), FedHFT(rank=(2, 5, 1)).adapt)
+
+
+def test_more_clusters_than_clients_in_the_warm_up_are_refused() -> None:
+    federation = conflicting_federation()
+    method = FedHFT(clusters=4)
+    task = Task(digits_backbone(), method.adapt)
+    plan = Plan(rounds=9, cohort=CohortConfig(size=3))
+    with pytest.raises(InputError, match=r"clusters is 4, more than the 3 clients .* warm-up"):
+        next(rounds(method, task, federation, plan))
+    method.check(task, num_clients=8, cohort_size=4, rounds=9)
+    with pytest.raises(InputError, match=r"mask_ratio is 1\.0; allowed"):
+        FedHFT(mask_ratio=(0.5, 1.0)).check(task, 8, 8, 9)

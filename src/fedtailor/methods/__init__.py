@@ -6,6 +6,7 @@ from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedprox import FedProx
+from .fedhft import FedHFT
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
@@ -16,6 +17,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,
+    "fedhft": FedHFT,
     "fedsdg": FedSDG,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,

@@ -1,8 +1,9 @@
 """FedHFT: a mixture of clustered LoRA adapters, fed by masked low-rank updates.
 
-FedHFT: Efficient Federated Finetuning with Heterogeneous Edge Clients. arXiv 2510.14054, 2025.
+FedHFT: Efficient Federated Finetuning with Heterogeneous Edge Clients. F. Ilhan, S. F. Tekin,
+T. Huang, G. Liu, R. Kompella, G. Eisenhauer, Y. C. Lin, C. Pu, L. Liu. arXiv 2510.14054, 2025.
 
-The server holds C adapters (B_c, A_c) and heads, and the clients' assignments p_kc (1 / C at first).
+The server holds C adapters (B_c, A_c) and heads, and K clients' assignments p_kc, at first 1 / C.
 Client k, round t, s = alpha / r:
     theta_k <- theta + sum_c p_kc B_c A_c                                         (4)
     train a fresh LoRA, B_k = 0 and A_k random, and the head: Delta_k = s B_k A_k
@@ -15,26 +16,30 @@ Server:
     B_c A_c <- SVD_r(B_c A_c + Delta_c)                                           (8)
     head_c <- head_c + sum_k p_kc n_k Delta head_k / sum_k p_kc n_k
 
-Made from a summary of the paper; where that is silent:
+Differs from the paper (only a summary of it was at hand):
 - The mixture travels and acts as its factors, [p_kc B_c] and [A_c] side by side: exact, of rank at
   most C r. The head travels as the mixture sum_c p_kc head_c.
-- Rows that nobody in the round sent have no update; rows of equal importance are masked from the
-  first on.
-- A_k is drawn from N(0, 1 / r_k) and s is one number for all ranks, so that a first step moves the
-  product equally far for every rank. Components beyond a client's own rank stay zero.
-- The factors of two clients can't be compared (each A_k is random), but the products can: PCA is
-  that of the Gram matrix <Delta_j, Delta_k>, which the factors give. The mixture has diagonal
-  covariances; EM starts from the components as the last assignments see this round's updates, so
-  that labels carry over. Clients outside the cohort keep their assignments, and a component that
-  nobody in it belongs to sits the round out.
+- A_k is drawn from N(0, 1 / r_k), and s is one number for all ranks, so that a first step moves the
+  product equally far whatever the rank. Components beyond a client's own rank stay zero.
+- A_k is the same draw for all clients of a round (``start="common"``), by a key that they receive.
+  With one draw a client (``"own"``), two updates of rank r << d_in have next to no inner product
+  however similar the clients are, and their mean has a rank that the recompression must cut.
+- PCA is that of the Gram matrix of the updates, which the factors give. ``updates="total"``: of all
+  that a client's model has gained, received mixture included; ``"round"``: of Delta_k alone, which
+  ceases to tell the groups apart once their adapters fit. At the first clustering both are equal.
+- The Gaussians have diagonal covariances. EM starts from the components as the last assignments
+  see this round's updates, so that labels carry over. Clients outside the cohort keep their
+  assignments; a component to which nobody in it belongs sits the round out.
+- Rows that nobody in the round sent have no update; of equally important rows the first are masked.
 - The recompression never forms d_out x d_in: randomised SVD through the factors, or exact QR + SVD.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,9 +59,9 @@ from ..task import Backbone, Batch, Task
 Rank = Annotated[int, Gt(0)]
 Ratio = Annotated[float, Ge(0), Lt(1)]
 
+_RANK, _RATIO = "budget.rank", "budget.mask_ratio"  # a client's own
 _OVERSAMPLE = 8
 _POWER_STEPS = 2
-_FRESH = -2  # folded into a client's key for A; steps have the numbers from 0
 
 
 def row_importance(B: Tensor, A: Tensor) -> Tensor:
@@ -160,30 +165,34 @@ def assign(gram: Tensor, p: Tensor, components: int, reg_covar: float, seed: int
         float64 ``[c, C]``, rows that sum to 1; ``p`` where all updates are equal.
     """
     from sklearn.decomposition import KernelPCA
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
     last: NDArray[np.float64] = p.double().cpu().numpy()
-    dims = min(components, len(gram) - 1)
-    pca = KernelPCA(dims, kernel="precomputed", eigen_solver="dense")
-    X = pca.fit_transform(gram.cpu().numpy())  # [c, dims]
+    kernel = (gram / gram.diagonal().mean().clamp(min=1e-300)).cpu().numpy()
+    pca = KernelPCA(min(components, len(last) - 1), kernel="precomputed", eigen_solver="dense")
+    X = pca.fit_transform(kernel)  # [c, components]
     variance = X.var(0).mean()
-    if not variance > 0:
+    if variance < 1e-12:  # rounding, beside the updates' own size of 1
         return p.double()
     X /= np.sqrt(variance)
     present = np.flatnonzero(last.sum(0) > 1e-3)
-    start = {}
+    start: dict[str, NDArray[np.float64]] = {}
     if not np.allclose(last, last[0]):
-        share = last[:, present] / last[:, present].sum(0)  # [c, present]
-        means = share.T @ X
-        variances = share.T @ X**2 - means**2 + reg_covar
+        weights = last[:, present].sum(0)
+        share = (last[:, present] / weights).T  # [present, c]
+        means = share @ X
+        variances = share @ X**2 - means**2 + reg_covar
         start = {"means_init": means, "precisions_init": 1 / variances}
-        start["weights_init"] = last[:, present].sum(0) / last[:, present].sum()
+        start["weights_init"] = weights / weights.sum()
     mixture = GaussianMixture(
         len(present), covariance_type="diag", reg_covar=reg_covar, n_init=1 if start else 10,
         max_iter=1000, random_state=seed, **start,
     )  # fmt: skip
     new = np.zeros_like(last)
-    new[:, present] = mixture.fit(X).predict_proba(X)
+    with warnings.catch_warnings():  # EM needs no converged start, nor fewer centres than clients
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        new[:, present] = mixture.fit(X).predict_proba(X)
     return torch.tensor(new, device=p.device)
 
 
@@ -194,23 +203,23 @@ class MixtureLoRALinear(Stepwise):
     buffers, A ``[r, d_in]`` and B ``[d_out, r]`` trained, s = alpha / r.
     """
 
-    state_buffers = ("mix_A", "mix_B")
-    mix_A: Tensor
-    mix_B: Tensor
+    state_buffers = ("A_mix", "B_mix")
+    A_mix: Tensor
+    B_mix: Tensor
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, clusters: int) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.A = nn.Parameter(torch.randn(rank, base.in_features) * rank**-0.5)
         self.B = nn.Parameter(torch.zeros(base.out_features, rank))
-        self.register_buffer("mix_A", torch.zeros(clusters * rank, base.in_features))
-        self.register_buffer("mix_B", torch.zeros(base.out_features, clusters * rank))
+        self.register_buffer("A_mix", torch.zeros(clusters * rank, base.in_features))
+        self.register_buffer("B_mix", torch.zeros(base.out_features, clusters * rank))
         self.scaling = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., d_in]`` to ``[..., d_out]``, both updates as one pair of products."""
-        down = torch.cat([self.mix_A, self.A])
-        up = torch.cat([self.mix_B, self.scaling * self.B], dim=1)
+        down = torch.cat([self.A_mix, self.A])
+        up = torch.cat([self.B_mix, self.scaling * self.B], dim=1)
         y: Tensor = self.base(x) + F.linear(F.linear(x, down), up)
         return y
 
@@ -227,7 +236,7 @@ class FedHFT(Method):
     family: ClassVar[str] = "cluster"
     paper: ClassVar[Paper] = Paper(
         "FedHFT: Efficient Federated Finetuning with Heterogeneous Edge Clients",
-        "see arXiv",
+        "Ilhan, Tekin, Huang, Liu, Kompella, Eisenhauer, Lin, Pu, Liu",
         2025,
         "arXiv 2510.14054",
         "theta_k = theta + sum_c p_kc B_c A_c; B_c A_c <- SVD_r(B_c A_c + sum_k w_kc B_k A_k), "
@@ -239,6 +248,8 @@ class FedHFT(Method):
     alpha: Annotated[float, Gt(0)] = 16.0
     mask_ratio: Ratio | Annotated[tuple[Ratio, ...], MinLen(1)] = 0.5
     warmup_rounds: Annotated[int, Ge(0)] = 5
+    start: Literal["common", "own"] = "common"  # of A: one draw a round, or one a client
+    updates: Literal["total", "round"] = "total"  # what tells clients apart
     components: Annotated[int, Gt(0)] | None = None  # principal components; None: C
     reg_covar: Annotated[float, Gt(0)] = 1e-2  # where the mean variance of a component is 1
     exact_svd: bool = False
@@ -247,11 +258,15 @@ class FedHFT(Method):
 
     @property
     def _ranks(self) -> tuple[int, ...]:
-        return (self.rank,) if isinstance(self.rank, int) else self.rank
+        return self.rank if isinstance(self.rank, tuple) else (self.rank,)
 
     @property
     def _ratios(self) -> tuple[float, ...]:
         return self.mask_ratio if isinstance(self.mask_ratio, tuple) else (self.mask_ratio,)
+
+    @property
+    def _scaling(self) -> float:
+        return self.alpha / max(self._ranks)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         rank, model = max(self._ranks), backbone.model
@@ -267,24 +282,25 @@ class FedHFT(Method):
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.clusters > cohort_size:
             raise InputError(
-                f"fedhft.clusters is {self.clusters}, more than the {cohort_size} clients whose "
-                f"updates a round brings together; allowed: 1 to {cohort_size}, or a larger cohort"
+                f"fedhft.clusters is {self.clusters}, more than the {cohort_size} clients that "
+                f"report in a round of the warm-up; allowed: 1 to {cohort_size}, or a larger cohort"
             )
+        if wrong := [ratio for ratio in self._ratios if not 0 <= ratio < 1]:
+            raise InputError(f"fedhft.mask_ratio is {wrong[0]}; allowed: from 0 to below 1")
 
     def is_private(self, task: Task, name: str) -> bool:
-        return name in ("rank", "mask_ratio")
+        return name in (_RANK, _RATIO)
 
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         return {
-            "rank": torch.tensor(self._ranks[client % len(self._ranks)]),
-            "mask_ratio": torch.tensor(
-                self._ratios[client % len(self._ratios)], dtype=torch.float64
-            ),
+            _RANK: torch.tensor(self._ranks[client % len(self._ranks)]),
+            _RATIO: torch.tensor(self._ratios[client % len(self._ratios)], dtype=torch.float64),
         }
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         C, device = self.clusters, task.device
         server = {"assignments": torch.full((num_clients, C), 1 / C, device=device)}
+        server["start"] = random.fold_in(key, -1).to(device)
         for index, path in enumerate(_paths(task)):
             A, B = task.state[f"{path}.A"], task.state[f"{path}.B"]
             shape = (C, *A.shape)
@@ -302,23 +318,26 @@ class FedHFT(Method):
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
     ) -> tuple[Params, Tensor]:
-        start = {**state, **self._fresh(task, state["rank"], context.key)}
-        trained, loss = train(task, start, steps, context, self.optimiser)
+        trained, loss = train(
+            task, self._fresh(task, state, context), steps, context, self.optimiser
+        )
         for path in _paths(task):
             importance = row_importance(trained[f"{path}.B"], trained[f"{path}.A"])
-            trained[f"{path}.kept"] = keep_rows(importance, state["mask_ratio"])
+            trained[f"{path}.kept"] = keep_rows(importance, state[_RATIO])
         return trained, loss
 
-    def _fresh(self, task: Task, rank: Tensor, key: Tensor) -> Params:
-        """A of ``rank`` rows, the surplus ones zero, and B = 0: what is zero in both stays zero."""
+    def _fresh(self, task: Task, state: Params, context: Context) -> Params:
+        """``state`` with A of the client's own rank, the surplus rows zero, and B = 0: components
+        that are zero in both stay zero."""
+        key = state["start"] if self.start == "common" else random.fold_in(context.key, -1)
         fresh = {}
         for index, path in enumerate(_paths(task)):
-            shape = tuple(task.state[f"{path}.A"].shape)
-            drawn = random.normal(random.fold_in(random.fold_in(key, _FRESH), index), shape)
-            own = torch.arange(shape[0], device=drawn.device)[:, None] < rank
-            fresh[f"{path}.A"] = drawn * own * rank**-0.5
+            r, d_in = task.state[f"{path}.A"].shape
+            own = torch.arange(r, device=key.device)[:, None] < state[_RANK]
+            drawn = random.normal(random.fold_in(key, index), (r, d_in))
+            fresh[f"{path}.A"] = torch.where(own, drawn * state[_RANK] ** -0.5, 0.0)
             fresh[f"{path}.B"] = torch.zeros_like(task.state[f"{path}.B"])
-        return fresh
+        return {**state, **fresh}
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         sent = {n: trained[n] - received[n] for n, _ in _head(task, task.state)}
@@ -328,10 +347,6 @@ class FedHFT(Method):
             sent[f"{path}.B"] = self._scaling * trained[f"{path}.B"] * kept[:, None]
             sent[f"{path}.kept"] = kept
         return sent
-
-    @property
-    def _scaling(self) -> float:
-        return self.alpha / max(self._ranks)
 
     def pack(self, task: Task, upload: Params) -> Params:
         packed = dict(upload)
@@ -359,17 +374,17 @@ class FedHFT(Method):
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         members = list(cohort.clients)
         p = server["assignments"].clone()  # [K, C]
-        if self.clusters > 1 and cohort.round > self.warmup_rounds and len(members) > 1:
-            p[members] = self._assign(task, uploads, p[members], cohort).to(p.dtype)
+        if self.clusters > 1 and cohort.round > self.warmup_rounds:
+            p[members] = self._assign(task, server, uploads, cohort).to(p.dtype)
         w = (p[members].double() * cohort.shares.to(p.device)[:, None]).T  # [C, c]
-        new = {"assignments": p}
+        new = {"assignments": p, "start": random.fold_in(cohort.key, -1)}
         for index, path in enumerate(_paths(task)):
             A, B, kept = (uploads[f"{path}.{part}"] for part in ("A", "B", "kept"))
             sums = w @ kept.double()  # [C, d_out]
             new[f"{path}.sent"] = _ratio(sums, w.sum(1, keepdim=True)).to(B.dtype)
             adapters = []
             for c in range(self.clusters):
-                share = _ratio(w[c][:, None] * kept, sums[c])  # [c, d_out]
+                share = _ratio(w[c][:, None] * kept, sums[c]).to(B.dtype)  # [c, d_out]
                 update = (share[..., None] * B).movedim(0, 1).flatten(1)  # [d_out, c r]
                 stacked_B = torch.cat([server[f"{path}.B"][c], update], 1)  # [d_out, r + c r]
                 stacked_A = torch.cat([server[f"{path}.A"][c], A.flatten(0, 1)])
@@ -381,13 +396,21 @@ class FedHFT(Method):
         for name, value in _head(task, server):
             moved = torch.tensordot(share, uploads[name].double(), 1)
             new[name] = value + moved.to(value.dtype)
+            if name.endswith("running_var"):  # a step from a mixture may overshoot
+                new[name] = new[name].clamp(min=0)
         return new
 
-    def _assign(self, task: Task, uploads: Params, p: Tensor, cohort: Cohort) -> Tensor:
-        grams = [update_gram(uploads[f"{n}.B"], uploads[f"{n}.A"]) for n in _paths(task)]
+    def _assign(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Tensor:
+        p = server["assignments"][list(cohort.clients)].double()  # [c, C]
+        grams = []
+        for path in _paths(task):
+            Bs, As = (torch.cat([server[f"{path}.{f}"], uploads[f"{path}.{f}"]]) for f in "BA")
+            grams.append(update_gram(Bs, As))  # [C + c, C + c]
+        received = p if self.updates == "total" else torch.zeros_like(p)
+        combine = torch.cat([received, torch.eye(len(p)).to(p)], 1)  # [c, C + c]
+        gram = combine @ torch.stack(grams).sum(0) @ combine.T
         seed = int(cohort.key) % 2**32
-        components = self.components or self.clusters
-        return assign(torch.stack(grams).sum(0), p, components, self.reg_covar, seed)
+        return assign(gram, p, self.components or self.clusters, self.reg_covar, seed)
 
     @property
     def personal_passes(self) -> int:
@@ -396,8 +419,7 @@ class FedHFT(Method):
     def personalise(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
     ) -> Params:
-        start = {**state, **self._fresh(task, state["rank"], context.key)}
-        return train(task, start, steps, context, self.optimiser)[0]
+        return train(task, self._fresh(task, state, context), steps, context, self.optimiser)[0]
 
     def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
         sent = {f"sent.{path}": server[f"{path}.sent"] for path in _paths(task)}
@@ -406,7 +428,7 @@ class FedHFT(Method):
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         factors = {}
         for path in _paths(task):
-            A, B = state[f"{path}.mix_A"], state[f"{path}.mix_B"]  # [C r, d_in], [d_out, C r]
+            A, B = state[f"{path}.A_mix"], state[f"{path}.B_mix"]  # [C r, d_in], [d_out, C r]
             if f"{path}.B" in state:  # trained for this client alone
                 A = torch.cat([A, state[f"{path}.A"]])
                 B = torch.cat([B, self._scaling * state[f"{path}.B"]], 1)
@@ -426,10 +448,11 @@ def _mixture(task: Task, server: Server, p: Tensor) -> Params:
     """What a client with assignments ``p`` ``[C]`` receives: the factors of sum_c p_c B_c A_c side
     by side, and sum_c p_c head_c."""
     mixed = {name: torch.tensordot(p, value, 1) for name, value in _head(task, server)}
+    mixed["start"] = server["start"]
     for path in _paths(task):
         A, B = server[f"{path}.A"], server[f"{path}.B"]  # [C, r, d_in], [C, d_out, r]
-        mixed[f"{path}.mix_A"] = A.flatten(0, 1)
-        mixed[f"{path}.mix_B"] = (p[:, None, None] * B).movedim(0, 1).flatten(1)
+        mixed[f"{path}.A_mix"] = A.flatten(0, 1)
+        mixed[f"{path}.B_mix"] = (p[:, None, None] * B).movedim(0, 1).flatten(1)
     return mixed
 
 
