@@ -16,7 +16,8 @@ Server:
     B_c A_c <- SVD_r(B_c A_c + Delta_c)                                           (8)
     head_c <- head_c + sum_k p_kc n_k Delta head_k / sum_k p_kc n_k
 
-Differs from the paper (only a summary of it was at hand):
+Differs from the paper:
+- Only a summary of it was at hand; what follows may be the paper's own choice.
 - The mixture travels and acts as its factors, [p_kc B_c] and [A_c] side by side: exact, of rank at
   most C r. The head travels as the mixture sum_c p_kc head_c.
 - A_k is drawn from N(0, 1 / r_k), and s is one number for all ranks, so that a first step moves the
