@@ -389,7 +389,7 @@ def fresh_state(task: Task, key: Tensor) -> Params:
     Every module is reset by its own ``reset_parameters``, transformers' by its model's
     initialisation, LoRA as in `add_lora`. What has no way to be reset keeps its values.
     """
-    model = copy.deepcopy(task.model)
+    model = copy.deepcopy(task.model).cpu()  # where it is drawn, whatever the task's device
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(int(key))
         for module in model.modules():
@@ -404,4 +404,4 @@ def fresh_state(task: Task, key: Tensor) -> Params:
             elif ".lora_B." in name:
                 nn.init.zeros_(parameter)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensors[name].detach().clone() for name in task.state}
+    return {name: tensors[name].detach().clone().to(task.device) for name in task.state}
