@@ -11,8 +11,13 @@ from .method import Cohort, Method, Paper
 from .methods import METHODS
 from .methods.fedavg import FedAvg
 from .methods.fedavg_ft import FedAvgFT
+from .methods.fedhft import FedHFT
+from .methods.fedmerge import FedMerge
+from .methods.fedprox import FedProx
 from .methods.fedsdg import FedSDG
+from .methods.fedsq import FedSQ
 from .methods.local import Local
+from .methods.pfedgate import PFedGate
 from .models import ModelConfig, from_module
 from .optim import Context, Optimiser, train
 from .report import compare
@@ -32,7 +37,11 @@ __all__ = [
     "Experiment",
     "FedAvg",
     "FedAvgFT",
+    "FedHFT",
+    "FedMerge",
+    "FedProx",
     "FedSDG",
+    "FedSQ",
     "Federation",
     "InputError",
     "Local",
@@ -40,6 +49,7 @@ __all__ = [
     "Method",
     "ModelConfig",
     "Optimiser",
+    "PFedGate",
     "Paper",
     "Plan",
     "Round",

@@ -165,9 +165,8 @@ class Task:
 
     def _call(self, state: Params, batch: Batch) -> Tensor:
         given = nullcontext() if self.prefix is None else self.prefix.given(batch.get(_FEATURES))
-        with given, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
         state = {name: value for name, value in state.items() if name in self._names}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with given, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             output = functional_call(self.model, state, (), self.inputs(batch))
         return self.backbone.logits(output).float()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
-from .fedprox import FedProx
 from .fedhft import FedHFT
+from .fedmerge import FedMerge
+from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
@@ -17,8 +18,9 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,
-    "fedhft": FedHFT,
     "fedsdg": FedSDG,
+    "fedhft": FedHFT,
+    "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
 }
