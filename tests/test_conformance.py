@@ -23,6 +23,7 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import FedHFT
+from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.pfedgate import PFedGate
@@ -61,6 +62,8 @@ VARIANTS: dict[str, Method] = {
     ),
     "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
+    "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
+    "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

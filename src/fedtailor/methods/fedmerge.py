@@ -1,0 +1,275 @@
+"""FedMerge: the server keeps d models and sends every client its own weighted merge of them.
+
+FedMerge: Federated Model Merging for Personalization. S. Chen, T. Zhou, G. Long, J. Jiang,
+C. Zhang. AAAI 2026.
+
+Down, client i:
+    w_ij = exp(a_ij) / sum_k exp(a_ik)                                            (appendix D)
+    theta_i = sum_j w_ij Theta_j                                                  (4)
+Client i:
+    theta_i <- theta_i - eta grad l(theta_i), step by step                        (7)
+    up:  Delta_i, the change of theta_i
+Server, p_i = n_i / n over the cohort:
+    Theta_j <- Theta_j + sum_i c_ij Delta_i,   c_ij = p_i w_ij                    (8, 10)
+    a_ij <- a_ij + lr_w p_i w_ij <Theta_j - theta_i, Delta_i>                     (9, 11; D)
+
+Both updates start from the round's first values. The inner product goes over the task head alone.
+
+Differs from the paper:
+- c_ij is divided by sum_i p_i w_ij: equation 8 as it stands moves the merged models by about
+  Delta / d. ``normalise=False`` restores it.
+- Equation 11 has no rate: lr_w = 1. But p_i is about 1 / K and w_ij 1 / d, so that the weights
+  would hardly move; lr_w = 100 is the default.
+- A model without a head of its own (LoRA on a causal language model) takes the inner product over
+  the last block that is trained, the paper's "last few layers".
+- The first of the d models is the one every other method starts from, so that d = 1 is FedAvg. The
+  others are drawn anew, but LoRA and pretrained models are copies with noise of ``jitter`` times a
+  tensor's root mean square: equal models would stay equal for ever.
+- Running statistics of batch normalisation follow equations 4 and 8; variances stay >= 0.
+- Everything on the server is summed in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from .. import random
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, fresh_state, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, prefixed, stack, subtract, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_BANK = "bank."
+_COLUMNS = 1 << 18  # of models and updates that are brought to float64 at a time
+
+
+def merge(models: Tensor, weights: Tensor) -> Tensor:
+    """Equation 4: every client's merge of the models, W Theta.
+
+    Args:
+        models: Theta ``[d, P]``.
+        weights: w ``[m, d]``, a client a row.
+
+    Returns:
+        theta ``[m, P]``, summed in float64, of the models' type.
+
+    Raises:
+        InputError: no model, or shapes that don't fit.
+
+    >>> merge(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+    tensor([[2., 2.],
+            [3., 4.]])
+    """
+    _check(models, "weights", weights)
+    w = weights.double().to(models.device)
+    parts = torch.split(models, _COLUMNS, dim=1)
+    return torch.cat([(w @ part.double()).to(models.dtype) for part in parts], dim=1)
+
+
+def merge_backward(
+    models: Tensor,
+    logits: Tensor,
+    updates: Tensor,
+    shares: Tensor,
+    head: slice | Tensor | None = None,
+    normalise: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Equations 8 and 9 in their softmax form: how the models and the clients' logits move.
+
+    Args:
+        models: Theta ``[d, P]`` that the clients' models were merged from.
+        logits: a ``[m, d]``.
+        updates: Delta ``[m, P]``, a client a row.
+        shares: p ``[m]``.
+        head: the columns of the inner product, as a slice, a mask ``[P]`` or indices; None: all.
+        normalise: divide by sum_i p_i w_ij; False: equation 8 as printed.
+
+    Returns:
+        The models' updates ``[d, P]``, of the updates' type, and the logits' float64 ``[m, d]``,
+        without a learning rate. A model that nobody gives weight to stays where it is.
+
+    Raises:
+        InputError: no model, or shapes that don't fit.
+
+    >>> Theta, Delta = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[1.0, 2.0]])
+    >>> merge_backward(Theta, torch.zeros(1, 2), Delta, torch.ones(1))
+    (tensor([[1., 2.],
+            [1., 2.]]), tensor([[ 0.5000, -0.5000]], dtype=torch.float64))
+    """
+    _check(models, "logits", logits)
+    if updates.shape != (len(logits), models.shape[1]) or shares.shape != logits.shape[:1]:
+        raise InputError(
+            f"updates {list(updates.shape)} and shares {list(shares.shape)} don't fit; "
+            f"allowed: [{len(logits)}, {models.shape[1]}] and [{len(logits)}]"
+        )
+    w = torch.softmax(logits.double(), 1).to(updates.device)  # [m, d]
+    pw = shares.double().to(updates.device)[:, None] * w
+    total = pw.sum(0)
+    c = torch.where(total > 0, pw / total, 0.0) if normalise else pw
+    chosen = slice(None) if head is None else head
+    S = _inner_products(updates[:, chosen], models[:, chosen])  # [m, d]
+    # <Theta_j - theta_i, Delta_i> = S_ij - sum_k w_ik S_ik: theta_i is not needed again
+    return merge(updates, c.T), pw * (S - (w * S).sum(1, keepdim=True))
+
+
+def _inner_products(updates: Tensor, models: Tensor) -> Tensor:
+    """<Theta_j - Theta_1, Delta_i>, float64 ``[m, d]``; what all models share would only round."""
+    S = torch.zeros(len(updates), len(models), dtype=torch.float64, device=updates.device)
+    for Delta, Theta in zip(
+        torch.split(updates, _COLUMNS, dim=1), torch.split(models, _COLUMNS, dim=1), strict=True
+    ):
+        S += Delta.double() @ (Theta.double() - Theta[:1].double()).T
+    return S
+
+
+def _check(models: Tensor, what: str, table: Tensor) -> None:
+    if models.dim() != 2 or len(models) < 1:
+        raise InputError(f"models {list(models.shape)}: allowed: [d, P] with d >= 1")
+    if table.dim() != 2 or table.shape[1] != len(models):
+        raise InputError(
+            f"{what} {list(table.shape)}: allowed: [m, {len(models)}], a model a column"
+        )
+
+
+@dataclass(frozen=True)
+class FedMerge(Method):
+    """FedMerge: ``models`` (d) of them on the server, one merged model a client.
+
+    ``weights`` are learned (``dynamic``) or stay as they are drawn (``fixed``); ``lr_w`` is the
+    rate of their logits, ``optimiser.lr`` the clients' eta. What is trained: all parameters, the
+    head, or LoRA and the head (rank r, scaling alpha / r).
+    """
+
+    name: ClassVar[str] = "fedmerge"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "FedMerge: Federated Model Merging for Personalization",
+        "Chen, Zhou, Long, Jiang, Zhang",
+        2026,
+        "AAAI",
+        "theta_i = sum_j w_ij Theta_j, w_i = softmax(a_i); "
+        "Theta_j <- Theta_j + sum_i c_ij Delta_i, c_ij = p_i w_ij / sum_k p_k w_kj; "
+        "a_ij <- a_ij + lr_w p_i w_ij <Theta_j - theta_i, Delta_i>",
+    )
+
+    models: Annotated[int, Gt(0)] = 10
+    weights: Literal["dynamic", "fixed"] = "dynamic"
+    selected: Annotated[int, Gt(0)] | None = None  # models each client merges, drawn; None: all
+    lr_w: Annotated[float, Gt(0)] = 100.0
+    normalise: bool = True  # c_ij over sum_i p_i w_ij; False: equation 8 as printed
+    normalise_rows: bool = False  # each client's logits move by lr_w: the rule for language models
+    inner: Literal["head", "all"] = "head"  # the parameters of the inner product
+    jitter: Annotated[float, Ge(0)] = 0.1  # of copies: noise over a tensor's root mean square
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        d = self.models
+        if d < 1:
+            raise InputError(f"fedmerge: models = {d}; allowed: 1 or more")
+        if self.selected is not None and not 1 <= self.selected <= d:
+            raise InputError(f"fedmerge: selected = {self.selected}; allowed: 1 to models = {d}")
+        equal = self._copies(task) and self.jitter == 0 and d > 1
+        if equal and self.weights == "dynamic" and self.selected in (None, d):
+            raise InputError(
+                f"fedmerge: jitter = 0 makes {d} equal copies, which stay equal for ever; "
+                "allowed: a positive jitter, models = 1, or fixed weights"
+            )
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        others = [self._another(task, random.fold_in(key, j)) for j in range(1, self.models)]
+        bank = prefixed(stack([task.state, *others]), _BANK)
+        a = torch.zeros(num_clients, self.models, dtype=torch.float64)  # [K, d]
+        if self.selected is not None:
+            drawn = random.uniform(random.fold_in(key, 0), tuple(a.shape))
+            kept = drawn.argsort(dim=1)[:, : self.selected]
+            a = torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
+        return {**bank, "logits": a}
+
+    def _copies(self, task: Task) -> bool:
+        """Whether the models start from one another."""
+        return task.backbone.pretrained or self.trainable == "lora"
+
+    def _another(self, task: Task, key: Tensor) -> Params:
+        if not self._copies(task):
+            return fresh_state(task, key)
+        state = dict(task.state)
+        for index, name in enumerate(sorted(task.trained)):
+            std = self.jitter * state[name].double().square().mean().sqrt().item()
+            noise = random.normal(random.fold_in(key, index), tuple(state[name].shape), std)
+            state[name] = state[name] + noise.to(state[name])
+        return state
+
+    def send(self, task: Task, server: Server, client: int) -> Params:
+        w = torch.softmax(server["logits"][client], 0)  # [d]
+        return weighted_sum(under(server, _BANK), w)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        return subtract(trained, received)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        rows = torch.tensor(cohort.clients, device=server["logits"].device)
+        a = server["logits"][rows]  # [c, d]
+        scored = self._scored(task) if self.weights == "dynamic" else frozenset()
+        g, new = torch.zeros_like(a), dict(server)
+        for name, Delta in uploads.items():
+            Theta = server[_BANK + name]  # [d, ...]
+            # an inner product is a sum over tensors, so the logits' updates add up
+            columns = slice(None) if name in scored else slice(0, 0)
+            moved, part = merge_backward(
+                _table(Theta), a, _table(Delta), cohort.shares, columns, self.normalise
+            )
+            Theta = Theta + moved.view_as(Theta)
+            variance = name in task.buffers and name.endswith("running_var")
+            new[_BANK + name] = Theta.clamp(min=0) if variance else Theta
+            g += part
+        if self.normalise_rows:
+            norms = g.norm(dim=1, keepdim=True)
+            g = torch.where(norms > 0, g / norms, 0.0)
+        new["logits"] = server["logits"].index_copy(0, rows, a + self.lr_w * g)
+        return new
+
+    def _scored(self, task: Task) -> frozenset[str]:
+        """The parameters of the inner product: the head's; without a head those of the last block
+        that is trained; without either, all."""
+        if self.inner == "all":
+            return task.trained
+        paths = [task.backbone.head, *reversed(task.backbone.blocks)]
+        for part in paths:
+            prefixes = tuple(f"{path}." for path in part)
+            if found := {name for name in task.trained if name.startswith(prefixes)}:
+                return frozenset(found)
+        return task.trained
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        even = torch.full((self.models,), 1 / self.models, dtype=torch.float64)
+        return weighted_sum(under(server, _BANK), even)
+
+    def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
+        return {"weights": torch.softmax(server["logits"][list(clients)], 1).float()}  # [n, d]
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
+
+
+def _table(stacked: Tensor) -> Tensor:
+    """``[n, ...]`` as ``[n, P]``."""
+    return stacked.reshape(len(stacked), -1)

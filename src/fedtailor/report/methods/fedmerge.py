@@ -1,0 +1,90 @@
+"""What FedMerge learns: every client's weights of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..drawing import Drawing, new_figure
+from ..read import Trial
+from ..select import Entry
+
+_PANELS = 4  # rounds shown side by side
+_MOST_NAMES = 26  # clients whose numbers fit beside the map
+
+Weights = NDArray[np.float64]
+
+
+def _spread(count: int) -> list[int]:
+    """Up to `_PANELS` positions from the first to the last of ``count``."""
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, _PANELS))})
+
+
+def _shown(trial: Trial) -> tuple[list[int], list[tuple[int, Weights]]]:
+    """The clients, and their weights ``[n, d]`` in the rounds to show.
+
+    Weights that never changed are shown once, in the last round.
+    """
+    observed = trial.observed()
+    if not observed:
+        return [], []
+    clients: list[int] = observed[-1][1]["clients"].tolist()
+    maps = [(number, found["weights"].astype(np.float64)) for number, found in observed]
+    if all(np.array_equal(w, maps[0][1]) for _, w in maps):
+        return clients, maps[-1:]
+    return clients, [maps[at] for at in _spread(len(maps))]
+
+
+def _order(clients: Sequence[int], last: Weights, clusters: Sequence[int] | None) -> list[int]:
+    """Positions of the clients: by true cluster and number, or else by their strongest model."""
+    if clusters is not None:
+        return sorted(range(len(clients)), key=lambda at: (clusters[clients[at]], clients[at]))
+    top = last.argmax(axis=1)
+    return sorted(range(len(clients)), key=lambda at: (top[at], -last[at].max()))
+
+
+def weight_heat_map(entry: Entry) -> Drawing:
+    """FedMerge: clients by models, a few rounds side by side, a row of panels a seed."""
+    trials = [(trial, *_shown(trial)) for trial in entry.trials]
+    columns = max(1, *(len(maps) for _, _, maps in trials))
+    high = max((float(w.max()) for _, _, maps in trials for _, w in maps), default=1.0)
+    most = max((len(clients) for _, clients, _ in trials), default=0)
+    figure = new_figure(0.8 + len(trials) * min(6.0, 1.0 + 0.11 * max(most, 12)))
+    panels = figure.subplots(len(trials), columns, squeeze=False, sharex=True)
+    image = None
+    for row, (trial, clients, maps) in zip(panels, trials, strict=True):
+        clusters = entry.run.partitions[trial.seed].clusters
+        order = _order(clients, maps[-1][1], clusters) if maps else []
+        for axis, (number, w) in zip(row, maps, strict=False):
+            image = axis.imshow(w[order], aspect="auto", interpolation="none", vmin=0, vmax=high)
+            axis.set_title(f"round {number}")
+            axis.set_xticks(range(0, w.shape[1], 1 + (w.shape[1] - 1) // 10))
+            axis.set_yticks([])
+            if clusters is not None:
+                groups = [clusters[clients[at]] for at in order]
+                for edge in np.flatnonzero(np.diff(groups)):
+                    axis.axhline(edge + 0.5, color="white", linewidth=1.6)
+                    axis.axhline(edge + 0.5, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        for axis in row[len(maps) :]:
+            axis.set_axis_off()
+        if len(order) <= _MOST_NAMES:
+            row[0].set_yticks(range(len(order)), [str(clients[at]) for at in order])
+        seed = f"seed {trial.seed}: " if len(trials) > 1 else ""
+        row[0].set_ylabel(f"{seed}{len(order)} clients")
+    for axis in panels[-1]:
+        axis.set_xlabel("model")
+    if image is not None:
+        figure.colorbar(image, ax=panels.ravel().tolist(), label="weight", aspect=30, pad=0.01)
+    grouped = any(entry.run.partitions[trial.seed].clusters is not None for trial in entry.trials)
+    order_words = (
+        "ordered by true cluster (dashed borders)" if grouped else "ordered by strongest model"
+    )
+    return Drawing(
+        f"Merging weights of {entry.label}",
+        figure,
+        f"How much of each of the server's models goes into each client's own, after the rounds "
+        f"named; a client's weights sum to 1. Clients are {order_words}. "
+        f"Colours go from 0 to {high:.2f}.",
+    )
