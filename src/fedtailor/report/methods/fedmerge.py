@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import InputError
 from ..drawing import Drawing, new_figure
 from ..read import Trial
 from ..select import Entry
@@ -19,7 +20,7 @@ Weights = NDArray[np.float64]
 
 def _spread(count: int) -> list[int]:
     """Up to `_PANELS` positions from the first to the last of ``count``."""
-    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, _PANELS))})
+    return [round(at) for at in np.linspace(0, count - 1, min(count, _PANELS))]
 
 
 def _shown(trial: Trial) -> tuple[list[int], list[tuple[int, Weights]]]:
@@ -27,12 +28,15 @@ def _shown(trial: Trial) -> tuple[list[int], list[tuple[int, Weights]]]:
 
     Weights that never changed are shown once, in the last round.
     """
-    observed = trial.observed()
-    if not observed:
-        return [], []
-    clients: list[int] = observed[-1][1]["clients"].tolist()
-    maps = [(number, found["weights"].astype(np.float64)) for number, found in observed]
-    if all(np.array_equal(w, maps[0][1]) for _, w in maps):
+    clients: list[int] = []
+    maps: list[tuple[int, Weights]] = []
+    for number, found in trial.observed():
+        if absent := {"server/weights", "server_clients"} - found.keys():
+            names = ", ".join(sorted(absent))
+            raise InputError(f"{trial.folder}: what is observed in round {number} lacks {names}")
+        clients = found["server_clients"].tolist()
+        maps.append((number, found["server/weights"].astype(np.float64)))
+    if maps and all(np.array_equal(w, maps[0][1]) for _, w in maps):
         return clients, maps[-1:]
     return clients, [maps[at] for at in _spread(len(maps))]
 
@@ -75,7 +79,9 @@ def weight_heat_map(entry: Entry) -> Drawing:
         row[0].set_ylabel(f"{seed}{len(order)} clients")
     for axis in panels[-1]:
         axis.set_xlabel("model")
-    if image is not None:
+    if image is None:
+        figure.text(0.5, 0.5, "no round is evaluated yet", ha="center", va="center")
+    else:
         figure.colorbar(image, ax=panels.ravel().tolist(), label="weight", aspect=30, pad=0.01)
     grouped = any(entry.run.partitions[trial.seed].clusters is not None for trial in entry.trials)
     order_words = (
