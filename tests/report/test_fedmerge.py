@@ -96,7 +96,9 @@ def test_without_clusters_clients_stand_by_their_strongest_model(make_run: MakeR
 def test_weights_that_never_change_are_shown_once(make_run: MakeRun) -> None:
     run = make_run(methods=("fedmerge",))
     observe(run, fixed=True)
-    assert [title for title, _, _ in panels(drawn(run).figure)] == ["round 8"] * 2
+    drawing = drawn(run)
+    assert [title for title, _, _ in panels(drawing.figure)] == ["round 8"] * 2
+    assert "never change" in drawing.caption
 
 
 def test_the_page_has_the_map(make_run: MakeRun, tmp_path: Path) -> None:

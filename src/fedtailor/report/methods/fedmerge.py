@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,10 @@ from ...errors import InputError
 from ..drawing import Drawing, new_figure
 from ..read import Trial
 from ..select import Entry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 _PANELS = 4  # rounds shown side by side
 _MOST_NAMES = 26  # clients whose numbers fit beside the map
@@ -49,28 +54,33 @@ def _order(clients: Sequence[int], last: Weights, clusters: Sequence[int] | None
     return sorted(range(len(clients)), key=lambda at: (top[at], -last[at].max()))
 
 
+def _draw(axis: Axes, w: Weights, groups: Sequence[int], high: float) -> AxesImage:
+    """One map ``[n, d]`` with a dashed border wherever the clients' group changes."""
+    image = axis.imshow(w, aspect="auto", interpolation="none", vmin=0, vmax=high)
+    axis.set_xticks(range(0, w.shape[1], 1 + (w.shape[1] - 1) // 10))
+    axis.set_yticks([])
+    for edge in np.flatnonzero(np.diff(groups)):
+        axis.axhline(edge + 0.5, color="white", linewidth=1.6)
+        axis.axhline(edge + 0.5, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    return image
+
+
 def weight_heat_map(entry: Entry) -> Drawing:
     """FedMerge: clients by models, a few rounds side by side, a row of panels a seed."""
     trials = [(trial, *_shown(trial)) for trial in entry.trials]
     columns = max(1, *(len(maps) for _, _, maps in trials))
     high = max((float(w.max()) for _, _, maps in trials for _, w in maps), default=1.0)
     most = max((len(clients) for _, clients, _ in trials), default=0)
-    figure = new_figure(0.8 + len(trials) * min(6.0, 1.0 + 0.11 * max(most, 12)))
+    figure = new_figure(0.8 + len(trials) * min(4.8, 1.0 + 0.11 * max(most, 12)))
     panels = figure.subplots(len(trials), columns, squeeze=False, sharex=True)
     image = None
     for row, (trial, clients, maps) in zip(panels, trials, strict=True):
         clusters = entry.run.partitions[trial.seed].clusters
         order = _order(clients, maps[-1][1], clusters) if maps else []
+        groups = [clusters[clients[at]] if clusters is not None else 0 for at in order]
         for axis, (number, w) in zip(row, maps, strict=False):
-            image = axis.imshow(w[order], aspect="auto", interpolation="none", vmin=0, vmax=high)
+            image = _draw(axis, w[order], groups, high)
             axis.set_title(f"round {number}")
-            axis.set_xticks(range(0, w.shape[1], 1 + (w.shape[1] - 1) // 10))
-            axis.set_yticks([])
-            if clusters is not None:
-                groups = [clusters[clients[at]] for at in order]
-                for edge in np.flatnonzero(np.diff(groups)):
-                    axis.axhline(edge + 0.5, color="white", linewidth=1.6)
-                    axis.axhline(edge + 0.5, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         for axis in row[len(maps) :]:
             axis.set_axis_off()
         if len(order) <= _MOST_NAMES:
@@ -84,13 +94,12 @@ def weight_heat_map(entry: Entry) -> Drawing:
     else:
         figure.colorbar(image, ax=panels.ravel().tolist(), label="weight", aspect=30, pad=0.01)
     grouped = any(entry.run.partitions[trial.seed].clusters is not None for trial in entry.trials)
-    order_words = (
-        "ordered by true cluster (dashed borders)" if grouped else "ordered by strongest model"
-    )
+    order_words = "true cluster (dashed borders)" if grouped else "strongest model"
+    constant = "" if columns > 1 else " Weights that never change are shown once."
     return Drawing(
         f"Merging weights of {entry.label}",
         figure,
         f"How much of each of the server's models goes into each client's own, after the rounds "
-        f"named; a client's weights sum to 1. Clients are {order_words}. "
-        f"Colours go from 0 to {high:.2f}.",
+        f"named; a client's weights sum to 1. Clients are ordered by {order_words}. "
+        f"Colours go from 0 to {high:.2f}.{constant}",
     )
