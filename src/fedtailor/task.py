@@ -113,7 +113,11 @@ class Task:
         self.buffers = frozenset(bind(self.model, self._step))
         self.trained = frozenset(n for n, p in self.model.named_parameters() if p.requires_grad)
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self._names = frozenset(tensors)
+        self._names = frozenset(  # of all that a forward pass can use, buffers that are None too
+            f"{path}.{name}".lstrip(".")
+            for path, module in self.model.named_modules()
+            for name in (*module._parameters, *module._buffers)
+        )
         self.state: Params = {
             name: value.detach().clone()
             for name, value in tensors.items()
