@@ -42,7 +42,6 @@ LITE0_TOP = ("_conv_head", "_bn1", "_fc")
 SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Lite0, 2 blocks": ("efficientnet-lite0", ("_blocks.14", "_blocks.15", *LITE0_TOP)),
     "Lite0, 5 blocks": ("efficientnet-lite0", ("_blocks.1[1-5]", *LITE0_TOP)),
-    "Lite0, all": ("efficientnet-lite0", ()),
     "MiniLM, 2 layers": ("minilm", ("encoder.encoder.layer.[45]", "head")),
 }
 BASE = "fedavg"
