@@ -2,6 +2,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.data.table import Dataset, Indices
 from fedtailor.precomputed import Precomputed
 from tests.small import digits_federation
 from tests.text import topics_federation
@@ -16,6 +17,10 @@ def squares(batch: Batch) -> Batch:
     }  # fmt: skip
 
 
+def everything(dataset: Dataset) -> Indices:
+    return np.arange(len(dataset.inputs))
+
+
 def test_results_stand_beside_the_batch_they_belong_to() -> None:
     dataset = digits_federation().dataset
     asked = []
@@ -24,7 +29,7 @@ def test_results_stand_beside_the_batch_they_belong_to() -> None:
         asked.append(len(batch["labels"]))
         return squares(batch)
 
-    precomputed = Precomputed(compute, dataset)
+    precomputed = Precomputed(compute, dataset, everything(dataset))
     rows = np.array([3, 1700, 4])
     for _ in range(2):
         batch = precomputed.add_to(dataset.batch(rows), rows)
@@ -37,19 +42,37 @@ def test_token_sequences_are_kept_at_their_own_length() -> None:
     dataset = topics_federation().dataset
     lengths = dataset.inputs.lengths(np.arange(400))
     rows = np.array([int(lengths.argmin()), int(lengths.argmax())])
-    batch = Precomputed(squares, dataset).add_to(dataset.batch(rows), rows)
+    precomputed = Precomputed(squares, dataset, everything(dataset))
+    batch = precomputed.add_to(dataset.batch(rows), rows)
     assert lengths.min() < lengths.max()
     assert batch["cached.squares"][..., 0].equal(batch["input_ids"].float().square())
-    short = Precomputed(squares, dataset).add_to(dataset.batch(rows[:1]), rows[:1])
+    short = precomputed.add_to(dataset.batch(rows[:1]), rows[:1])
     assert short["cached.squares"].shape == (1, lengths.min(), 1)
 
 
 def test_the_limit_is_of_all_rows() -> None:
     dataset = digits_federation().dataset
     whole = len(dataset.inputs) * (64 + 1) * 4 / 1e6
-    assert Precomputed(squares, dataset).fits(whole * 1.01)
-    assert not Precomputed(squares, dataset).fits(whole * 0.99)
-    assert not Precomputed(lambda batch: {}, dataset).fits(1e9)
+    assert Precomputed(squares, dataset, everything(dataset)).fits(whole * 1.01)
+    assert not Precomputed(squares, dataset, everything(dataset)).fits(whole * 0.99)
+    assert not Precomputed(lambda batch: {}, dataset, everything(dataset)).fits(1e9)
+
+
+def test_rows_that_nobody_holds_cost_nothing() -> None:
+    dataset = digits_federation().dataset
+    used, asked = np.arange(0, 1700, 50), []
+
+    def compute(batch: Batch) -> Batch:
+        asked.append(len(batch["labels"]))
+        return squares(batch)
+
+    precomputed = Precomputed(compute, dataset, used)
+    held = len(used) * (64 + 1) * 4 / 1e6
+    assert precomputed.fits(held * 1.01)
+    rows = used[[33, 0, 20]]
+    batch = precomputed.add_to(dataset.batch(rows), rows)
+    assert batch["cached.squares"].equal(batch["pixel_values"].square())
+    assert sum(asked) == len(used)
 
 
 def test_a_vector_a_text_is_kept_whole() -> None:
@@ -59,6 +82,6 @@ def test_a_vector_a_text_is_kept_whole() -> None:
     def pooled(batch: Batch) -> Batch:
         return {"pooled": batch["input_ids"][:, :1].float() * torch.arange(48)}
 
-    batch = Precomputed(pooled, dataset).add_to(dataset.batch(rows), rows)
+    batch = Precomputed(pooled, dataset, everything(dataset)).add_to(dataset.batch(rows), rows)
     assert batch["input_ids"].shape[1] < 48
     assert batch["cached.pooled"].equal(pooled(batch)["pooled"])

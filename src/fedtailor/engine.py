@@ -161,7 +161,7 @@ def _with_precomputed(
     def compute(batch: Batch) -> Params:
         return method.precompute(task, _to(batch, task.device))
 
-    precomputed = Precomputed(compute, federation.dataset)
+    precomputed = Precomputed(compute, federation.dataset, federation.partition.rows)
     fits = precomputed.fits(engine.cache_mb)
     return replace(federation, precomputed=precomputed) if fits else federation
 

@@ -19,32 +19,34 @@ _BLOCK = 32  # neighbouring rows worked out together, always the same ones: the 
 class Precomputed:
     """Tensors by row of a data set, made by ``compute`` from a batch when a row is first asked for.
 
-    ``compute`` gives ``[b, ...]`` tensors. For texts, those of three dimensions and more are
-    ``[b, L, ...]``, by token: rows are kept at their own length.
+    ``rows`` are all that can be asked for, ascending; others are never worked out. ``compute``
+    gives ``[b, ...]`` tensors. For texts, those of three dimensions and more are ``[b, L, ...]``,
+    by token: rows are kept at their own length.
     """
 
-    def __init__(self, compute: Callable[[Batch], Params], dataset: Dataset) -> None:
+    def __init__(self, compute: Callable[[Batch], Params], dataset: Dataset, rows: Indices) -> None:
         self._compute = compute
         self._dataset = dataset
+        self._used = rows
         self._rows: dict[int, Params] = {}
 
     def fits(self, limit_mb: float) -> bool:
         """Whether there is anything to keep, and all rows' results take at most ``limit_mb`` MB."""
         self._work_out(0)
         held = sum(v.numel() * v.element_size() for r in self._rows.values() for v in r.values())
-        return 0 < held / len(self._rows) * len(self._dataset.inputs) <= limit_mb * 1e6
+        return 0 < held / len(self._rows) * len(self._used) <= limit_mb * 1e6
 
     def add_to(self, batch: Batch, rows: Indices) -> Batch:
         """``batch``, made of ``rows``, with the results as ``cached.NAME``."""
-        for row in rows.tolist():
+        for row, at in zip(rows.tolist(), np.searchsorted(self._used, rows).tolist(), strict=True):
             if row not in self._rows:
-                self._work_out(row // _BLOCK)
+                self._work_out(at // _BLOCK)
         found = [self._rows[row] for row in rows.tolist()]
         stacked = {CACHED + name: _stack([each[name] for each in found]) for name in found[0]}
         return {**batch, **stacked}
 
     def _work_out(self, block: int) -> None:
-        rows = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, len(self._dataset.inputs)))
+        rows = self._used[block * _BLOCK : (block + 1) * _BLOCK]
         with torch.no_grad():
             made = self._compute(self._dataset.batch(rows))
         lengths = self._dataset.inputs.lengths(rows).tolist()

@@ -128,3 +128,9 @@ class Partition:
     test: Shares
     digest: str
     clusters: Indices | None = None  # [K]: the ground-truth cluster, where the scheme has one
+
+    @property
+    def rows(self) -> Indices:
+        """All rows that anybody holds, ascending."""
+        parts = (self.train, self.validation, self.test)
+        return np.unique(np.concatenate([part.rows for part in parts]))
