@@ -190,14 +190,14 @@ def test_one_round_of_two_clients_of_three(normalise: bool) -> None:
     assert server["logits"].tolist() == LOGITS.tolist()
 
 
-def finish(method: Method, executor: str = "sequential", number: int = 3) -> Params:
-    plan = Plan(
-        number,
-        LocalConfig(batch_size=8),
-        CohortConfig(size=3),
-        engine=EngineConfig(executor),  # type: ignore[arg-type]
-    )
-    task = Task(digits_backbone(), method.adapt)
+def finish(
+    method: Method,
+    engine: EngineConfig = EngineConfig(),
+    number: int = 3,
+    dropout: float = 0.2,
+) -> Params:
+    plan = Plan(number, LocalConfig(batch_size=8), CohortConfig(size=3), engine=engine)
+    task = Task(digits_backbone(dropout), method.adapt)
     *_, last = rounds(method, task, digits_federation(), plan)
     return last.server
 
@@ -211,6 +211,18 @@ def test_one_model_is_fedavg(trainable: Any, normalise: bool) -> None:
     assert merged.keys() == {f"bank.{name}" for name in averaged}
     for name, value in averaged.items():
         torch.testing.assert_close(merged[f"bank.{name}"][0], value, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("trainable", ["head", "lora"])
+def test_frozen_layers_are_worked_out_once_an_example(trainable: Any) -> None:
+    method = FedMerge(models=2, trainable=trainable)
+    task = Task(digits_backbone(dropout=0.0), method.adapt)  # with dropout nothing can be kept
+    federation = digits_federation()
+    batch = federation.dataset.batch(federation.rows(0, "train"))
+    assert method.precompute(task, batch).keys() == {"features"}
+    kept, anew = (finish(method, EngineConfig(cache_mb=size), dropout=0.0) for size in (100.0, 0.0))
+    for name, value in kept.items():
+        torch.testing.assert_close(value, anew[name], rtol=1e-5, atol=1e-6)
 
 
 def start(method: FedMerge, task: Task, num_clients: int = 5, seed: int = 0) -> Params:

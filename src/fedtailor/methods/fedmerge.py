@@ -247,6 +247,9 @@ class FedMerge(Method):
         new["logits"] = server["logits"].index_copy(0, rows, a + self.lr_w * g)
         return new
 
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
     def _scored(self, task: Task) -> frozenset[str]:
         """The parameters of the inner product: the head's; without a head those of the last block
         that is trained; without either, all."""
