@@ -8,7 +8,7 @@ import fedtailor
 ROOT = Path(fedtailor.__file__).parent
 FOR_METHODS = {
     "params", "task", "optim", "method", "layers", "random", "errors",
-    "gates", "gating", "sparse", "knapsack",
+    "activations", "gating", "sparse", "knapsack",
 }  # fmt: skip
 
 

@@ -43,11 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run an experiment file, or go on with a run directory")
-    run.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
-    run.add_argument(
-        "--set", action="append", default=[], metavar="key=value", dest="settings",
-        help="change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",
-    )  # fmt: skip
+    _take_experiment(run)
     run.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
     run.add_argument("--json", action="store_true", help="print the table as JSON")
     run.set_defaults(command=_run)
@@ -73,11 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     describe.set_defaults(command=_describe)
 
     layers = commands.add_parser("layers", help="choose which upper layers to train")
-    layers.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
-    layers.add_argument(
-        "--set", action="append", default=[], metavar="key=value", dest="settings",
-        help="change a value, as for run; repeatable",
-    )  # fmt: skip
+    _take_experiment(layers)
     layers.add_argument("--method", metavar="LABEL", help="default: the first that has layers")
     layers.add_argument("--epochs", type=_positive, default=5, help="of each trial (default: 5)")
     layers.add_argument(
@@ -94,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
     export.set_defaults(command=_export)
     return parser
+
+
+def _take_experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="key=value", dest="settings",
+        help="change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",
+    )  # fmt: skip
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import random
-from ..gates import Gates, MaxPool, Smooth
+from ..activations import Gates, MaxPool, Smooth
 from ..layers import train_layers
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train

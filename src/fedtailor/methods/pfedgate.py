@@ -41,7 +41,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
@@ -284,25 +284,22 @@ class PFedGate(Method):
 
     def _mean_features(self, task: Task, steps: Sequence[Batch]) -> Tensor:
         """The mean over the local training examples of what the gating layer sees, ``[C, P]``."""
-        total, count = torch.zeros((), device=task.device), torch.zeros((), device=task.device)
-        for batch in steps:
-            x, real = _inputs(task, batch)
-            weight = _weights(batch, x)
+
+        def total(x: Tensor, real: Tensor | None, weight: Tensor) -> Tensor:
             if _gate(task).source.kind == "tokens":
                 x = average(x, real)
-            total = total + (x * weight[:, None, None]).sum(0)
-            count = count + weight.sum()
-        return total / count.clamp(min=1)
+            return (x * weight[:, None, None]).sum(0)
+
+        return _mean(task, steps, total)
 
     def _mean_gates(self, task: Task, state: Params, steps: Sequence[Batch]) -> Tensor:
         """M and G, averaged over the local training examples, ``[2, L]``."""
-        total, count = torch.zeros((), device=task.device), torch.zeros((), device=task.device)
-        for batch in steps:
-            x, real = _inputs(task, batch)
-            weight = _weights(batch, x)
-            total = total + weight @ task.module("gate", state, x, real, weight)
-            count = count + weight.sum()
-        return total / count.clamp(min=1)
+
+        def total(x: Tensor, real: Tensor | None, weight: Tensor) -> Tensor:
+            both: Tensor = task.module("gate", state, x, real, weight)  # [2, b, L]
+            return weight @ both
+
+        return _mean(task, steps, total)
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         delta = subtract({name: trained[name] for name in received}, received)
@@ -434,6 +431,22 @@ def _gate(task: Task) -> GatingLayer:
     gate = task.model.get_submodule("gate")
     assert isinstance(gate, GatingLayer)
     return gate
+
+
+def _mean(
+    task: Task,
+    steps: Sequence[Batch],
+    total: Callable[[Tensor, Tensor | None, Tensor], Tensor],
+) -> Tensor:
+    """A mean over the examples of ``steps``; ``total`` gives a batch's weighted sum, from what the
+    gating layer sees, the real positions and the examples' weights."""
+    totals, counts = [], []
+    for batch in steps:
+        x, real = _inputs(task, batch)
+        weight = _weights(batch, x)
+        totals.append(total(x, real, weight))
+        counts.append(weight.sum())
+    return torch.stack(totals).sum(0) / torch.stack(counts).sum().clamp(min=1)
 
 
 def _weights(batch: Batch, like: Tensor) -> Tensor:
