@@ -25,7 +25,7 @@ class Net(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
-        nn.init.normal_(self.first.weight, std=2.0)  # so that every piece is met
+            nn.init.normal_(self.first.weight, std=2.0)  # so that every piece is met
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:

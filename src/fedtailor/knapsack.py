@@ -38,6 +38,7 @@ def knapsack(
     array([False,  True,  True])
     """
     G, W, kept, room = _checked(importance, sizes, capacity, always)
+    kept |= (G > 0) & (W == 0)
     free = np.flatnonzero(~kept & (G > 0) & (room >= W))
     kept[free] = _exact(G[free], W[free], room)
     return kept
