@@ -7,7 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtailor.task import Backbone
+from fedtailor.client import client_round
+from fedtailor.method import Cohort, Method
+from fedtailor.optim import Context
+from fedtailor.params import Params, stack
+from fedtailor.random import key
+from fedtailor.task import Backbone, Batch, Task
 
 
 class Linear(nn.Module):
@@ -42,3 +47,36 @@ def softmax_gradient(
 ) -> NDArray[np.float64]:
     """d(mean cross-entropy of W x) / dW."""
     return logit_gradient(x @ w.T, y).T @ x
+
+
+X = [np.array([[1.0, 2.0]]), np.array([[-1.0, 0.5], [0.0, 1.0], [2.0, 2.0]])]
+Y = [np.array([0]), np.array([1, 0, 1])]  # of two clients, with one and with three examples
+SIZES = torch.tensor([1.0, 3.0], dtype=torch.float64)
+
+
+def batch_of(client: int) -> Batch:
+    """All examples of a client, as `Linear` takes them."""
+    return {"x": torch.tensor(X[client]).float(), "labels": torch.tensor(Y[client])}
+
+
+def one_round(
+    method: Method,
+    task: Task,
+    server: Params,
+    private: list[Params],
+    steps: int = 3,
+    number: int = 1,
+) -> tuple[Params, list[Params]]:
+    """A round of both clients, each with ``steps`` steps on all its examples: the new server state
+    and private states."""
+    uploads, kept = [], []
+    for client in (0, 1):
+        received = method.send(task, server, client)
+        context = Context(key(client), round=number)
+        upload, own, _ = client_round(
+            method, task, received, private[client], [batch_of(client)] * steps, context
+        )
+        uploads.append(method.unpack(task, method.pack(task, upload)))
+        kept.append(own)
+    cohort = Cohort((0, 1), SIZES, number, key(9))
+    return method.aggregate(task, server, stack(uploads), cohort), kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedtailor.data.table import Dataset, Images, Partition, Shares
-from fedtailor.federation import Federation
-from fedtailor.task import Backbone
+from fedtailor.engine import Plan, Round, new_store, rounds
+from fedtailor.federation import Federation, LocalConfig
+from fedtailor.method import Method
+from fedtailor.params import Params
+from fedtailor.store import Store
+from fedtailor.task import Backbone, Task
 
 
 class DigitsNet(nn.Module):
@@ -73,8 +78,31 @@ def digits_federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federati
             taken |= set(rows)
             parts[name].append(np.array(rows, dtype=np.int64))
     shares = {name: Shares.of(lists) for name, lists in parts.items()}
-    return Federation(dataset, Partition(**shares, digest="test"), seed)
+    return Federation(dataset, Partition(**shares, digest="test"), seed, public=digits_public())
 
 
 def reseeded(federation: Federation, seed: int) -> Federation:
     return replace(federation, seed=seed)
+
+
+def digits_public() -> Dataset:
+    """Forty digits that no client has: the last ones."""
+    whole = digits()
+    assert whole.labels is not None
+    images = Images(whole.inputs.values[-40:])  # type: ignore[union-attr]
+    return replace(whole, inputs=images, num_train=40, labels=whole.labels[-40:])
+
+
+def last_round(method: Method, sizes: tuple[int, ...] = SIZES, **plan: Any) -> tuple[Round, Store]:
+    """The last of a few rounds (2 unless told) of all clients on the digits, and what they keep."""
+    task = Task(digits_backbone(), method.adapt)
+    federation = digits_federation(sizes)
+    store = new_store(method, task, federation)
+    chosen = Plan(**{"rounds": 2, "local": LocalConfig(batch_size=8), **plan})
+    *_, last = rounds(method, task, federation, chosen, store=store)
+    return last, store
+
+
+def same_bits(a: Params, b: Params) -> bool:
+    """Whether two states have the same names and the same values, to the bit."""
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)

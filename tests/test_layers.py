@@ -11,15 +11,11 @@ from fedtailor.layers import (
     StepContext,
     TracedBatchNorm,
     bind,
-    candidates,
     check_rank,
     choose_trainable,
     fresh_state,
     key_dropout,
-    require_blocks,
     trace_batch_norm,
-    train_layers,
-    units,
 )
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
@@ -140,15 +136,6 @@ def test_a_rank_too_large_names_the_layer_and_the_limit() -> None:
         check_rank(digits_backbone(), 17)
 
 
-def test_without_blocks_the_error_lists_candidates() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
-    with pytest.raises(
-        InputError, match=r"no recognised transformer blocks.*candidates: \*, \*\.\*"
-    ):
-        require_blocks(Backbone(model))
-    assert candidates(model) == ["*", "*.*"]
-
-
 def test_head_without_a_head_is_refused() -> None:
     with pytest.raises(InputError, match="no recognised task head"):
         choose_trainable(Backbone(nn.Linear(2, 2)), "head", 1, 1.0)
@@ -163,27 +150,6 @@ def test_lora_starts_at_the_pretrained_model_and_trains_only_itself_and_the_head
     torch.testing.assert_close(task.logits(task.state, x), backbone.model.eval()(**x))
 
 
-def test_layers_are_chosen_by_pattern_with_what_is_inside_them() -> None:
-    task = Task(tiny_bert(), lambda b: train_layers(b, ("*.layer.1", "classifier")))
-    assert all(n.startswith(("bert.encoder.layer.1.", "classifier.")) for n in task.trained)
-    whole = Task(tiny_bert())
-    assert len([n for n in whole.trained if ".layer.1." in n]) == len(task.trained) - 2
-    assert Task(tiny_bert(), lambda b: train_layers(b, ())).trained == whole.trained
-    norm = Task(digits_backbone(), lambda b: train_layers(b, ("norm",)))
-    assert norm.trained == {"norm.weight", "norm.bias"}
-    assert norm.buffers == {"norm.running_mean", "norm.running_var"}
-
-
-def test_a_pattern_that_names_no_layer_lists_the_layers() -> None:
-    with pytest.raises(
-        InputError,
-        match=r"layers 'haed' names no layer of model 'digits net'; .*: conv, norm, hidden, head$",
-    ):
-        train_layers(digits_backbone(), ("head", "haed"))
-    with pytest.raises(InputError, match="'dropout' names no layer"):  # nothing to train in there
-        train_layers(digits_backbone(), ("dropout",))
-
-
 def test_layers_go_with_full_alone() -> None:
     method = Local(trainable="head", layers=("hidden",))
     with pytest.raises(InputError, match=r"layers goes with trainable = 'full'; .* is 'head'"):
@@ -194,14 +160,3 @@ def test_layers_go_with_full_alone() -> None:
 def test_every_baseline_trains_the_layers_it_is_told(kind: type[FedAvg]) -> None:
     task = Task(digits_backbone(), kind(layers=("h*",)).adapt)
     assert task.trained == {f"{m}.{p}" for m in ("hidden", "head") for p in ("weight", "bias")}
-
-
-def test_units_are_the_items_of_lists_and_what_stands_beside_them() -> None:
-    assert units(digits_backbone().model) == (("conv", "norm"), ("hidden",), ("head",))
-    assert units(tiny_bert().model) == (
-        ("bert.embeddings",),
-        ("bert.encoder.layer.0",),
-        ("bert.encoder.layer.1",),
-        ("bert.pooler",),
-        ("classifier",),
-    )

@@ -15,9 +15,9 @@ from fedtailor.task import Backbone
 from tests.small import SIZES
 
 
-def reuters(max_length: int = 24) -> Dataset:
+def reuters(max_length: int = 24, limit: int = 400, skip: int = 0) -> Dataset:
     tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
-    return load(DataConfig("reuters-r8", max_length=max_length, limit=400), tokenizer)
+    return load(DataConfig("reuters-r8", max_length=max_length, limit=limit, skip=skip), tokenizer)
 
 
 def topics_federation() -> Federation:
@@ -36,7 +36,8 @@ def topics_federation() -> Federation:
             taken |= set(rows.tolist())
             parts[name].append(rows)
     shares = {name: Shares.of(lists) for name, lists in parts.items()}
-    return Federation(dataset, Partition(**shares, digest="test"))
+    public = reuters(12, limit=24, skip=400)
+    return Federation(dataset, Partition(**shares, digest="test"), public=public)
 
 
 def tiny_bert() -> Backbone:

@@ -22,6 +22,7 @@ from .models import ModelConfig, from_module
 from .optim import Context, Optimiser, train
 from .report import compare
 from .report import write as write_report
+from .robust import Robust
 from .run import run
 from .task import Backbone, Task
 
@@ -52,6 +53,7 @@ __all__ = [
     "PFedGate",
     "Paper",
     "Plan",
+    "Robust",
     "Round",
     "ScheduleConfig",
     "SplitConfig",

@@ -12,9 +12,9 @@ from .data.table import Dataset, Indices, Partition, Shares
 from .engine import CohortConfig, Plan, rounds
 from .errors import InputError
 from .federation import Federation
-from .layers import units
 from .method import Method
 from .params import count
+from .parts import units
 from .task import Backbone, Task
 
 

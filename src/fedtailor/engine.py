@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
@@ -116,6 +117,15 @@ def new_store(
     return Store(federation.num_clients, initial, path)
 
 
+def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the method, its settings and the federation don't go together."""
+    cohort_size = plan.cohort.count(federation.num_clients)
+    method.robust.check(cohort_size)
+    if method.needs_public and federation.public is None:
+        raise InputError(f"{method.name} needs public examples; name a data set in [public]")
+    method.check(task, federation.num_clients, cohort_size, plan.rounds)
+
+
 def rounds(
     method: Method,
     task: Task,
@@ -136,20 +146,26 @@ def rounds(
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
     """
     federation.check()
-    cohort_size = plan.cohort.count(federation.num_clients)
-    method.check(task, federation.num_clients, cohort_size, plan.rounds)
+    check(method, task, federation, plan)
     store = store or new_store(method, task, federation)
     if server is None:
         key = random.key(federation.seed, "server")
         server = method.init_server(task, federation.num_clients, key)
     server = _to(server, task.device)
     federation = _with_precomputed(method, task, federation, plan.engine)
-    simulation = _Simulation(method, task, federation, plan, store)
+    public = _public(federation, task) if method.needs_public else None
+    simulation = _Simulation(method, task, federation, plan, store, public)
     for number in range(start, plan.rounds + 1):
         done = simulation.round(server, number)
         server = done.server
         yield done
         store.commit()
+
+
+def _public(federation: Federation, task: Task) -> Batch:
+    assert federation.public is not None
+    rows = np.arange(len(federation.public.inputs))
+    return _to(federation.public.batch(rows), task.device)
 
 
 def _with_precomputed(
@@ -173,6 +189,7 @@ class _Simulation:
     federation: Federation
     plan: Plan
     store: Store
+    public: Batch | None
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
@@ -213,6 +230,10 @@ class _Simulation:
     def _aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
         """On the uploads' device: the task's, or the CPU for those on disk."""
         device = next((value.device for value in uploads.values()), self.task.device)
+        rows = self.method.robust.select(uploads)
+        if rows is not None:
+            uploads = {name: value[rows] for name, value in uploads.items()}
+            cohort = cohort.only(rows)
         server = self.method.aggregate(self.task, _to(server, device), uploads, cohort)
         return _to(server, self.task.device)
 
@@ -265,7 +286,7 @@ class _Simulation:
                     self.method.send(self.task, server, client),
                     _to(self.store.read(client), device),
                     [_to(batch, device) for batch in batches],
-                    Context(key.to(device), scale, number),
+                    Context(key.to(device), scale, number, self.public),
                 )
             yield job
 

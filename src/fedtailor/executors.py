@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,11 +63,10 @@ def _sequential(work: ClientFunction, jobs: Iterable[Job]) -> Iterator[tuple[Job
 def _vectorised(
     work: ClientFunction, jobs: Iterable[Job], clients_per_step: int
 ) -> Iterator[tuple[Job, Any]]:
-    remaining = iter(jobs)
-    while chunk := list(islice(remaining, clients_per_step)):
+    for chunk in _alike(jobs, clients_per_step):
         first = chunk[0]
         same = all(job.received is first.received for job in chunk)
-        in_dims = (None if same else 0, 0, 0, Context(0, None, None))  # type: ignore[arg-type]
+        in_dims = (None if same else 0, 0, 0, Context(0, None, None, None))  # type: ignore[arg-type]
         results = torch.func.vmap(work, in_dims=in_dims)(
             first.received if same else stack([job.received for job in chunk]),
             stack([job.private for job in chunk]),
@@ -76,6 +75,17 @@ def _vectorised(
         )
         for index, job in enumerate(chunk):
             yield job, pytree.tree_map(lambda value, at=index: value[at], results)
+
+
+def _alike(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
+    """Chunks of successive jobs, each of states of the same shapes."""
+    for _, group in groupby(jobs, key=lambda job: _shapes(job.received) | _shapes(job.private)):
+        while chunk := list(islice(group, most)):
+            yield chunk
+
+
+def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in params.items()}
 
 
 class UploadStack:

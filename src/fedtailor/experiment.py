@@ -39,6 +39,7 @@ class Experiment:
     rounds: Annotated[int, Gt(0)] = 10
     seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**63)], ...], MinLen(1)] = (0,)
     data: DataConfig = field(default_factory=DataConfig)
+    public: DataConfig = field(default_factory=DataConfig)  # without a name or a path: none
     split: SplitConfig = field(default_factory=SplitConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
@@ -55,6 +56,23 @@ class Experiment:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
+        if self.has_public:
+            self._check_public()
+
+    @property
+    def has_public(self) -> bool:
+        """Whether there are public examples beside the clients'."""
+        return self.public.name is not None or self.public.path is not None
+
+    def _check_public(self) -> None:
+        data, public = self.data, self.public
+        if (data.name, data.path, data.subset) != (public.name, public.path, public.subset):
+            return
+        if data.limit is None or public.skip < data.skip + data.limit:
+            raise InputError(
+                "public names the clients' own data: keep their rows apart by data.limit and a "
+                "public.skip that is at least as large"
+            )
 
     @property
     def plan(self) -> Plan:

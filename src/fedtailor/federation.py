@@ -34,13 +34,15 @@ class LocalConfig:
 class Federation:
     """K clients with a data set divided among them, and the run's seed.
 
-    ``precomputed`` holds what a method wants to find in every batch beside the data.
+    ``precomputed`` holds what a method wants to find in every batch beside the data; ``public``
+    are examples that everybody has, beside its own.
     """
 
     dataset: Dataset
     partition: Partition
     seed: int = 0
     precomputed: Precomputed | None = None
+    public: Dataset | None = None
 
     @property
     def num_clients(self) -> int:

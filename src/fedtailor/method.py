@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from .optim import Context
 from .params import Params
+from .robust import Robust
 from .task import Backbone, Batch, Task
 
 Server = Params
@@ -26,6 +27,11 @@ class Cohort:
     num_examples: Tensor
     round: int
     key: Tensor
+
+    def only(self, rows: Tensor) -> Cohort:
+        """The same round with those members whose uploads are at ``rows`` (int64 ``[m]``)."""
+        clients = tuple(self.clients[row] for row in rows.tolist())
+        return replace(self, clients=clients, num_examples=self.num_examples[rows.cpu()])
 
     @property
     def shares(self) -> Tensor:
@@ -57,6 +63,9 @@ class Method(ABC):
     name: ClassVar[str]
     family: ClassVar[str]  # global, split, regularised, mixture, cluster, sparse, adapter, local
     paper: ClassVar[Paper]
+    needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
+
+    robust: Robust = field(default=Robust(), kw_only=True)  # which uploads are let through
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         """``backbone.model`` with what the method adds (LoRA, gates) and ``requires_grad`` set on

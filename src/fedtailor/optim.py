@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from . import random
-from .params import Params, flat, split, unflat
+from .params import Params, flat, split, subtract, unflat
 from .task import Batch, Task
 
 Loss = Callable[[Params, Batch, Tensor], tuple[Tensor, Params]]
@@ -19,11 +19,17 @@ Loss = Callable[[Params, Batch, Tensor], tuple[Tensor, Params]]
 
 class Context(NamedTuple):
     """What a client is told beside its state and batches: its own random ``key`` (int64 scalar),
-    the round's learning-rate factor, and the round's number (from 1)."""
+    the round's learning-rate factor, the round's number (from 1), and the examples that everybody
+    has, if there are any."""
 
     key: Tensor
     lr_scale: float = 1.0
     round: int = 1
+    public: Batch | None = None
+
+    def phase(self, number: int) -> Context:
+        """The same context with a key of its own, for one of several trainings in a round."""
+        return self._replace(key=random.fold_in(self.key, -1 - number))
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,22 @@ def train(
     mean = torch.stack(losses).sum() / torch.stack(active).sum().clamp(min=1)
     trained = {**rest, **unflat(vector, theta)}
     return {name: trained[name] for name in state}, mean
+
+
+def proximal(anchor: Params, mu: float) -> Callable[[Params], Tensor]:
+    """A penalty for `train`: mu/2 ||w - anchor||^2 over the names of ``anchor``."""
+
+    def penalty(w: Params) -> Tensor:
+        drift = flat(subtract({name: w[name] for name in anchor}, anchor))
+        return mu / 2 * drift.square().sum()
+
+    return penalty
+
+
+def real_steps(steps: Sequence[Batch]) -> Tensor | int:
+    """How many of ``steps`` are a client's own, and no padding."""
+    padded = [batch["weight"].sum() > 0 for batch in steps if "weight" in batch]
+    return len(steps) - len(padded) + (torch.stack(padded).sum() if padded else 0)
 
 
 def _mask(free: Params, theta: Params) -> Tensor:

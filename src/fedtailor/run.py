@@ -24,7 +24,7 @@ from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
 from .data.table import Dataset, Tokens
-from .engine import new_store, rounds
+from .engine import check, new_store, rounds
 from .errors import InputError, unknown
 from .experiment import Experiment, parse
 from .export import export_adapter
@@ -68,12 +68,15 @@ def run(
     if dataset is None:
         tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
         dataset = load_data(experiment.data, tokenizer)
-    federations = {seed: _federation(experiment, dataset, seed) for seed in experiment.seeds}
+    public = _public(experiment, dataset, backbone) if experiment.has_public else None
+    federations = {
+        seed: replace(_federation(experiment, dataset, seed), public=public)
+        for seed in experiment.seeds
+    }
     model = _backbone(experiment, dataset, backbone, experiment.seeds[0])
     for method in experiment.methods.values():  # bad input shows before anything is written
         task = _task(experiment, method, model, experiment.seeds[0])
-        clients = federations[experiment.seeds[0]].num_clients
-        method.check(task, clients, experiment.cohort.count(clients), experiment.rounds)
+        check(method, task, federations[experiment.seeds[0]], experiment.plan)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
     with locked(out):
@@ -147,6 +150,27 @@ def _federation(experiment: Experiment, dataset: Dataset, seed: int) -> Federati
     return federation
 
 
+def _public(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
+    """The public examples: training rows of inputs that the clients' model takes.
+
+    Raises:
+        InputError: texts beside images, or pictures of another size.
+    """
+    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
+    public = load_data(replace(experiment.public, test_split=None), tokenizer)
+    if (_modality(public), _picture(public)) != (_modality(dataset), _picture(dataset)):
+        raise InputError(
+            f"public {experiment.public.name or experiment.public.path!r} holds "
+            f"{_inputs(public)}, the clients' data {_inputs(dataset)}; they must be alike"
+        )
+    return public
+
+
+def _inputs(dataset: Dataset) -> str:
+    picture = _picture(dataset)
+    return "texts" if picture is None else "pictures of " + " x ".join(map(str, picture))
+
+
 def _backbone(
     experiment: Experiment, dataset: Dataset, given: Backbone | None, seed: int
 ) -> Backbone:
@@ -199,7 +223,9 @@ def _describe(experiment: Experiment, federations: Mapping[int, Federation], out
         described = _partition(federation)
         if not path.exists():
             write_atomically(path, as_json(described))
-        elif any(read_json(path).get(key) != described[key] for key in ("data", "digest")):
+        elif any(
+            read_json(path).get(key) != described[key] for key in ("data", "public", "digest")
+        ):
             raise InputError(
                 f"the data or their split have changed since {out} was begun; choose another --out"
             )
@@ -210,6 +236,7 @@ def _partition(federation: Federation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "digest": partition.digest,
         "data": dataset.digest,
+        "public": None if federation.public is None else federation.public.digest,
         "clients": federation.num_clients,
         "task": dataset.task,
         "modality": _modality(dataset),

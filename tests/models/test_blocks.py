@@ -9,8 +9,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from fedtailor.errors import InputError
-from fedtailor.layers import require_blocks
 from fedtailor.models import PROJECTIONS, find_blocks, find_head, linearise
+from fedtailor.parts import require_blocks
 from fedtailor.task import Backbone
 from tests.models.small import DECODERS, ENCODERS, VIT
 

@@ -27,6 +27,7 @@ class DataConfig:
     client: str | None = None  # the natural client: a user, a hospital, a role
     max_length: Annotated[int, Gt(1)] = 128  # tokens; longer texts are cut
     limit: Annotated[int, Gt(0)] | None = None  # at most so many training rows, drawn by key
+    skip: Annotated[int, Ge(0)] = 0  # so many of the drawn training rows are passed over first
     limit_test: Annotated[int, Gt(0)] | None = None
 
 

@@ -271,15 +271,19 @@ def _line(error: BaseException) -> str:
 
 
 def _draw(columns: Columns, config: DataConfig) -> Indices:
-    train = _some(columns.num_train, config.limit, "train")
+    if config.skip >= columns.num_train:
+        raise InputError(
+            f"skip = {config.skip} leaves none of the {columns.num_train} training rows"
+        )
+    train = _some(columns.num_train, config.limit, "train", config.skip)
     test = _some(columns.num_test, config.limit_test, "test")
     return np.concatenate([train, columns.num_train + test])
 
 
-def _some(count: int, limit: int | None, split: str) -> Indices:
-    if limit is None or limit >= count:
+def _some(count: int, limit: int | None, split: str, skip: int = 0) -> Indices:
+    if skip == 0 and (limit is None or limit >= count):
         return np.arange(count)
-    drawn: Indices = random.generator("data limit", split).permutation(count)[:limit]
+    drawn: Indices = random.generator("data limit", split).permutation(count)[skip:][:limit]
     return np.sort(drawn)
 
 

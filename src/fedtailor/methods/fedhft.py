@@ -51,10 +51,11 @@ from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
-from ..layers import Stepwise, check_rank, replace, require_blocks, train_only
+from ..layers import Stepwise, check_rank, replace
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params
+from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Rank = Annotated[int, Gt(0)]

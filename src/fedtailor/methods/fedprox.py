@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..layers import Trainable, choose_trainable, lora_factors
 from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
-from ..params import Params, flat, subtract, weighted_sum
+from ..optim import Context, Optimiser, proximal, train
+from ..params import Params, weighted_sum
 from ..task import Backbone, Batch, Task
 
 
@@ -56,11 +56,7 @@ class FedProx(Method):
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
     ) -> tuple[Params, Tensor]:
         w_t = {name: state[name] for name in task.trained}
-
-        def penalty(w: Params) -> Tensor:
-            drift = flat(subtract({name: w[name] for name in w_t}, w_t))
-            return self.mu / 2 * drift.square().sum()
-
+        penalty = proximal(w_t, self.mu)
         return train(task, state, steps, context, self.optimiser, penalty=penalty)
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:

@@ -39,10 +39,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import random
-from ..layers import check_rank, replace, require_blocks, train_only
+from ..layers import check_rank, replace
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, add, flat, subtract, weighted_sum
+from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Form = Literal["branch", "factor"]

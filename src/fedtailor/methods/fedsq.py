@@ -34,10 +34,10 @@ from torch import Tensor, nn
 
 from .. import random
 from ..activations import Gates, MaxPool, Smooth
-from ..layers import train_layers
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, under, weighted_sum
+from ..parts import train_layers
 from ..task import CACHED, Backbone, Batch, Task, Through
 
 _GATES = "fedsq_gates"

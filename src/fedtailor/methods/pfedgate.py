@@ -56,10 +56,10 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..gating import GatingLayer, Source, average
 from ..knapsack import greedy, knapsack
-from ..layers import train_only
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, add, subtract, weighted_sum
+from ..parts import train_only
 from ..sparse import Blocks, GatedConv2d, GatedLinear, gate_rows, gated
 from ..task import Backbone, Batch, Task
 

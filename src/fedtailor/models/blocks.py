@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import InputError
-from ..layers import candidates, replace
+from ..layers import replace
+from ..parts import candidates
 
 _BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
 _LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")

@@ -1,0 +1,72 @@
+"""Parts of a model, by name."""
+
+import pytest
+from torch import nn
+
+from fedtailor.errors import InputError
+from fedtailor.parts import candidates, in_norm, matching, require_blocks, train_layers, units
+from fedtailor.task import Backbone, Task
+from tests.small import digits_backbone
+from tests.text import tiny_bert
+
+
+def test_without_blocks_the_error_lists_candidates() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2)))
+    with pytest.raises(
+        InputError, match=r"no recognised transformer blocks.*candidates: \*, \*\.\*"
+    ):
+        require_blocks(Backbone(model))
+    assert candidates(model) == ["*", "*.*"]
+
+
+def test_layers_are_chosen_by_pattern_with_what_is_inside_them() -> None:
+    task = Task(tiny_bert(), lambda b: train_layers(b, ("*.layer.1", "classifier")))
+    assert all(n.startswith(("bert.encoder.layer.1.", "classifier.")) for n in task.trained)
+    whole = Task(tiny_bert())
+    assert len([n for n in whole.trained if ".layer.1." in n]) == len(task.trained) - 2
+    assert Task(tiny_bert(), lambda b: train_layers(b, ())).trained == whole.trained
+    norm = Task(digits_backbone(), lambda b: train_layers(b, ("norm",)))
+    assert norm.trained == {"norm.weight", "norm.bias"}
+    assert norm.buffers == {"norm.running_mean", "norm.running_var"}
+
+
+def test_a_pattern_that_names_no_layer_lists_the_layers() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"layers 'haed' names no layer of model 'digits net'; .*: conv, norm, hidden, head$",
+    ):
+        train_layers(digits_backbone(), ("head", "haed"))
+    with pytest.raises(InputError, match="'dropout' names no layer"):  # nothing to train in there
+        train_layers(digits_backbone(), ("dropout",))
+
+
+def test_units_are_the_items_of_lists_and_what_stands_beside_them() -> None:
+    assert units(digits_backbone().model) == (("conv", "norm"), ("hidden",), ("head",))
+    assert units(tiny_bert().model) == (
+        ("bert.embeddings",),
+        ("bert.encoder.layer.0",),
+        ("bert.encoder.layer.1",),
+        ("bert.pooler",),
+        ("classifier",),
+    )
+
+
+def test_private_parts_are_chosen_by_pattern_or_are_the_head() -> None:
+    task = Task(digits_backbone())
+    head = {name for name in task.state if matching(task, ())(name)}
+    assert head == {"head.weight", "head.bias"}
+    chosen = {name for name in task.state if matching(task, ("conv", "norm"))(name)}
+    assert chosen == {name for name in task.state if name.startswith(("conv.", "norm."))}
+    with pytest.raises(InputError, match=r"'haed' names no part .*: conv, norm, hidden, head$"):
+        matching(task, ("head", "haed"))
+    with pytest.raises(InputError, match="no recognised task head"):
+        matching(Task(Backbone(nn.Linear(2, 2))), ())
+
+
+def test_normalisations_are_known_with_their_statistics() -> None:
+    task = Task(digits_backbone())
+    inside = in_norm(task)
+    assert {n for n in task.state if inside(n)} == {n for n in task.state if n.startswith("norm.")}
+    task = Task(tiny_bert())
+    inside = in_norm(task)
+    assert {n for n in task.state if inside(n)} == {n for n in task.state if "LayerNorm" in n}
