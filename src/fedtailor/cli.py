@@ -78,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     layers.add_argument("--json", action="store_true", help="print the trials as JSON")
     layers.set_defaults(command=_layers)
 
+    tune = commands.add_parser("tune", help="search for settings on validation data")
+    _take_experiment(tune)
+    tune.add_argument("--grid", type=Path, metavar="GRID.toml", help="a [tune] that goes first")
+    tune.add_argument("--out", type=Path, help="where trials go (default: runs/NAME-tune)")
+    tune.add_argument("--json", action="store_true", help="print the trials as JSON")
+    tune.set_defaults(command=_tune)
+
     export = commands.add_parser("export", help="write a model of a finished run as a PEFT adapter")
     export.add_argument("run", type=Path, metavar="RUN")
     export.add_argument("--method", required=True, metavar="LABEL")
@@ -249,6 +256,39 @@ def _layers(options: argparse.Namespace) -> None:
     ]
     print(tabulate(table, headers="keys", colalign=("left", "right", "right", "left")))
     print(f"\nlayers = {json.dumps(list(best.layers))}")
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from .tune import best, load, search
+
+    tuning = load(options.experiment, options.settings, options.grid)
+    out = options.out or Path("runs") / f"{tuning.experiment.name}-tune"
+    found = []
+    for outcome in search(tuning, out):
+        found.append(outcome)
+        score = outcome.diverged or f"{outcome.score:.4f} on validation"
+        print(f"{outcome.label}, trial {outcome.number + 1}: {score}", file=sys.stderr)
+    chosen = [best(found, label) for label in tuning.spaces]
+    if options.json:
+        rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in found]
+        print(json.dumps(rows, indent=2))
+        return
+    table = [
+        {
+            "method": outcome.label,
+            "settings": ", ".join(f"{k} = {_short(v)}" for k, v in outcome.settings.items()),
+            "validation": "diverged" if outcome.score is None else f"{outcome.score:.4f}",
+            "round": outcome.round,
+            "": "chosen" if outcome in chosen else "",
+        }
+        for outcome in found
+    ]
+    print(tabulate(table, headers="keys", colalign=("left", "left", "right", "right", "left")))
+    print(f"\nthe experiment with the chosen settings: {out / 'best.toml'}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _export(options: argparse.Namespace) -> None:

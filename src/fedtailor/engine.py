@@ -20,7 +20,7 @@ from torch import Tensor
 from . import random
 from .client import client_round
 from .costs import Costs, measure, wire_bytes
-from .errors import InputError
+from .errors import DivergedError, InputError
 from .evaluation import EvaluateConfig, Evaluation, evaluate_each, evaluate_one
 from .executors import EngineConfig, Job, UploadStack, execute
 from .federation import Federation, LocalConfig
@@ -298,7 +298,7 @@ class _Simulation:
             if wrong is None and not value.isfinite().all():
                 wrong = f"client {{}} has trained {name} to values that are not finite"
         if wrong is not None:
-            raise InputError(
+            raise DivergedError(
                 f"{wrong.format(cohort.clients[position])} in round {cohort.round} of "
                 f"{self.method.name}; lower the learning rate or set optimiser.clip"
             )

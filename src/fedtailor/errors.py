@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Input that can't be used. The message is one line; the command line exits with code 2."""
 
 
+class DivergedError(InputError):
+    """Training that has left the finite numbers: with these settings, not with every setting."""
+
+
 def unknown(
     what: str, name: str, allowed: Iterable[str], *, where: str = "", kind: str = "allowed"
 ) -> InputError:

@@ -100,7 +100,12 @@ def _plain(value: Any) -> Any:
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file (TOML) and change it by ``key=value`` settings.
+    """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor.tune`."""
+    return parse({key: value for key, value in read(path, settings).items() if key != "tune"})
+
+
+def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """Read an experiment file (TOML) and change it by ``key=value`` settings; plain values.
 
     A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
     ``preset=NAME`` applies the file's ``[presets.NAME]`` first, ``preset=A,B`` one after the other;
@@ -109,12 +114,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
-    if not path.is_file():
-        raise InputError(f"no experiment file {path}")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+    content = read_toml(path)
     pairs = dict(_setting(text) for text in settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
@@ -123,15 +123,29 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     for name in (name.strip() for name in named):
         if name not in _table(presets, "presets"):
             raise unknown("preset", name, presets)
-        chosen_pairs |= _flattened(_table(presets[name], f"presets.{name}"))
+        chosen_pairs |= flattened(_table(presets[name], f"presets.{name}"))
     pairs = {**chosen_pairs, **pairs}
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
-        _set(content, key.split("."), value, key)
+        set_dotted(content, key, value)
     content.setdefault("name", path.stem)
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
-    return parse(content)
+    return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        InputError: no such file, or not TOML.
+    """
+    if not path.is_file():
+        raise InputError(f"no experiment file {path}")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
 
 
 def parse(content: Mapping[str, Any]) -> Experiment:
@@ -216,22 +230,24 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            flat |= _flattened(value, f"{prefix}{key}.")
+            flat |= flattened(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
 
 
-def _set(content: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:
-    *parents, last = keys
-    for key in parents:
-        content = content.setdefault(key, {})
+def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``key`` (dotted) of nested tables, in place."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        content = content.setdefault(parent, {})
         if not isinstance(content, dict):
-            raise InputError(f"can't set {whole!r}: {key!r} is a value, not a table")
+            raise InputError(f"can't set {key!r}: {parent!r} is a value, not a table")
     content[last] = value
 
 

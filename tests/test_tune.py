@@ -1,0 +1,128 @@
+"""A search: as many trials for every method, kept, and nothing but validation decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtailor import experiment as experiments
+from fedtailor.cli import main
+from fedtailor.errors import InputError
+from fedtailor.tune import Outcome, Range, best, load, search
+
+FILE = """
+name = "search"
+rounds = 1
+data.name = "digits"
+data.limit = 120
+split.clients = 3
+split.validation = 0.3
+model = {name = "cnn", pretrained = false, width = 0.05, image_size = 16}
+
+[methods.fedavg]
+[methods.near]
+name = "fedprox"
+
+[tune.space.all]
+optimiser.lr = [0.01, 0.3]
+
+[tune.space.fedprox]
+mu = {low = 0.01, high = 1.0, log = true}
+"""
+
+
+def written(folder: Path, text: str = FILE) -> Path:
+    (folder / "search.toml").write_text(text)
+    return folder / "search.toml"
+
+
+def test_trials_are_kept_and_the_best_can_be_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["tune", str(written(tmp_path)), "--out", str(out)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    rows = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in rows] == ["fedavg"] * 2 + ["near"] * 2
+    assert {row["settings"]["optimiser.lr"] for row in rows[:2]} == {0.01, 0.3}  # a whole grid
+    assert all(0.01 <= row["settings"]["mu"] <= 1 for row in rows[2:])
+    assert printed.count("chosen\n") == 2
+    tuned = experiments.load(out / "best.toml")
+    for label in ("fedavg", "near"):
+        (winner,) = (row for row in rows if row["label"] == label and row["chosen"])
+        assert winner["score"] == max(row["score"] for row in rows if row["label"] == label)
+        optimiser = tuned.methods[label].optimiser  # type: ignore[attr-defined]
+        assert optimiser.lr == winner["settings"]["optimiser.lr"]
+    assert tuned.data == experiments.load(tmp_path / "search.toml").data
+
+    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+    assert main(command) == 0  # nothing is run again
+    assert capsys.readouterr().out == printed
+    assert before == {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+
+
+def test_what_diverges_is_reported_and_never_chosen(tmp_path: Path) -> None:
+    text = FILE.replace("[0.01, 0.3]", "[0.01, 1e30]").replace("rounds = 1", "rounds = 2")
+    tuning = load(written(tmp_path, text), ['methods=["fedavg"]', "tune.space.fedprox={}"])
+    found = list(search(tuning, tmp_path / "out"))
+    assert {o.settings["optimiser.lr"]: o.score is None for o in found} == {0.01: False, 1e30: True}
+    failed = next(o for o in found if o.score is None)
+    assert "round" in str(failed.diverged)
+    assert best(found, "fedavg").settings["optimiser.lr"] == 0.01
+    with pytest.raises(InputError, match=r"all 1 trials of fedavg diverged; the last: .*round"):
+        best([failed], "fedavg")
+
+
+def test_of_equals_the_first_is_chosen() -> None:
+    outcomes = [Outcome("a", 0, {}, 0.5, 1), Outcome("a", 1, {}, 0.5, 1), Outcome("b", 0, {}, 1, 1)]
+    assert best(outcomes, "a") is outcomes[0]
+
+
+def test_a_grid_file_goes_before_the_experiments_own(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text("[tune]\ntrials = 1\n[tune.space.fedprox]\nmu = [0.5]\n")
+    tuning = load(written(tmp_path), grid=grid)
+    assert tuning.trials == 1
+    assert tuning.spaces["near"] == {"optimiser.lr": (0.01, 0.3), "mu": (0.5,)}
+    grid.write_text("[other]\n")
+    with pytest.raises(InputError, match=r"must hold \[tune\] and nothing else"):
+        load(tmp_path / "search.toml", grid=grid)
+
+
+def test_as_many_trials_as_the_smallest_grid_has_points(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert load(path).trials == 2
+    assert load(path, ["tune.trials=1"]).trials == 1
+    ranges = ["tune.space.all.optimiser.lr={low=0.01, high=0.1}"]
+    assert load(path, ranges).trials == 8
+    assert load(path, ranges).spaces["fedavg"] == {"optimiser.lr": Range(0.01, 0.1)}
+
+
+def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
+    tuning = load(written(tmp_path), ["tune.space.near.optimiser.lr=[0.1, 0.2, 0.4]"])
+    assert tuning.spaces["near"]["optimiser.lr"] == (0.1, 0.2, 0.4)
+    assert tuning.spaces["fedavg"]["optimiser.lr"] == (0.01, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tune.trials=9", "fedavg has 2 settings to try; every method gets as many trials"),
+        ("tune.trials=0", "tune.trials = 0: .*greater than 0"),
+        ("tune.trails=3", "unknown key 'trails' in tune; did you mean 'trials'"),
+        ("tune.sampler=\"grid\"", "near has a range; name its values"),
+        ("split.validation=0", "split.validation is 0"),
+        ("tune.space={}", "tune.space names no field"),
+        ("tune.space.fedsdg.rank=[1]", "unknown method 'fedsdg' in tune.space"),
+        ("tune.space.fedprox.nu=[1]", "unknown key 'nu' in methods.near"),
+        ("tune.space.fedprox.mu=[-1]", "methods.near.mu = -1"),
+        ("tune.space.fedprox.mu=3", "tune.space.near.mu = 3: must be a list of values"),
+        ("tune.space.fedprox.mu={low=1, high=0}", "low must be below high"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(written(tmp_path), [setting])
