@@ -238,3 +238,34 @@ def test_without_a_cache_nothing_is_added_to_batches() -> None:
     plan = replace(PLAN, engine=EngineConfig(cache_mb=0.0))
     with pytest.raises(AssertionError):
         next(rounds(Thrifty(), Task(digits_backbone()), FEDERATION, plan))
+
+
+def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
+    cohort = CohortConfig(novel=2)
+    plan = replace(PLAN, rounds=4, cohort=cohort, evaluate=EvaluateConfig(every=4))
+    method = FedSDG(optimiser=Optimiser("adam", lr=0.01))
+    task = Task(digits_backbone(), method.adapt)
+    store = new_store(method, task, FEDERATION)
+    novel = FEDERATION.novel(2)
+    assert len(novel) == 2
+    for done in rounds(method, task, FEDERATION, plan, store=store):
+        assert not novel & set(done.cohort.clients)
+        assert len(done.cohort.clients) == 3
+    found = {(e.model, e.split): e for e in done.evaluations}
+    assert set(found["novel", "test"].clients) == novel
+    assert set(found["personal", "test"].clients) == set(range(5)) - novel
+    for client in novel:  # what they train to be evaluated is thrown away
+        start = method.init_client(task, client, random.key(0, "client", client))
+        assert all(store.read(client)[name].equal(start[name]) for name in start)
+    unready = replace(plan, evaluate=EvaluateConfig(every=4, novel_passes=0))
+    other = last_round(method, unready)
+    assert all(done.server[name].equal(other.server[name]) for name in done.server)
+    unprepared = {(e.model, e.split): e for e in other.evaluations}
+    assert found["personal", "test"] == unprepared["personal", "test"]
+    assert found["novel", "test"].loss != unprepared["novel", "test"].loss
+
+
+def test_somebody_must_take_part() -> None:
+    plan = replace(PLAN, cohort=CohortConfig(novel=5))
+    with pytest.raises(InputError, match=r"novel = 5 leaves none of 5 clients .* allowed: 0 to 4"):
+        last_round(FedAvg(), plan)

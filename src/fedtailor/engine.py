@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,9 +40,10 @@ class CohortConfig:
 
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     size: Annotated[int, Gt(0)] | None = None  # instead of fraction
+    novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
 
     def count(self, num_clients: int) -> int:
-        """The cohort's size, at least 1."""
+        """The cohort's size, at least 1, of ``num_clients`` that take part."""
         wanted = self.size if self.size is not None else round(self.fraction * num_clients)
         return max(1, min(wanted, num_clients))
 
@@ -119,7 +120,13 @@ def new_store(
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the method, its settings and the federation don't go together."""
-    cohort_size = plan.cohort.count(federation.num_clients)
+    taking_part = federation.num_clients - plan.cohort.novel
+    if taking_part < 1:
+        raise InputError(
+            f"cohort.novel = {plan.cohort.novel} leaves none of {federation.num_clients} clients "
+            f"to take part; allowed: 0 to {federation.num_clients - 1}"
+        )
+    cohort_size = plan.cohort.count(taking_part)
     method.robust.check(cohort_size)
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
@@ -194,7 +201,9 @@ class _Simulation:
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
         plan, federation, clock = self.plan, self.federation, _Clock()
-        clients = federation.cohort(number, plan.cohort.count(federation.num_clients))
+        novel = plan.cohort.novel
+        size = plan.cohort.count(federation.num_clients - novel)
+        clients = federation.cohort(number, size, novel)
         sizes = [federation.num_examples(client) for client in clients]
         key = random.key(federation.seed, number, "aggregate")
         cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)
@@ -248,7 +257,9 @@ class _Simulation:
     ) -> None:
         # clients of equal length run together: less padding, the same numbers
         order = sorted(range(len(steps)), key=lambda at: (steps[at], at))
-        jobs = self._jobs(server, cohort.clients, order, cohort.round, "train", 1, clock)
+        jobs = self._jobs(
+            server, cohort.clients, order, cohort.round, "train", 1, clock, self.store.read
+        )
         work = partial(client_round, self.method, self.task)
         for job, (upload, private, loss) in execute(self.plan.engine, work, jobs):
             self._check(loss, upload, private, cohort, job.position)
@@ -270,6 +281,7 @@ class _Simulation:
         purpose: str,
         passes: int,
         clock: _Clock,
+        private: Callable[[int], Params],
     ) -> Iterator[Job]:
         device = self.task.device
         training = purpose == "train"
@@ -284,7 +296,7 @@ class _Simulation:
                 job = Job(
                     position,
                     self.method.send(self.task, server, client),
-                    _to(self.store.read(client), device),
+                    _to(private(client), device),
                     [_to(batch, device) for batch in batches],
                     Context(key.to(device), scale, number, self.public),
                 )
@@ -305,7 +317,8 @@ class _Simulation:
 
     def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method = self.plan.evaluate, self.method
-        clients = self.federation.evaluation_clients(config.clients)
+        novel = self.federation.novel(self.plan.cohort.novel)
+        clients = [c for c in self.federation.evaluation_clients(config.clients) if c not in novel]
         shared = method.global_state(self.task, server)
         # with nothing private, nothing personal in what is sent and no fine-tuning: one model
         single = (
@@ -325,18 +338,43 @@ class _Simulation:
             for client in clients:
                 watch(client, shared)
         else:
-            states = watch.each(self._personal_states(server, clients, number))
-            personal = evaluate_each(method, self.task, self.federation, states, config.batch_size)
+            states = self._personal_states(server, clients, number, self.store.read)
+            personal = self._each(watch.each(states))
+        if novel:
+            joined = self._joined(server, sorted(novel), number)
+            states = self._personal_states(server, sorted(novel), number, joined.__getitem__)
+            personal += [replace(evaluation, model="novel") for evaluation in self._each(states)]
         return personal + (found if config.global_model else []), watch.observed(server, clients)
 
+    def _each(self, states: Iterator[tuple[int, Params]]) -> list[Evaluation]:
+        return evaluate_each(
+            self.method, self.task, self.federation, states, self.plan.evaluate.batch_size
+        )
+
+    def _joined(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
+        """The private states of clients that have just joined: trained for a few passes, of which
+        nothing is sent."""
+        passes = self.plan.evaluate.novel_passes
+        if not self.store.has_states or passes == 0:
+            return {client: self.store.read(client) for client in clients}
+        order = range(len(clients))
+        jobs = self._jobs(server, clients, order, number, "join", passes, _Clock(), self.store.read)
+        work = partial(client_round, self.method, self.task)
+        done = execute(self.plan.engine, work, jobs)
+        return {clients[job.position]: private for job, (_, private, _) in done}
+
     def _personal_states(
-        self, server: Server, clients: Sequence[int], number: int
+        self,
+        server: Server,
+        clients: Sequence[int],
+        number: int,
+        private: Callable[[int], Params],
     ) -> Iterator[tuple[int, Params]]:
         """(client, the state it uses), fine-tuned where the method does that."""
         if self.method.personal_passes == 0:
             for client in clients:
-                private = _to(self.store.read(client), self.task.device)
-                yield client, {**self.method.send(self.task, server, client), **private}
+                own = _to(private(client), self.task.device)
+                yield client, {**self.method.send(self.task, server, client), **own}
             return
 
         def work(
@@ -347,7 +385,7 @@ class _Simulation:
         passes = self.method.personal_passes
         steps = [self.federation.num_steps(client, self.plan.local, passes) for client in clients]
         order = sorted(range(len(clients)), key=lambda at: (steps[at], at))
-        jobs = self._jobs(server, clients, order, number, "personalise", passes, _Clock())
+        jobs = self._jobs(server, clients, order, number, "personalise", passes, _Clock(), private)
         for job, state in execute(self.plan.engine, work, jobs):
             yield clients[job.position], state
 

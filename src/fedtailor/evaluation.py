@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 
 from .data.table import Indices
@@ -29,6 +29,7 @@ class EvaluateConfig:
     clients: Annotated[int, Gt(0)] | None = None  # a fixed sample of so many clients; None: all
     batch_size: Annotated[int, Gt(0)] = 64
     global_model: bool = True  # beside the personal models
+    novel_passes: Annotated[int, Ge(0)] = 1  # local training of a client that never took part
 
     def due(self, round_: int, rounds: int) -> bool:
         """Whether round ``round_`` of ``rounds`` is evaluated."""
@@ -40,7 +41,7 @@ class Evaluation:
     """One model on one split, a client an entry. ``num_examples`` counts predictions (target tokens
     for language modelling); where it is 0, ``loss`` and ``accuracy`` are None."""
 
-    model: Literal["personal", "global"]
+    model: Literal["personal", "global", "novel"]
     split: Split
     clients: tuple[int, ...]
     num_examples: tuple[int, ...]

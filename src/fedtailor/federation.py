@@ -58,12 +58,25 @@ class Federation:
         """n_k: the client's training examples."""
         return len(self.partition.train[client])
 
-    def cohort(self, round_: int, size: int) -> tuple[int, ...]:
-        """The ``size`` clients of a round, drawn without replacement, in ascending order."""
-        if size >= self.num_clients:
-            return tuple(range(self.num_clients))
+    def novel(self, count: int) -> frozenset[int]:
+        """The ``count`` clients that never take part, the same in every round."""
+        if count == 0:
+            return frozenset()
+        rng = random.generator(self.seed, "novel clients")
+        drawn: Indices = rng.choice(self.num_clients, count, replace=False, shuffle=False)
+        return frozenset(map(int, drawn))
+
+    def cohort(self, round_: int, size: int, novel: int = 0) -> tuple[int, ...]:
+        """The ``size`` clients of a round, drawn without replacement, in ascending order; none of
+        the ``novel`` ones."""
+        left_out = self.novel(novel)
+        if size + novel >= self.num_clients:
+            return tuple(k for k in range(self.num_clients) if k not in left_out)
         rng = random.generator(self.seed, "cohort", round_)
-        drawn: Indices = rng.choice(self.num_clients, size, replace=False, shuffle=False)
+        pool = np.setdiff1d(np.arange(self.num_clients), list(left_out)) if novel else None
+        drawn: Indices = rng.choice(
+            self.num_clients if pool is None else pool, size, replace=False, shuffle=False
+        )
         return tuple(sorted(map(int, drawn)))
 
     def num_steps(self, client: int, local: LocalConfig, passes: int = 1) -> int:

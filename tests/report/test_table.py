@@ -100,20 +100,42 @@ def test_language_models_are_compared_by_loss(make_run: MakeRun, expected: Expec
     assert "lowest mean validation loss" in " ".join(text.split())
 
 
-def _drop(path: Path, split: str) -> None:
-    """Leave the evaluations on ``split`` without examples."""
+def _rewrite(path: Path, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> None:
+    """Put what ``change`` makes of each evaluation in its place."""
     for log in path.glob("methods/*/*/clients.jsonl"):
-        records = [json.loads(line) for line in log.read_text().splitlines()]
-        for record in records:
-            if record["split"] == split:
-                none = [None] * len(record["clients"])
-                record |= {"num_examples": [0] * len(none), "loss": none, "accuracy": none}
+        before = [json.loads(line) for line in log.read_text().splitlines()]
+        records = [record for old in before for record in change(old)]
         text = "".join(json.dumps(record) + "\n" for record in records)
         log.write_text(text)
         where = log.parent / "commit.json"
         commit = json.loads(where.read_text())
         commit["bytes"]["clients"] = len(text)
         where.write_text(json.dumps(commit))
+
+
+def _drop(path: Path, split: str) -> None:
+    """Leave the evaluations on ``split`` without examples."""
+
+    def change(record: dict[str, Any]) -> list[dict[str, Any]]:
+        if record["split"] == split:
+            none = [None] * len(record["clients"])
+            record |= {"num_examples": [0] * len(none), "loss": none, "accuracy": none}
+        return [record]
+
+    _rewrite(path, change)
+
+
+def test_novel_clients_have_a_column_of_their_own(make_run: MakeRun) -> None:
+    path = make_run(tail=b"")
+    assert "novel" not in compare([path])
+
+    def change(record: dict[str, Any]) -> list[dict[str, Any]]:
+        return [record, {**record, "model": "novel"}] if record["model"] == "personal" else [record]
+
+    _rewrite(path, change)
+    row = _row([path], "fedsdg")
+    assert row["novel_clients"] == row["personal_model"]
+    assert "novel" in compare([path])
 
 
 def test_without_validation_examples_the_last_round_is_shown_and_said(make_run: MakeRun) -> None:

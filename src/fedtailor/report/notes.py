@@ -38,11 +38,18 @@ def caption(runs: Sequence[Run], metric: Metric, *, by_validation: bool) -> str:
     )
     spread = " ± is the sample standard deviation over seeds." if max(seeds) > 1 else ""
     perplexity = " ppl (perplexity) is exp(mean loss)." if metric == "loss" else ""
+    novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
+    apart = (
+        f" novel: {novel} clients that took no part, each with its own private part after a short "
+        "training that nobody else sees."
+        if novel
+        else ""
+    )
     text = (
         f"Personal model of each client on its own test split, {chosen}; the global model on the "
         "same data, at the round chosen for it in the same way. "
         f"{_count((p.clients for p in partitions), 'client')}, {_count(seeds, 'seed')}.{spread} "
-        f"std, decile (from the worst up) and worst are over clients.{perplexity}"
+        f"std, decile (from the worst up) and worst are over clients.{perplexity}{apart}"
     )
     return textwrap.fill(text, 110)
 

@@ -12,7 +12,7 @@ from ..metrics import Summary, best_round, summarise
 from .read import Evaluation, Run, Trial
 
 Metric = Literal["accuracy", "loss"]
-Model = Literal["personal", "global"]
+Model = Literal["personal", "global", "novel"]
 
 
 @dataclass(frozen=True)

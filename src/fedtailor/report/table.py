@@ -81,6 +81,7 @@ class Row:
     progress: str  # empty if finished
     personal_model: Result | None
     global_model: Result | None
+    novel_clients: Result | None
     bytes_down: float | None  # a client a round, over the committed rounds
     bytes_up: float | None
     trained: float
@@ -161,6 +162,7 @@ def _row(entry: Entry, metric: Metric) -> Row:
         progress=_progress(entry),
         personal_model=_result(entry, "personal", metric),
         global_model=_result(entry, "global", metric),
+        novel_clients=_result(entry, "novel", metric),
         bytes_down=sum(record.bytes_down for record in rounds) / visits if visits else None,
         bytes_up=sum(record.bytes_up for record in rounds) / visits if visits else None,
         trained=float(np.mean([cost.trained for cost in costs])),
@@ -222,6 +224,8 @@ def _results(made: Table) -> Block:
     header = ["method", made.metric, "weighted", "std", "decile", "worst"]
     header += ["ppl", "token\nacc. %"] if is_loss else []
     header += ["round", "global", "its\nround"]
+    novel = any(row.novel_clients for row in made.rows)
+    header += ["novel", "its\nround"] if novel else []
     cells = []
     for row in made.rows:
         mine, shared = row.personal_model, row.global_model
@@ -240,6 +244,9 @@ def _results(made: Table) -> Block:
             _cell(shared.mean if shared else None, scale, digits),
             _rounds(shared),
         ]
+        if novel:
+            other = row.novel_clients
+            cell += [_cell(other.mean if other else None, scale, digits), _rounds(other)]
         cells.append(cell)
     unit = "nats a token" if is_loss else "%"
     return Block(f"Test {made.metric} ({unit})", header, cells)
