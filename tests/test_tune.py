@@ -128,3 +128,12 @@ def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
 def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(written(tmp_path), [setting])
+
+
+@pytest.mark.parametrize("name", ["fedsdg", "fedhft", "pfedgate", "fedmerge", "fedsq"])
+def test_the_shipped_grids_fit_their_methods(tmp_path: Path, name: str) -> None:
+    root = Path(__file__).parent.parent / "experiments"
+    text = FILE[: FILE.index("[tune.space.all]")].replace("[methods.fedavg]", f"[methods.{name}]")
+    tuning = load(written(tmp_path, text), grid=root / "grids" / f"{name}.toml")
+    assert len(tuning.spaces[name]) >= 2
+    assert tuning.trials >= 6
