@@ -8,6 +8,7 @@ from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedprox import FedProx
+from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "fedsa-lora": FedSALoRA,
 }
