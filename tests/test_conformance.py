@@ -27,6 +27,7 @@ from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsa_lora import FedSALoRA
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.flora import FLoRA
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
@@ -66,6 +67,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedsa-lora, private head": FedSALoRA(private_head=True),
+    "flora, ranks by client": FLoRA(rank=(2, 8, 5)),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

@@ -11,6 +11,7 @@ from .fedprox import FedProx
 from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .flora import FLoRA
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -25,4 +26,5 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "fedsa-lora": FedSALoRA,
+    "flora": FLoRA,
 }
