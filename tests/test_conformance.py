@@ -27,6 +27,7 @@ from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsa_lora import FedSALoRA
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.flexlora import FlexLoRA
 from fedtailor.methods.flora import FLoRA
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
@@ -68,6 +69,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedsa-lora, private head": FedSALoRA(private_head=True),
     "flora, ranks by client": FLoRA(rank=(2, 8, 5)),
+    "flexlora, ranks by client": FlexLoRA(rank=(2, 8, 5)),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

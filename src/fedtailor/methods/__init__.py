@@ -11,6 +11,7 @@ from .fedprox import FedProx
 from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .flexlora import FlexLoRA
 from .flora import FLoRA
 from .local import Local
 from .pfedgate import PFedGate
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsq": FedSQ,
     "fedsa-lora": FedSALoRA,
     "flora": FLoRA,
+    "flexlora": FlexLoRA,
 }
