@@ -13,6 +13,7 @@ from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .flexlora import FlexLoRA
 from .flora import FLoRA
+from .hetlora import HetLoRA
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsa-lora": FedSALoRA,
     "flora": FLoRA,
     "flexlora": FlexLoRA,
+    "hetlora": HetLoRA,
 }
