@@ -7,7 +7,7 @@ import fedtailor
 
 ROOT = Path(fedtailor.__file__).parent
 FOR_METHODS = {
-    "params", "parts", "task", "optim", "method", "layers", "random", "errors",
+    "params", "parts", "task", "optim", "method", "layers", "lowrank", "random", "errors",
     "activations", "gating", "sparse", "knapsack",
 }  # fmt: skip
 

@@ -8,8 +8,12 @@ from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedprox import FedProx
+from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .flexlora import FlexLoRA
+from .flora import FLoRA
+from .hetlora import HetLoRA
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -23,4 +27,8 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "fedsa-lora": FedSALoRA,
+    "flora": FLoRA,
+    "flexlora": FlexLoRA,
+    "hetlora": HetLoRA,
 }

@@ -52,18 +52,16 @@ from torch.nn import functional as F
 from .. import random
 from ..errors import InputError
 from ..layers import Stepwise, check_rank, replace
+from ..lowrank import Ranks, recompress
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params
 from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
-Rank = Annotated[int, Gt(0)]
 Ratio = Annotated[float, Ge(0), Lt(1)]
 
 _RANK, _RATIO = "budget.rank", "budget.mask_ratio"  # a client's own
-_OVERSAMPLE = 8
-_POWER_STEPS = 2
 
 
 def row_importance(B: Tensor, A: Tensor) -> Tensor:
@@ -90,46 +88,6 @@ def keep_rows(importance: Tensor, mask_ratio: float | Tensor) -> Tensor:
     ratio = torch.as_tensor(mask_ratio, dtype=torch.float64, device=importance.device)
     # 0.29 * 100 is 28.999999999999996 in floating point, and 29 rows
     return position >= torch.floor(ratio * importance.shape[-1] + 1e-6)
-
-
-def recompress(
-    B: Tensor, A: Tensor, rank: int, exact: bool = False, key: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The best approximation of B A of rank ``rank`` (equation 8), without forming B A.
-
-    Randomised SVD (Halko, Martinsson and Tropp, SIAM Review 2011; oversampling 8, two power steps)
-    whose sketch is drawn from ``key``; exact for products of rank at most ``rank`` + 8. ``exact``:
-    QR of both factors and the SVD of their core.
-
-    ``B`` is ``[d_out, R]``, ``A`` ``[R, d_in]``; returns B' ``[d_out, rank]`` and A'
-    ``[rank, d_in]`` with the singular values split evenly, computed in float64.
-
-    >>> B, A = recompress(torch.eye(3), torch.diag(torch.tensor([3.0, 2.0, 1.0])), rank=2)
-    >>> (B @ A).diagonal().round(decimals=4).tolist()
-    [3.0, 2.0, 0.0]
-    """
-    b, a = B.double(), A.double()
-    if exact:
-        Q, left = torch.linalg.qr(b)  # [d_out, l], [l, R]
-        P, right = torch.linalg.qr(a.mT)  # [d_in, m], [m, R]
-        u, values, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
-        v = v @ P.mT
-    else:
-        width = min(rank + _OVERSAMPLE, len(b), a.shape[1])
-        key = random.key(0, "recompress") if key is None else key
-        sketch = random.normal(key, (a.shape[1], width)).to(a)
-        for _ in range(1 + _POWER_STEPS):
-            Q = torch.linalg.qr(b @ (a @ sketch)).Q  # [d_out, width]
-            sketch = a.mT @ (b.mT @ Q)  # [d_in, width], (Q^T B A)^T
-        u, values, v = torch.linalg.svd(sketch.mT, full_matrices=False)
-    # what is zero but for rounding would come back as noise, the larger for the root below
-    values = torch.where(values > torch.finfo(B.dtype).eps * values[0], values, 0.0)[:rank]
-    largest = v[:rank].gather(1, v[:rank].abs().argmax(1, keepdim=True))  # [rank, 1]
-    root, sign = values.sqrt(), torch.where(largest < 0, -1.0, 1.0)[:, 0]
-    missing = rank - len(values)
-    new_B = F.pad((Q @ u)[:, :rank] * (sign * root), (0, missing))
-    new_A = F.pad((sign * root)[:, None] * v[:rank], (0, 0, 0, missing))
-    return new_B.to(B.dtype), new_A.to(A.dtype)
 
 
 def update_gram(Bs: Tensor, As: Tensor) -> Tensor:
@@ -246,7 +204,7 @@ class FedHFT(Method):
     )
 
     clusters: Annotated[int, Gt(0)] = 3
-    rank: Rank | Annotated[tuple[Rank, ...], MinLen(1)] = 8
+    rank: Ranks = 8
     alpha: Annotated[float, Gt(0)] = 16.0
     mask_ratio: Ratio | Annotated[tuple[Ratio, ...], MinLen(1)] = 0.5
     warmup_rounds: Annotated[int, Ge(0)] = 5

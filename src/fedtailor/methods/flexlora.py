@@ -1,0 +1,107 @@
+"""FlexLoRA: the server averages the products B_k A_k and deals out their best low-rank factors.
+
+Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources.
+J. Bai, D. Chen, B. Qian, L. Yao, Y. Li. NeurIPS 2024.
+
+    client k:  W0 + s B A, with B ``[d_out, r_k]`` and A ``[r_k, d_in]``; gradient steps
+    up:        B_k, A_k
+    server:    W = sum_k p_k B_k A_k,  p_k = n_k / n
+               U, S, V = SVD(W);  client k gets  B = U[:, :r_k] S[:r_k],  A = V[:r_k]
+
+Differs from the paper, of which only summaries were at hand (the split of S could not be checked):
+- W is never formed: QR of the factors side by side, and the SVD of their core, in float64. Of the
+  SVD the server keeps the largest client's rank r. The largest entry of every row of A is positive.
+- A is sqrt(d_in / r) V, and B is U S divided by as much, so that the rows of A stay as long as they
+  start. With rows of unit length the same rate would move the product d_in / r times less.
+- s is one number, alpha by the largest rank, so that a product means the same to all clients.
+- Before the first round A is N(0, 1/r), r the largest rank, and B = 0; a client gets r_k rows.
+- The task head and its batch normalisation's statistics are averaged as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import choose_trainable, lora_factors
+from ..lowrank import (
+    Ranks,
+    cut,
+    largest,
+    lora_names,
+    pack_rank,
+    pad,
+    product_svd,
+    rank_of,
+    side_by_side,
+    unpack_rank,
+)
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FlexLoRA(Method):
+    """LoRA of rank r_k at client k: ``rank`` is one for all, or several, of which client k has
+    entry k modulo their number."""
+
+    name: ClassVar[str] = "flexlora"
+    family: ClassVar[str] = "adapter"
+    paper: ClassVar[Paper] = Paper(
+        "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client "
+        "Resources",
+        "Bai, Chen, Qian, Yao, Li",
+        2024,
+        "NeurIPS",
+        "U S V = SVD(sum_k (n_k / n) B_k A_k); client k: B = U[:, :r_k] S[:r_k], A = V[:r_k]",
+    )
+
+    rank: Ranks = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser(lr=0.05)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, "lora", largest(self.rank), self.alpha)
+
+    def send(self, task: Task, server: Server, client: int) -> Params:
+        rank = rank_of(self.rank, client)
+        return server if rank == largest(self.rank) else cut(server, rank)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        A = trained[lora_names(trained)[0][0]]
+        rank = torch.tensor(len(A), device=A.device)
+        return {**pad(trained, largest(self.rank)), "rank": rank}
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        return pack_rank(upload)
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        return unpack_rank(packed, largest(self.rank))
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        averaged = {name: value for name, value in uploads.items() if task.in_head(name)}
+        new = weighted_sum(averaged, cohort.shares)
+        for name_A, name_B in lora_names(server):
+            B, A = side_by_side(uploads[name_B], uploads[name_A], cohort.shares)
+            U, S, V = product_svd(B, A, largest(self.rank))
+            dtype, length = server[name_A].dtype, (A.shape[1] / len(V)) ** 0.5
+            new[name_A], new[name_B] = (length * V).to(dtype), (U * S / length).to(dtype)
+        return new
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / largest(self.rank))

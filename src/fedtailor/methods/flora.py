@@ -1,0 +1,147 @@
+"""FLoRA: the exact sum of all clients' low-rank updates, by stacking; every round a fresh LoRA.
+
+FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations. Z. Wang,
+Z. Shen, Y. He, G. Sun, H. Wang, L. Lyu, A. Li. NeurIPS 2024.
+
+    client k:  y = W x + s B_k A_k x, from B_k = 0 and A_k ~ N(0, 1 / r_k); gradient steps
+    up:        B_k, A_k
+    server:    B = [B_1, ..., B_c],  A = [p_1 A_1; ...; p_c A_c],  p_k = n_k / n
+               W <- W + s B A  =  W + s sum_k p_k B_k A_k
+
+Differs from the paper, of which only summaries were at hand:
+- The server holds W - W0, one dense matrix ``delta`` a projection, and sends it every round. In the
+  paper it sends the round's stacked B and A, (r_1 + ... + r_c)(d_in + d_out) numbers a projection,
+  and every client adds their product to the model that it keeps, so that who misses a round needs
+  that round's stack later. Here a client keeps nothing, and d_in d_out numbers travel.
+- s is one number, alpha by the largest rank. By the draw of A_k, a first step moves the product
+  equally far whatever the rank.
+- The task head and its batch normalisation's statistics are averaged as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import random
+from ..layers import Stepwise, choose_trainable, replace
+from ..lowrank import Ranks, largest, lora_names, pack_rank, rank_of, side_by_side, unpack_rank
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_RANK = "budget.rank"  # a client's own
+_DELTA = ".base_layer.delta"
+
+
+class MergedLinear(Stepwise):
+    """A frozen linear layer and what has been added to its weight so far: y = (W0 + delta) x + b,
+    ``delta`` ``[d_out, d_in]`` a state buffer."""
+
+    state_buffers = ("delta",)
+    delta: Tensor
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.register_buffer("delta", torch.zeros_like(base.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.base.weight + self.delta, self.base.bias)
+
+
+@dataclass(frozen=True)
+class FLoRA(Method):
+    """LoRA of rank r_k at client k: ``rank`` is one for all, or several, of which client k has
+    entry k modulo their number."""
+
+    name: ClassVar[str] = "flora"
+    family: ClassVar[str] = "adapter"
+    paper: ClassVar[Paper] = Paper(
+        "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank "
+        "Adaptations",
+        "Wang, Shen, He, Sun, Wang, Lyu, Li",
+        2024,
+        "NeurIPS",
+        "W <- W + s sum_k (n_k / n) B_k A_k; B_k = 0 and A_k random every round",
+    )
+
+    rank: Ranks = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser(lr=0.1)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        model = choose_trainable(backbone, "lora", largest(self.rank), self.alpha)
+        for path in (path for block in backbone.blocks for path in block):
+            layer: Any = model.get_submodule(path)
+            replace(model, f"{path}.base_layer", MergedLinear(layer.base_layer))
+        return model
+
+    @property
+    def _scaling(self) -> float:
+        return self.alpha / largest(self.rank)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name == _RANK
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return {_RANK: torch.tensor(rank_of(self.rank, client))}
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        fresh = {name for pair in lora_names(task.state) for name in pair}
+        return {name: value for name, value in task.state.items() if name not in fresh}
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return {**task.state, **server}  # there B = 0
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        key, fresh = random.fold_in(context.key, -1), dict(state)
+        for index, (name_A, name_B) in enumerate(lora_names(task.state)):
+            r, d_in = task.state[name_A].shape
+            own = torch.arange(r, device=key.device)[:, None] < state[_RANK]
+            drawn = random.normal(random.fold_in(key, index), (r, d_in)) * state[_RANK] ** -0.5
+            # components that are zero in both factors stay zero
+            fresh[name_A] = torch.where(own, drawn, 0.0)
+            fresh[name_B] = torch.zeros_like(task.state[name_B])
+        trained, loss = train(task, fresh, steps, context, self.optimiser)
+        return {**trained, "rank": state[_RANK]}, loss
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        return {name: value for name, value in trained.items() if not name.endswith(_DELTA)}
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        return pack_rank(upload)
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        return unpack_rank(packed, largest(self.rank))
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        averaged = {name: value for name, value in uploads.items() if task.in_head(name)}
+        new = weighted_sum(averaged, cohort.shares)
+        for name_A, name_B in lora_names(uploads):
+            B, A = side_by_side(uploads[name_B], uploads[name_A], self._scaling * cohort.shares)
+            name = name_A.removesuffix(".lora_A.default.weight") + _DELTA
+            new[name] = (server[name].double() + B @ A).to(server[name].dtype)
+        return new
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        """delta as a product of full rank, one factor of which is the identity."""
+        factors = {}
+        for name in (name for name in state if name.endswith(_DELTA)):
+            delta = state[name]
+            d_out, d_in = delta.shape
+            one = torch.eye(min(d_out, d_in)).to(delta)
+            factors[name.removesuffix(_DELTA)] = (delta, one) if d_out <= d_in else (one, delta)
+        return factors

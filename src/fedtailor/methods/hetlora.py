@@ -1,0 +1,144 @@
+"""HetLoRA: LoRA of another rank at each client, zero-padded and weighted by the size of its update.
+
+Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models. Y. J. Cho, L. Liu,
+Z. Xu, A. Fahrezi, G. Joshi. EMNLP 2024.
+
+Client k, of rank r_k, with q_k = floor(gamma r_k), s = alpha / r, r the largest rank:
+    received:  B_k = B[:, :r_k],  A_k = A[:r_k]                                   (truncation)
+    min  F_k(W0 + s B_k A_k) + lam ||B_k[:, q_k:]|| ||A_k[q_k:]||                 (self-pruning)
+    where that product of norms has become less than it was: r_k <- q_k
+    up:        B_k[:, :r_k], A_k[:r_k]
+Server, S_k = ||B_k A_k||_F, each factor padded with zeros to rank r:
+    B <- sum_k S_k B_k / sum_j S_j,   A <- sum_k S_k A_k / sum_j S_j
+
+Differs from the paper, of which only summaries were at hand:
+- The paper's gamma and lam could not be checked; the defaults are this library's.
+- A model has several projections: a client has one rank for all of them, and its pruning looks at
+  the sum of the products of norms; S_k is of each projection on its own. A rank never falls below
+  1. If every S_k is 0, the weights are n_k / n.
+- A component that nobody in the round held keeps its values; the plain sum would make it zero in
+  both factors, and it could never be trained again.
+- The norms are taken without s, which is one number for all ranks, so that a truncated product
+  means the same to all clients.
+- The task head and its batch normalisation's statistics are averaged as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
+
+from ..layers import choose_trainable, lora_factors
+from ..lowrank import (
+    Ranks,
+    cut,
+    largest,
+    lora_names,
+    pack_rank,
+    pad,
+    product_norm,
+    rank_of,
+    unpack_rank,
+)
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class HetLoRA(Method):
+    """LoRA of rank r_k at client k: ``rank`` is one for all, or several, of which client k starts
+    with entry k modulo their number. ``gamma`` is the part of a rank that pruning leaves (1: no
+    pruning), ``lam`` the weight of the term that pushes the rest towards zero."""
+
+    name: ClassVar[str] = "hetlora"
+    family: ClassVar[str] = "adapter"
+    paper: ClassVar[Paper] = Paper(
+        "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
+        "Cho, Liu, Xu, Fahrezi, Joshi",
+        2024,
+        "EMNLP",
+        "B <- sum_k S_k B_k / sum S, A <- sum_k S_k A_k / sum S, zero-padded, S_k = ||B_k A_k||_F",
+    )
+
+    gamma: Annotated[float, Gt(0), Le(1)] = 0.99
+    lam: Annotated[float, Ge(0)] = 5e-3
+    rank: Ranks = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser(lr=0.05)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, "lora", largest(self.rank), self.alpha)
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        ranks = [rank_of(self.rank, client) for client in range(num_clients)]
+        return {**task.state, "ranks": torch.tensor(ranks, device=task.device)}
+
+    def send(self, task: Task, server: Server, client: int) -> Params:
+        model = {name: server[name] for name in task.state}
+        return cut(model, int(server["ranks"][client]))
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return {name: server[name] for name in task.state}
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        pairs = lora_names(state)
+        r = len(state[pairs[0][0]])
+        q = max(1, floor(self.gamma * r + 1e-6))  # 0.29 * 100 is just below 29
+
+        def tail(state: Params) -> Tensor:
+            norms = [state[B][:, q:].norm() * state[A][q:].norm() for A, B in pairs]
+            return torch.stack(norms).sum()
+
+        trained, loss = train(
+            task, state, steps, context, self.optimiser, penalty=lambda s: self.lam * tail(s)
+        )
+        trained["rank"] = torch.where(tail(trained) < tail(state), q, r)
+        return trained, loss
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        """Components that were pruned, or that the client never had, are zero."""
+        upload = pad(trained, largest(self.rank))
+        kept = torch.arange(largest(self.rank), device=trained["rank"].device) < trained["rank"]
+        for name_A, name_B in lora_names(upload):
+            upload[name_A] = torch.where(kept[:, None], upload[name_A], 0.0)
+            upload[name_B] = torch.where(kept, upload[name_B], 0.0)
+        return upload
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        return pack_rank(upload)
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        return unpack_rank(packed, largest(self.rank))
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        ranks = server["ranks"].clone()
+        ranks[list(cohort.clients)] = uploads["rank"].to(ranks)
+        averaged = {name: value for name, value in uploads.items() if task.in_head(name)}
+        new = {**weighted_sum(averaged, cohort.shares), "ranks": ranks}
+        held = torch.arange(largest(self.rank), device=ranks.device) < uploads["rank"].max()  # [r]
+        for name_A, name_B in lora_names(server):
+            S = product_norm(uploads[name_B], uploads[name_A])  # [c]
+            weights = torch.where(S.sum() > 0, S / S.sum(), cohort.shares.to(S))
+            mean = weighted_sum({name: uploads[name] for name in (name_A, name_B)}, weights)
+            new[name_A] = torch.where(held[:, None], mean[name_A], server[name_A])
+            new[name_B] = torch.where(held, mean[name_B], server[name_B])
+        return new
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
+        return {"ranks": server["ranks"][list(clients)]}
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / largest(self.rank))
