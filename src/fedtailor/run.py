@@ -23,7 +23,7 @@ from .calibrate import Candidate, try_suffixes
 from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
-from .data.table import Dataset, Tokens
+from .data.table import Dataset, Images, Tokens
 from .engine import check, new_store, rounds
 from .errors import InputError, unknown
 from .experiment import Experiment, parse
@@ -151,18 +151,21 @@ def _federation(experiment: Experiment, dataset: Dataset, seed: int) -> Federati
 
 
 def _public(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
-    """The public examples: training rows of inputs that the clients' model takes.
+    """The public examples: training rows, pictures at the size of the clients'.
 
     Raises:
-        InputError: texts beside images, or pictures of another size.
+        InputError: texts beside images, or pictures with other channels.
     """
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     public = load_data(replace(experiment.public, test_split=None), tokenizer)
-    if (_modality(public), _picture(public)) != (_modality(dataset), _picture(dataset)):
+    there, wanted = _picture(public), _picture(dataset)
+    if (there and there[0]) != (wanted and wanted[0]):
         raise InputError(
             f"public {experiment.public.name or experiment.public.path!r} holds "
             f"{_inputs(public)}, the clients' data {_inputs(dataset)}; they must be alike"
         )
+    if isinstance(public.inputs, Images) and wanted is not None and there != wanted:
+        public = replace(public, inputs=public.inputs.resized(*wanted[1:]))
     return public
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
 Batch = dict[str, Tensor]
@@ -61,6 +62,13 @@ class Images:
         """``pixel_values`` float ``[b, C, H, W]``, bytes scaled to [0, 1]."""
         values = torch.from_numpy(np.array(self.values[indices]))
         return {"pixel_values": values / 255 if values.dtype == torch.uint8 else values}
+
+    def resized(self, height: int, width: int) -> Images:
+        """The same images at another size (bilinear, bytes rounded), in memory."""
+        values = torch.from_numpy(np.array(self.values))
+        sized = F.interpolate(values.float(), (height, width), mode="bilinear", antialias=True)
+        whole = sized if values.is_floating_point() else sized.round().clamp(0, 255)
+        return Images(whole.to(values.dtype).numpy())
 
 
 @dataclass(frozen=True)
