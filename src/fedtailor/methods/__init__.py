@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedavgm import FedAvgM
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedprox import FedProx
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "fedavgm": FedAvgM,
 }
