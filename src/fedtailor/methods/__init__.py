@@ -8,6 +8,7 @@ from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
+from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
@@ -25,4 +26,7 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
 }
