@@ -27,6 +27,7 @@ from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.pfedgate import PFedGate
+from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
@@ -64,6 +65,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "scaffold, option I": Scaffold(variates="gradient", optimiser=Optimiser(momentum=0.5)),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

@@ -14,6 +14,7 @@ from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
 from .pfedgate import PFedGate
+from .scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "scaffold": Scaffold,
 }
