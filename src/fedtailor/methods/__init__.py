@@ -6,6 +6,7 @@ from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
+from .fedbn import FedBN
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedopt import FedAdagrad, FedAdam, FedYogi
@@ -31,4 +32,5 @@ METHODS: dict[str, type[Method]] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "scaffold": Scaffold,
+    "fedbn": FedBN,
 }
