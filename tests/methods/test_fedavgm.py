@@ -12,7 +12,7 @@ from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavgm import FedAvgM
 from fedtailor.optim import Optimiser
-from fedtailor.params import stack
+from fedtailor.params import stack, under
 from fedtailor.task import Task
 
 W = np.array([[0.1, -0.2], [0.3, 0.4]], dtype=np.float32)
@@ -64,3 +64,14 @@ def test_running_statistics_are_averaged_plainly() -> None:
 def test_a_momentum_of_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"methods\.fedavgm\.momentum = 1.*less than 1"):
         parse({"methods": {"fedavgm": {"momentum": 1}}})
+
+
+def test_what_is_trained_has_momentum() -> None:
+    method = FedAvgM(trainable="lora", rank=2, alpha=8.0)
+    task = Task(digits_backbone(), method.adapt)
+    server = method.init_server(task, 2, torch.tensor(0))
+    assert under(server, "server.v.").keys() == task.trained
+    B = "hidden.lora_B.default.weight"
+    A, scaled = method.lora(task, {**task.state, B: task.state[B] + 1})["hidden"]
+    assert len(A) == 2
+    assert scaled.max() == 4.0

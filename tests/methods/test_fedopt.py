@@ -13,7 +13,7 @@ from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.optim import Optimiser
-from fedtailor.params import stack
+from fedtailor.params import stack, under
 from fedtailor.task import Task
 
 W = np.array([[0.1, -0.2], [0.3, 0.4]], dtype=np.float32)
@@ -94,3 +94,22 @@ def test_settings_out_of_range_are_refused() -> None:
             parse({"methods": {method: {"tau": 0}}})
     with pytest.raises(InputError, match=r"methods\.fedyogi\.beta2 = 1.*less than 1"):
         parse({"methods": {"fedyogi": {"beta2": 1}}})
+
+
+@pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
+def test_what_is_trained_has_moments(kind: type[Method]) -> None:
+    for chosen, names in (
+        ({"trainable": "head"}, {"head.weight", "head.bias"}),
+        ({"layers": ("head", "norm")}, {"head.weight", "head.bias", "norm.weight", "norm.bias"}),
+    ):
+        method = kind(**chosen)
+        task = Task(digits_backbone(), method.adapt)
+        server = method.init_server(task, 2, torch.tensor(0))
+        assert task.trained == names == under(server, "server.m.").keys()
+        assert names == under(server, "server.v.").keys()
+    method = kind(trainable="lora", rank=2, alpha=8.0)
+    task = Task(digits_backbone(), method.adapt)
+    B = "hidden.lora_B.default.weight"
+    A, scaled = method.lora(task, {**task.state, B: task.state[B] + 1})["hidden"]
+    assert len(A) == 2
+    assert scaled.max() == 4.0

@@ -117,3 +117,22 @@ def test_option_2_needs_plain_sgd() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(InputError, match=r"variates = 'both'.*steps.*gradient"):
         parse({"methods": {"scaffold": {"variates": "both"}}})
+
+
+def test_what_is_trained_has_variates() -> None:
+    method = Scaffold(trainable="lora", rank=2, alpha=8.0)
+    task = Task(digits_backbone(), method.adapt)
+    assert under(method.init_client(task, 0, key(0)), "scaffold.own.").keys() == task.trained
+    B = "hidden.lora_B.default.weight"
+    A, scaled = method.lora(task, {**task.state, B: task.state[B] + 1})["hidden"]
+    assert len(A) == 2
+    assert scaled.max() == 4.0
+    whole = Scaffold(layers=("norm",))  # running statistics are averaged, but have no variates
+    task = Task(digits_backbone(), whole.adapt)
+    server = whole.init_server(task, 2, key(0))
+    assert under(server, "scaffold.c.").keys() == {"norm.weight", "norm.bias"}
+    last, _ = last_round(Scaffold(layers=("norm",), server_lr=0.1), (16, 16), rounds=1)
+    plain, _ = last_round(FedAvg(layers=("norm",)), (16, 16), rounds=1)
+    name = "norm.running_mean"
+    torch.testing.assert_close(last.server[name], plain.server[name], atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(last.server["norm.weight"], plain.server["norm.weight"])
