@@ -31,6 +31,7 @@ from fedtailor.methods.flexlora import FlexLoRA
 from fedtailor.methods.flora import FLoRA
 from fedtailor.methods.hetlora import HetLoRA
 from fedtailor.methods.pfedgate import PFedGate
+from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
@@ -72,6 +73,7 @@ VARIANTS: dict[str, Method] = {
     "flora, ranks by client": FLoRA(rank=(2, 8, 5)),
     "flexlora, ranks by client": FlexLoRA(rank=(2, 8, 5)),
     "hetlora, ranks by client": HetLoRA(rank=(2, 8, 5), gamma=0.5, lam=1.0),
+    "scaffold, option I": Scaffold(variates="gradient", optimiser=Optimiser(momentum=0.5)),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

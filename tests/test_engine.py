@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -111,6 +111,28 @@ def test_who_is_evaluated_and_when() -> None:
 def test_without_anything_personal_the_personal_model_is_the_global_one() -> None:
     found = {(e.model, e.split): e for e in last_round(FedAvg()).evaluations}
     assert found["personal", "test"].loss == found["global", "test"].loss
+
+
+@dataclass(frozen=True)
+class Watched(FedAvg):
+    """FedAvg whose server state is sent in a new dict each time; counts what it predicts."""
+
+    copies: bool = False
+    calls: list[int] = field(default_factory=list)
+
+    def send(self, task: Task, server: Params, client: int) -> Params:
+        return {n: v.clone() if self.copies else v for n, v in server.items()}
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        self.calls.append(len(batch["labels"]))
+        return super().predict(task, state, batch)
+
+
+def test_the_same_tensors_in_a_new_dict_are_one_model() -> None:
+    one, each = Watched(), Watched(copies=True)
+    plan = replace(PLAN, engine=EngineConfig("vectorised"))
+    assert last_round(one, plan).losses == pytest.approx(last_round(each, plan).losses)
+    assert len(one.calls) < len(each.calls)
 
 
 def test_local_trains_like_one_client_fedavg() -> None:

@@ -26,7 +26,7 @@ from .executors import EngineConfig, Job, UploadStack, execute
 from .federation import Federation, LocalConfig
 from .method import Cohort, Method, Server
 from .optim import Context
-from .params import Params, prefixed, stack
+from .params import Params, prefixed, same_tensors, stack
 from .precomputed import Precomputed
 from .store import Store
 from .task import Batch, Task
@@ -325,7 +325,7 @@ class _Simulation:
             shared is not None
             and not self.store.has_states
             and method.personal_passes == 0
-            and all(method.send(self.task, server, client) is shared for client in clients)
+            and all(same_tensors(method.send(self.task, server, k), shared) for k in clients)
         )
         watch = _Watch(method, self.task, self.federation)
         found: list[Evaluation] = []

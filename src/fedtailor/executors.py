@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .federation import pad_and_stack
 from .optim import Context
-from .params import Params, stack
+from .params import Params, same_tensors, stack
 from .task import Batch, Precision
 
 
@@ -65,7 +65,7 @@ def _vectorised(
 ) -> Iterator[tuple[Job, Any]]:
     for chunk in _alike(jobs, clients_per_step):
         first = chunk[0]
-        same = all(job.received is first.received for job in chunk)
+        same = all(same_tensors(job.received, first.received) for job in chunk)
         in_dims = (None if same else 0, 0, 0, Context(0, None, None, None))  # type: ignore[arg-type]
         results = torch.func.vmap(work, in_dims=in_dims)(
             first.received if same else stack([job.received for job in chunk]),

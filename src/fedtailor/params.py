@@ -107,6 +107,16 @@ def unflat(vector: Tensor, like: Params) -> Params:
     return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
+def same_tensors(a: Params, b: Params) -> bool:
+    """Whether two trees hold the very same tensors by name, not only equal ones.
+
+    >>> x = torch.zeros(1)
+    >>> same_tensors({"x": x}, {"x": x}), same_tensors({"x": x}, {"x": x.clone()})
+    (True, False)
+    """
+    return a is b or (a.keys() == b.keys() and all(a[name] is b[name] for name in a))
+
+
 def count(params: Params) -> int:
     """The number of scalars.
 

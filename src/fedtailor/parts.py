@@ -137,7 +137,13 @@ def matching(task: Task, patterns: Sequence[str]) -> Callable[[str], bool]:
 
 def in_norm(task: Task) -> Callable[[str], bool]:
     """Whether a state's name belongs to a normalisation (batch, layer, group, instance, RMS)."""
-    prefixes = tuple(
-        f"{path}." for path, module in task.model.named_modules() if "Norm" in type(module).__name__
-    )
-    return lambda name: name.startswith(prefixes)
+
+    def inside(name: str) -> bool:
+        module: nn.Module | None = task.model
+        for part in name.split(".")[:-1]:
+            module = module._modules.get(part) if module is not None else None
+            if "Norm" in type(module).__name__:
+                return True
+        return False
+
+    return inside

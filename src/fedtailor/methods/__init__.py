@@ -5,8 +5,11 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedavgm import FedAvgM
+from .fedbn import FedBN
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
+from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedprox import FedProx
 from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
@@ -16,6 +19,7 @@ from .flora import FLoRA
 from .hetlora import HetLoRA
 from .local import Local
 from .pfedgate import PFedGate
+from .scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -31,4 +35,10 @@ METHODS: dict[str, type[Method]] = {
     "flora": FLoRA,
     "flexlora": FlexLoRA,
     "hetlora": HetLoRA,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "scaffold": Scaffold,
+    "fedbn": FedBN,
 }

@@ -1,0 +1,88 @@
+"""FedBN: FedAvg that leaves every client its own normalisations.
+
+FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. X. Li, M. Jiang,
+X. Zhang, M. Kamp, Q. Dou. ICLR 2021.
+
+Algorithm 1; l runs over the layers:
+    client k:  w_k <- w_k - eta grad l_k(w_k), all layers, for its local steps
+    server:    w^(l) <- sum_k (n_k / n) w_k^(l)       if layer l is no normalisation
+    client k:  keeps w_k^(l), scale, shift and running statistics, if it is one
+
+Differs from the paper:
+- Every normalisation stays with the client (batch, layer, group, instance, RMS); the paper is about
+  batch normalisation.
+- The mean is weighted by the cohort's examples; Algorithm 1 averages plainly.
+- A client that nobody has seen has no model: nobody's normalisations are its own.
+- The paper's text could not be had to check the above against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..parts import in_norm
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedBN(Method):
+    """FedAvg with private normalisations; what is trained is chosen as in FedAvg."""
+
+    name: ClassVar[str] = "fedbn"
+    family: ClassVar[str] = "split"
+    paper: ClassVar[Paper] = Paper(
+        "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+        "Li, Jiang, Zhang, Kamp, Dou",
+        2021,
+        "ICLR",
+        "w <- sum_k (n_k / n) w_k in all layers but the normalisations, which stay at client k",
+    )
+
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        norm = in_norm(task)
+        if not any(norm(name) for name in task.state):
+            raise InputError(
+                f"fedbn keeps trained normalisations private, and none is trained in model "
+                f"{task.backbone.name!r} with trainable = {self.trainable!r}, layers = "
+                f"{list(self.layers)}; allowed: what trains one, such as full and all layers, or "
+                f"one named in model.head"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return in_norm(task)(name)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return None
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
