@@ -11,6 +11,7 @@ from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
+from .lora_fair import LoRAFAIR
 from .pfedgate import PFedGate
 
 METHODS: dict[str, type[Method]] = {
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "lora-fair": LoRAFAIR,
 }
