@@ -22,6 +22,7 @@ from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
@@ -64,6 +65,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "feddpa, F": FedDPA(form="F", weighting="fixed"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 
