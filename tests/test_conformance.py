@@ -21,6 +21,7 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
@@ -65,6 +66,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "fedalt, fixed": FedALT(mixing="fixed", weight=0.7),
     "feddpa, F": FedDPA(form="F", weighting="fixed"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

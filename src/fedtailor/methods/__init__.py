@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..method import Method
+from .fedalt import FedALT
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .feddpa import FedDPA
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsq": FedSQ,
     "lora-fair": LoRAFAIR,
     "feddpa": FedDPA,
+    "fedalt": FedALT,
 }

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -68,7 +68,7 @@ def _site(task: Task) -> str:
     for head in task.backbone.head:
         for path, module in task.model.get_submodule(head).named_modules(prefix=head):
             if isinstance(module, nn.Linear):
-                return path
+                return str(path)
     return task.backbone.blocks[-1][-1]
 
 
@@ -121,8 +121,8 @@ class FedDPA(Method):
             return {}
         own = {**_lora(task.state), "trained": torch.zeros(())}
         if self.weighting == "instance":
-            site = task.model.get_submodule(_site(task))
-            own["anchor"] = torch.zeros(int(site.in_features))
+            site: Any = task.model.get_submodule(_site(task))
+            own["anchor"] = torch.zeros(site.in_features)
         return prefixed(own, _OWN)
 
     def local(

@@ -62,7 +62,8 @@ def correction(A: Tensor, B: Tensor, shares: Tensor, lam: float) -> Tensor:
     drift = (A - mean_A) @ mean_A.T  # (A_k - A) A^T, [c, r, r]
     residual = torch.einsum("c,cor,crs->os", p, B - mean_B, drift)  # (W - B A) A^T
     gram = mean_A @ mean_A.T + lam * torch.eye(len(mean_A), dtype=p.dtype, device=p.device)
-    return torch.linalg.solve(gram, residual.T).T
+    Delta: Tensor = torch.linalg.solve(gram, residual.T).T
+    return Delta
 
 
 @dataclass(frozen=True)
