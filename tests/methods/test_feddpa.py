@@ -11,6 +11,7 @@ from tests.small import last_round, same_bits
 from torch import Tensor, nn
 
 from fedtailor.errors import InputError
+from fedtailor.executors import EngineConfig
 from fedtailor.experiment import parse
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddpa import FedDPA, representation
@@ -163,6 +164,17 @@ def test_padding_tokens_are_no_part_of_a_representation(
     else:
         want = unit(np.stack([embedded[0, :3].mean(0), embedded[1].mean(0)]))
     np.testing.assert_allclose(representation(task, batch), want, atol=1e-6)
+
+
+def test_representations_that_are_kept_are_those_of_the_batches() -> None:
+    kept, store = last_round(FedDPA(), sizes=(9, 5))
+    fresh, other = last_round(FedDPA(), sizes=(9, 5), engine=EngineConfig(cache_mb=0))
+    torch.testing.assert_close(store.read(0), other.read(0))
+    for a, b in zip(kept.evaluations, fresh.evaluations, strict=True):
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+    anchor = store.read(0)["own.anchor"]
+    assert anchor.shape == (16,)  # what the head reads
+    assert 0 < anchor.norm() < 1
 
 
 def test_a_weight_above_one_is_refused() -> None:
