@@ -21,7 +21,9 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsa_lora import FedSALoRA
@@ -74,6 +76,8 @@ VARIANTS: dict[str, Method] = {
     "flexlora, ranks by client": FlexLoRA(rank=(2, 8, 5)),
     "hetlora, ranks by client": HetLoRA(rank=(2, 8, 5), gamma=0.5, lam=1.0),
     "scaffold, option I": Scaffold(variates="gradient", optimiser=Optimiser(momentum=0.5)),
+    "fedalt, fixed": FedALT(mixing="fixed", weight=0.7),
+    "feddpa, F": FedDPA(form="F", weighting="fixed"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

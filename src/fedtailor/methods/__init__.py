@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ..method import Method
+from .fedalt import FedALT
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
 from .fedbn import FedBN
+from .feddpa import FedDPA
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedopt import FedAdagrad, FedAdam, FedYogi
@@ -18,6 +20,7 @@ from .flexlora import FlexLoRA
 from .flora import FLoRA
 from .hetlora import HetLoRA
 from .local import Local
+from .lora_fair import LoRAFAIR
 from .pfedgate import PFedGate
 from .scaffold import Scaffold
 
@@ -41,4 +44,7 @@ METHODS: dict[str, type[Method]] = {
     "fedadagrad": FedAdagrad,
     "scaffold": Scaffold,
     "fedbn": FedBN,
+    "lora-fair": LoRAFAIR,
+    "feddpa": FedDPA,
+    "fedalt": FedALT,
 }

@@ -1,0 +1,214 @@
+"""FedDPA: a shared and a private LoRA, mixed for every example by how familiar it looks.
+
+Dual-Personalizing Adapter for Federated Foundation Models. Y. Yang, G. Long, T. Shen, J. Jiang,
+M. Blumenstein. NeurIPS 2024 (arXiv 2403.19211).
+
+Global adapter: LoRA (A_g, B_g) and the task head, trained and averaged as in FedAvg.
+Local adapter (A_l, B_l) of client m, trained alone in the global one's place, the head frozen:
+    T:  starts from the first global adapter that m receives, is kept, and trained in every round
+    F:  starts from the current global adapter whenever it is to be used; thrown away afterwards
+In use, for an example x with representation r(x), s = alpha / rank:
+    w(x) = lambda mean_i cos(r(x), r(x_i)),  x_i the client's training examples, w >= 0
+    y = W0 x + (1 - w) s B_g A_g x + w s B_l A_l x        in every adapted layer
+
+A client keeps a_m, the mean of its r(x_i) / ||r(x_i)||: cos(r(x), .) on average is <r(x), a_m> over
+||r(x)||. r is what the pretrained model, without adapters, gives to the head's first linear layer,
+or to the last adapted projection where there is no head; the mean over positions, or the last
+token's for language models. ``weighting="fixed"``: w = lambda for every example.
+
+Differs from the paper:
+- Its equations could not be had; this follows its abstract and descriptions of it. Unverified are
+  lambda = 0.5, that r comes from the model without adapters, where the local adapter of T starts,
+  and that it is trained without the global one beside it.
+- a_m is the mean over all examples of the client's last round; the paper draws a few, of which it
+  is the expected value. A negative w is 0, so is that of a client that has not trained yet.
+- The paper's language models have no head of their own; a head is part of the global adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..layers import choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, prefixed, under, weighted_sum
+from ..task import CACHED, Backbone, Batch, Task
+
+_OWN = "own."
+
+
+def representation(task: Task, batch: Batch) -> Tensor:
+    """r of every example over its norm, by the model before any training, ``[b, d]``."""
+    if (known := batch.get(f"{CACHED}representation")) is not None:
+        return known
+    seen: list[Tensor] = []
+    site = task.model.get_submodule(_site(task))
+    handle = site.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    task.at_start(batch)
+    handle.remove()
+    x, mask = seen[0].float(), batch.get("attention_mask")
+    if x.dim() == 3 and mask is not None and mask.shape == x.shape[:2]:
+        if task.backbone.kind == "causal-lm":
+            mask = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
+        return F.normalize((mask[:, :, None] * x).sum(1), dim=1)
+    examples = len(next(iter(batch.values())))
+    return F.normalize(x.reshape(examples, -1, x.shape[-1]).mean(1), dim=1)
+
+
+def _site(task: Task) -> str:
+    """The path of the linear layer whose input is r."""
+    for head in task.backbone.head:
+        for path, module in task.model.get_submodule(head).named_modules(prefix=head):
+            if isinstance(module, nn.Linear):
+                return str(path)
+    return task.backbone.blocks[-1][-1]
+
+
+def mixed(shared: Params, own: Params, w: Tensor) -> Params:
+    """The factors of both adapters as one of twice the rank, for a weight ``w`` (scalar)."""
+    both = {}
+    for name in own:
+        if ".lora_A." in name:
+            both[name] = torch.cat([(1 - w) * shared[name], w * own[name]])
+        elif ".lora_B." in name:
+            both[name] = torch.cat([shared[name], own[name]], 1)
+    return both
+
+
+@dataclass(frozen=True)
+class FedDPA(Method):
+    """FedDPA-T or FedDPA-F: LoRA (rank r, scaling alpha / r) twice, ``lam`` is lambda.
+
+    ``optimiser.lr`` is the rate of the global adapter, ``lr_private`` the local one's (None: the
+    same); F trains it for ``finetune_passes`` rounds' worth of local data.
+    """
+
+    name: ClassVar[str] = "feddpa"
+    family: ClassVar[str] = "adapter"
+    paper: ClassVar[Paper] = Paper(
+        "Dual-Personalizing Adapter for Federated Foundation Models",
+        "Yang, Long, Shen, Jiang, Blumenstein",
+        2024,
+        "NeurIPS",
+        "y = W0 x + (1 - w) s B_g A_g x + w s B_l A_l x, w = lambda mean_i cos(r(x), r(x_i))",
+    )
+
+    form: Literal["T", "F"] = "T"
+    weighting: Literal["instance", "fixed"] = "instance"
+    lam: Annotated[float, Ge(0), Le(1)] = 0.5
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    optimiser: Optimiser = Optimiser(lr=0.05)
+    lr_private: Annotated[float, Gt(0)] | None = None
+    finetune_passes: Annotated[int, Gt(0)] = 1  # of F
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, "lora", self.rank, self.alpha)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name.startswith(_OWN)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        if self.form == "F":
+            return {}
+        own = {**_lora(task.state), "trained": torch.zeros(())}
+        if self.weighting == "instance":
+            site: Any = task.model.get_submodule(_site(task))
+            own["anchor"] = torch.zeros(site.in_features)
+        return prefixed(own, _OWN)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        trained, loss = train(task, state, steps, context, self.optimiser)
+        if self.form == "T":
+            shared, own = _lora(state), under(state, _OWN)
+            start = {n: torch.where(own["trained"] > 0, own[n], v) for n, v in shared.items()}
+            trained |= self._personal(task, {**state, **start}, steps, context.phase(1))
+        return trained, loss
+
+    def _personal(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        """What a client keeps, its local adapter trained from the one in ``state``."""
+        rate = self.lr_private or self.optimiser.lr
+        tuned, loss = train(
+            task,
+            {name: state[name] for name in task.state},
+            steps,
+            context,
+            self.optimiser,
+            lr=lambda name: rate,
+            only=_is_lora,
+        )
+        own = {**_lora(tuned), "trained": torch.ones_like(loss)}
+        if self.weighting == "instance":
+            own["anchor"] = _anchor(task, steps)
+        return prefixed(own, _OWN)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    @property
+    def personal_passes(self) -> int:
+        return self.finetune_passes if self.form == "F" else 0
+
+    def personalise(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        return {**state, **self._personal(task, state, steps, context)}
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        own = under(state, _OWN)
+        if not own:
+            return task.logits(state, batch)
+        if self.weighting == "fixed":
+            return task.logits({**state, **mixed(state, own, self.lam * own["trained"])}, batch)
+        w = (self.lam * representation(task, batch) @ own["anchor"]).clamp(min=0)  # [b]
+
+        def one(w: Tensor, example: Batch) -> Tensor:
+            alone = {name: value[None] for name, value in example.items()}
+            return task.logits({**state, **mixed(state, own, w)}, alone)[0]
+
+        return torch.func.vmap(one)(w, batch)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        features = task.features(batch)
+        if self.weighting == "fixed":
+            return features
+        return {**features, "representation": representation(task, batch)}
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        own = under(state, _OWN)
+        if own and self.weighting == "instance":
+            return {}  # no one adapter does what they do
+        both = mixed(state, own, self.lam * own["trained"]) if own else state
+        return lora_factors(both, self.alpha / self.rank)
+
+
+def _is_lora(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _lora(state: Params) -> Params:
+    """The adapter that a task uses; not the ones under a prefix."""
+    return {n: v for n, v in state.items() if _is_lora(n) and not n.startswith(_OWN)}
+
+
+def _anchor(task: Task, steps: Sequence[Batch]) -> Tensor:
+    """a_m over the real examples of ``steps``, ``[d]``."""
+    total, count = [], []
+    for batch in steps:
+        r = representation(task, batch)
+        real = batch["weight"] if "weight" in batch else torch.ones_like(r[:, 0])
+        total.append(torch.where(real[:, None] > 0, r, 0.0).sum(0))
+        count.append(real.sum())
+    return torch.stack(total).sum(0) / torch.stack(count).sum().clamp(min=1)
