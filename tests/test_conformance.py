@@ -21,6 +21,7 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
@@ -63,6 +64,7 @@ VARIANTS: dict[str, Method] = {
     "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
+    "ditto, LoRA": Ditto(trainable="lora", private_passes=2),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..method import Method
+from .ditto import Ditto
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "ditto": Ditto,
 }
