@@ -13,6 +13,7 @@ from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
 from .pfedgate import PFedGate
+from .pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -25,4 +26,5 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "ditto": Ditto,
+    "pfedme": PFedMe,
 }
