@@ -21,6 +21,7 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import FedHFT
@@ -65,6 +66,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "ditto, LoRA": Ditto(trainable="lora", private_passes=2),
+    "apfl, fixed": APFL(adaptive=False, optimiser=Optimiser("adam", lr=1e-3, eps=1e-3)),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..method import Method
+from .apfl import APFL
 from .ditto import Ditto
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsq": FedSQ,
     "ditto": Ditto,
     "pfedme": PFedMe,
+    "apfl": APFL,
 }
