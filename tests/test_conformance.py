@@ -28,6 +28,7 @@ from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
@@ -67,6 +68,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "ditto, LoRA": Ditto(trainable="lora", private_passes=2),
     "apfl, fixed": APFL(adaptive=False, optimiser=Optimiser("adam", lr=1e-3, eps=1e-3)),
+    "per-fedavg, exact": PerFedAvg(form="exact", trainable="lora", lr_inner=0.1),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

@@ -13,6 +13,7 @@ from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
+from .per_fedavg import PerFedAvg
 from .pfedgate import PFedGate
 from .pfedme import PFedMe
 
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "pfedme": PFedMe,
     "apfl": APFL,
+    "per-fedavg": PerFedAvg,
 }
