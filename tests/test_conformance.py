@@ -22,6 +22,8 @@ from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedalt import FedALT
+from fedtailor.methods.apfl import APFL
+from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
@@ -32,6 +34,7 @@ from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.flexlora import FlexLoRA
 from fedtailor.methods.flora import FLoRA
 from fedtailor.methods.hetlora import HetLoRA
+from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
@@ -70,6 +73,9 @@ VARIANTS: dict[str, Method] = {
     "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
+    "ditto, LoRA": Ditto(trainable="lora", private_passes=2),
+    "apfl, fixed": APFL(adaptive=False, optimiser=Optimiser("adam", lr=1e-3, eps=1e-3)),
+    "per-fedavg, exact": PerFedAvg(form="exact", trainable="lora", lr_inner=0.1),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedsa-lora, private head": FedSALoRA(private_head=True),
     "flora, ranks by client": FLoRA(rank=(2, 8, 5)),

@@ -4,10 +4,10 @@ from torch import nn
 
 from fedtailor import random
 from fedtailor.layers import Stepwise, replace
-from fedtailor.optim import Context, Optimiser, train
+from fedtailor.optim import Context, Optimiser, train, with_gradient
 from fedtailor.params import Params
 from fedtailor.task import Backbone, Batch, Task
-from tests.small import digits_backbone
+from tests.small import digits_backbone, same_bits
 
 BATCH: Batch = {"pixel_values": torch.rand(6, 1, 8, 8), "labels": torch.arange(6)}
 
@@ -134,3 +134,26 @@ def test_another_loss_is_minimised_instead() -> None:
     torch.testing.assert_close(trained["head.weight"], 0.5 * task.state["head.weight"])
     torch.testing.assert_close(loss, task.state["head.weight"].square().sum())
     assert trained["conv.weight"].equal(task.state["conv.weight"])
+
+
+def test_a_loss_may_bring_its_own_gradient() -> None:
+    theta, g = {"x": torch.tensor([1.0, -2.0])}, {"x": torch.tensor([0.3, 1e6])}
+
+    def loss(theta: Params) -> tuple[torch.Tensor, torch.Tensor]:
+        value = with_gradient(theta["x"].square().sum(), theta, g)
+        return value, value
+
+    gradient, value = torch.func.grad(loss, has_aux=True)(theta)
+    assert gradient["x"].equal(g["x"])
+    assert value == 5.0
+
+
+def test_padding_between_two_passes_shifts_no_dropout() -> None:
+    task = Task(digits_backbone(dropout=0.5))
+    real = {**BATCH, "weight": torch.ones(6)}
+    padding = {name: torch.zeros_like(value) for name, value in real.items()}
+    context, sgd = Context(random.key(0)), Optimiser(lr=0.1)
+    plain, loss = train(task, task.state, [real] * 2, context, sgd)
+    padded, other = train(task, task.state, [real, padding] * 2, context, sgd)
+    assert same_bits(plain, padded)
+    assert loss.equal(other)

@@ -27,6 +27,7 @@ def export_adapter(method: Method, task: Task, state: Params, out: Path) -> Path
     """
     from peft import LoraConfig
 
+    state = method.in_use(task, state)
     factors = method.lora(task, state)
     if not factors:
         raise InputError(f"{method.name} as configured trains no adapter; nothing to export")

@@ -137,9 +137,13 @@ class Method(ABC):
         """The state of a client that nobody has seen; None if the method has no global model."""
         return server if server.keys() == task.state.keys() else None
 
+    def in_use(self, task: Task, state: Params) -> Params:
+        """The task's tensors that predict for a client, where its state holds several models."""
+        return state
+
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         """Logits ``[b, classes]`` or ``[b, L, vocabulary]``."""
-        return task.logits(state, batch)
+        return task.logits(self.in_use(task, state), batch)
 
     def precompute(self, task: Task, batch: Batch) -> Params:
         """Tensors ``[b, ...]`` that depend on each example and on frozen tensors alone.
@@ -157,6 +161,6 @@ class Method(ABC):
         return {}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        """The state's adapters, (A ``[r, d_in]``, B ``[d_out, r]``, any scaling inside B) by
-        projection; empty if the method trains none."""
+        """The adapters of a state in use, (A ``[r, d_in]``, B ``[d_out, r]``, any scaling inside B)
+        by projection; empty if the method trains none."""
         return {}

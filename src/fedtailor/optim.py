@@ -125,7 +125,8 @@ def train(
     vector = flat(theta)
     memory = optimiser.start(vector)
     losses, active = [], []
-    for number, batch in enumerate(steps):
+    number: Tensor | int = 0  # of a real step: padding between two passes must not shift keys
+    for batch in steps:
         key = random.fold_in(context.key, number)
         gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
         new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)
@@ -135,6 +136,7 @@ def train(
             new_memory = _where(moves, new_memory, memory)
         real = _is_real(batch, value)
         active.append(real)
+        number = number + real
         losses.append(torch.where(real, value, 0.0))
         if "weight" in batch:
             vector = torch.where(real, new_vector, vector)
@@ -156,6 +158,15 @@ def proximal(anchor: Params, mu: float) -> Callable[[Params], Tensor]:
         return mu / 2 * drift.square().sum()
 
     return penalty
+
+
+def with_gradient(value: Tensor, theta: Params, gradient: Params) -> Tensor:
+    """``value``, whose derivative by ``theta`` is made to be ``gradient``.
+
+    For a loss of `train` that works its own step out; neither is differentiated further.
+    """
+    term = (flat(theta) * flat(gradient).detach()).sum()
+    return value.detach() + (term - term.detach())
 
 
 def real_steps(steps: Sequence[Batch]) -> Tensor | int:

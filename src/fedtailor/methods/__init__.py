@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..method import Method
 from .fedalt import FedALT
+from .apfl import APFL
+from .ditto import Ditto
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
@@ -23,6 +25,9 @@ from .local import Local
 from .lora_fair import LoRAFAIR
 from .pfedgate import PFedGate
 from .scaffold import Scaffold
+from .per_fedavg import PerFedAvg
+from .pfedgate import PFedGate
+from .pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -47,4 +52,8 @@ METHODS: dict[str, type[Method]] = {
     "lora-fair": LoRAFAIR,
     "feddpa": FedDPA,
     "fedalt": FedALT,
+    "ditto": Ditto,
+    "pfedme": PFedMe,
+    "apfl": APFL,
+    "per-fedavg": PerFedAvg,
 }

@@ -1,0 +1,138 @@
+"""APFL: every client predicts with a mixture of a private and the shared model, learnt as such.
+
+Adaptive Personalized Federated Learning. Y. Deng, M. M. Kamani, M. Mahdavi. arXiv 2003.13461, 2020.
+
+Client k, mixing weight a (the paper's alpha), each step on one batch:
+    u   =  a v_k + (1 - a) w_k                                    (the paper writes v with a bar)
+    w_k <- w_k - eta grad f(w_k)                                                  (algorithm 1)
+    v_k <- v_k - eta grad_v f(u),  grad_v f(u) = a grad f(u)                      (algorithm 1)
+and once a round, before the first step, with ``adaptive``:
+    a   <- a - eta <v_k - w_k, grad f(u)>, kept within [0, 1]                     (10)
+Server:
+    w   <- mean of the w_k
+
+The personal model is u with the client's v_k and the w that it last received. State buffers (batch
+normalisation's running statistics): w's are averaged; v_k's are private, those of passes at u; in
+use they are mixed as parameters are, so that a = 0 is FedAvg's model and a = 1 the local one. The
+training loss is f(u).
+
+Differs from the paper:
+- The server weighs clients by their examples, as FedAvg here does.
+- w_k, v_k share an optimiser; ``optimiser.clip`` bounds the norm of both gradients together.
+- a starts at 0.5 for every client and moves only in rounds that the client takes part in.
+- Equations and their numbers are given from memory; the paper's text was not at hand. Whether (10)
+  uses one batch of the round, and the first, is our reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, prefixed, row, stack, tree_map, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_OWN = "own."  # v_k stands in a client's state under this prefix
+_MIX = "mix"  # and a beside it
+
+
+@dataclass(frozen=True)
+class APFL(Method):
+    """APFL: w shared, v_k and its weight private; ``mix`` is the paper's alpha, or its start.
+
+    ``lr_mix`` (None: ``optimiser.lr``) is the rate of equation 10.
+    """
+
+    name: ClassVar[str] = "apfl"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "Adaptive Personalized Federated Learning",
+        "Deng, Kamani, Mahdavi",
+        2020,
+        "arXiv 2003.13461",
+        "u = a v_k + (1 - a) w_k; v_k <- v_k - eta a grad f(u); "
+        "a <- a - eta <v_k - w_k, grad f(u)>; w <- sum_k (n_k / n) w_k",
+    )
+
+    mix: Annotated[float, Ge(0), Le(1)] = 0.5
+    adaptive: bool = True
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+    lr_mix: Annotated[float, Gt(0)] | None = None
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name == _MIX or name.startswith(_OWN)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        mix = torch.tensor(self.mix, device=task.device)
+        return {**prefixed(task.state, _OWN), _MIX: mix}
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        w, v = {name: state[name] for name in task.state}, under(state, _OWN)
+        a = self._adapted(task, state, steps[0], context) if self.adaptive else state[_MIX]
+
+        def both(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            w, v = row(state, 0), row(state, 1)
+            f_w, buffers_w = task.loss(w, batch, key)
+            fixed = {name: w[name].detach() for name in task.trained}
+            f_u, buffers_v = task.loss({**v, **mixture(v, fixed, a)}, batch, key)
+            return f_u + (f_w - f_w.detach()), stack([buffers_w, buffers_v])
+
+        trained, loss = train(task, stack([w, v]), steps, context, self.optimiser, loss=both)
+        return {**row(trained, 0), **prefixed(row(trained, 1), _OWN), _MIX: a}, loss
+
+    def _adapted(self, task: Task, state: Params, batch: Batch, context: Context) -> Tensor:
+        """Equation 10, on one batch."""
+        v, w = under(state, _OWN), {name: state[name] for name in task.trained}
+
+        def f(a: Tensor) -> Tensor:
+            return task.loss({**v, **mixture(v, w, a)}, batch, context.phase(1).key)[0]
+
+        rate = self.optimiser.lr if self.lr_mix is None else self.lr_mix
+        a = state[_MIX]
+        slope: Tensor = torch.func.grad(f)(a)  # <v - w, grad f(u)>
+        return (a - rate * context.lr_scale * slope).clamp(0, 1)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def in_use(self, task: Task, state: Params) -> Params:
+        if _MIX not in state:
+            return state
+        w = {name: state[name] for name in task.state}
+        return mixture(under(state, _OWN), w, state[_MIX])
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        """The client's mixing weight."""
+        return {_MIX: state[_MIX]}
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
+
+
+def mixture(v: Params, w: Params, a: Tensor) -> Params:
+    """u = a v + (1 - a) w for the names of ``w``; exactly w for a = 0 and v for a = 1.
+
+    >>> mixture({"x": torch.ones(1)}, {"x": torch.zeros(1)}, torch.tensor(0.25))
+    {'x': tensor([0.2500])}
+    """
+    return tree_map(lambda v, w: a * v + (1 - a) * w, {name: v[name] for name in w}, w)

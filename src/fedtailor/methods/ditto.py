@@ -1,0 +1,102 @@
+"""Ditto: a shared model trained as in FedAvg, and beside it a private one that is held near it.
+
+Ditto: Fair and Robust Federated Learning Through Personalization. T. Li, S. Hu, A. Beirami,
+V. Smith. ICML 2021.
+
+    client k:  min_v  h_k(v; w*) = F_k(v) + lambda/2 ||v - w*||^2,
+               w* the solution of the global problem                          (Ditto)
+Algorithm 1, client k, from the received w_t:
+    w_k <- w_k - eta grad F_k(w_k), from w_k = w_t
+    v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w_t)), from the last round's v_k
+    up: w_k - w_t
+Server:
+    w_{t+1} <- w_t + mean of the w_k - w_t
+
+The personal model is v_k. State buffers (batch normalisation's running statistics) are two, too:
+v_k's own, and w's, which are averaged. The training loss is that of v_k.
+
+Differs from the paper:
+- The server weighs clients by their examples, as FedAvg here does.
+- lambda is the same for all clients; the paper also picks it for each on validation data. The
+  default 1 is ours: the paper tunes it.
+- Equations and algorithm are given from memory; the paper's text was not at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, proximal, train
+from ..params import Params, prefixed, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_OWN = "own."  # v_k stands in a client's state under this prefix
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """Ditto: w shared, v_k private; ``lam`` is lambda.
+
+    ``private_passes`` and ``lr_private`` (None: the optimiser's) are for v_k: how often it goes
+    through the round's batches, and its rate.
+    """
+
+    name: ClassVar[str] = "ditto"
+    family: ClassVar[str] = "regularised"
+    paper: ClassVar[Paper] = Paper(
+        "Ditto: Fair and Robust Federated Learning Through Personalization",
+        "T. Li, Hu, Beirami, Smith",
+        2021,
+        "ICML",
+        "w <- sum_k (n_k / n) w_k; v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w))",
+    )
+
+    lam: Annotated[float, Ge(0)] = 1.0
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+    private_passes: Annotated[int, Gt(0)] = 1
+    lr_private: Annotated[float, Gt(0)] | None = None
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name.startswith(_OWN)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return prefixed(task.state, _OWN)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        received = {name: state[name] for name in task.state}
+        w, _ = train(task, received, steps, context, self.optimiser)
+        w_t = {name: received[name] for name in task.trained}
+        rate = self.optimiser.lr if self.lr_private is None else self.lr_private
+        v, loss = train(
+            task, under(state, _OWN), list(steps) * self.private_passes, context.phase(1),
+            self.optimiser, lr=lambda name: rate, penalty=proximal(w_t, self.lam),
+        )  # fmt: skip
+        return {**w, **prefixed(v, _OWN)}, loss
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def in_use(self, task: Task, state: Params) -> Params:
+        return under(state, _OWN) or state
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)

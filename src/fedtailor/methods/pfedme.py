@@ -1,0 +1,113 @@
+"""pFedMe: clients send where their Moreau envelopes lead, and keep the models inside them.
+
+Personalized Federated Learning with Moreau Envelopes. C. T. Dinh, N. H. Tran, T. D. Nguyen.
+NeurIPS 2020.
+
+    client k:  F_k(w) = min_theta  f_k(theta) + lambda/2 ||theta - w||^2                   (2, 3)
+Algorithm 1, client k, from w_k = w_t, for each batch b:
+    theta_k <- about argmin_theta  f(theta; b) + lambda/2 ||theta - w_k||^2, in K steps    (7)
+    w_k <- w_k - eta lambda (w_k - theta_k)                                                (8)
+    up: w_k
+Server:
+    w_{t+1} <- (1 - beta) w_t + beta mean of the w_k
+
+lambda (w - theta) is the gradient of F_k. The personal model is theta_k of the last batch of the
+client's last round; it is private. So are its running statistics of batch normalisation; w's are
+those of passes at w_k, averaged without beta (beyond 1 it could make variances negative). The
+training loss is f at w_k.
+
+Differs from the paper:
+- Only the cohort trains; in the paper all clients do, and the cohort is heard. The server weighs
+  clients by their examples, as FedAvg here does.
+- The K steps start at w_k for every batch. The paper leaves the start open.
+- ``optimiser`` may be another than (8)'s plain SGD: it is given lambda (w - theta) as the gradient.
+- Equations and their numbers are given from memory; the paper's text was not at hand. The
+  inner rate is ours: the paper tunes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, proximal, train, with_gradient
+from ..params import Params, add, prefixed, scale, split, subtract, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_OWN = "own."  # theta_k stands in a client's state under this prefix
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """pFedMe: w shared, theta_k private; ``lam`` is lambda, ``inner_steps`` K.
+
+    ``optimiser.lr`` is eta, the rate of w; ``inner_optimiser`` takes the K steps of theta.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    family: ClassVar[str] = "regularised"
+    paper: ClassVar[Paper] = Paper(
+        "Personalized Federated Learning with Moreau Envelopes",
+        "Dinh, Tran, Nguyen",
+        2020,
+        "NeurIPS",
+        "theta_k = argmin f_k(theta) + lambda/2 ||theta - w_k||^2; "
+        "w_k <- w_k - eta lambda (w_k - theta_k); w <- (1 - beta) w + beta sum_k (n_k / n) w_k",
+    )
+
+    lam: Annotated[float, Gt(0)] = 15.0
+    inner_steps: Annotated[int, Gt(0)] = 5
+    beta: Annotated[float, Gt(0)] = 1.0
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser("sgd", lr=0.005)
+    inner_optimiser: Optimiser = Optimiser("sgd", lr=0.01)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name.startswith(_OWN)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return prefixed(task.state, _OWN)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        def envelope(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            detached = {name: value.detach() for name, value in state.items()}
+            w, _ = split(detached, lambda name: name in task.trained)
+            value, buffers = task.loss(detached, batch, key)
+            theta, _ = train(
+                task, {**under(detached, _OWN), **w}, [batch] * self.inner_steps,
+                context._replace(key=key), self.inner_optimiser, penalty=proximal(w, self.lam),
+            )  # fmt: skip
+            gradient = scale(subtract(w, {name: theta[name] for name in w}), self.lam)
+            moved = with_gradient(value, {name: state[name] for name in w}, gradient)
+            return moved, {**buffers, **prefixed(theta, _OWN)}
+
+        return train(task, state, steps, context, self.optimiser, loss=envelope)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        mean = weighted_sum(uploads, cohort.shares)
+        old, _ = split(server, lambda name: name in task.trained)
+        new = {name: mean[name] for name in old}
+        return {**mean, **add(scale(old, 1 - self.beta), scale(new, self.beta))}
+
+    def in_use(self, task: Task, state: Params) -> Params:
+        return under(state, _OWN) or state
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
