@@ -21,9 +21,9 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
-from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT

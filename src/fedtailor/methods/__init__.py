@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..method import Method
-from .fedalt import FedALT
 from .apfl import APFL
 from .ditto import Ditto
+from .fedalt import FedALT
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
@@ -23,11 +23,10 @@ from .flora import FLoRA
 from .hetlora import HetLoRA
 from .local import Local
 from .lora_fair import LoRAFAIR
-from .pfedgate import PFedGate
-from .scaffold import Scaffold
 from .per_fedavg import PerFedAvg
 from .pfedgate import PFedGate
 from .pfedme import PFedMe
+from .scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
