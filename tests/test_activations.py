@@ -53,6 +53,7 @@ PIECEWISE: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
     "F.threshold": lambda: lambda x: F.threshold(x, -0.5, 1.0),
     "clamp": lambda: lambda x: x.clamp(-1.0, 2.0),
     "clip": lambda: lambda x: torch.clip(x, max=1.0),
+    "clamp by keyword": lambda: lambda x: torch.clamp(input=x, min=0.0),
     "clamp_min": lambda: lambda x: x.clamp_min(0.5),
     "clamp_max": lambda: lambda x: torch.clamp_max(x, 0.5),
     "abs": lambda: torch.abs,
@@ -278,6 +279,9 @@ def test_without_a_record_the_model_is_as_it_was() -> None:
         nn.Hardshrink(),
         lambda z: z * (z > 0),
         lambda z: torch.maximum(z, -z),
+        lambda z: torch.max(z, -z),
+        lambda z: torch.min(input=z, other=-z),
+        lambda z: z.max(-z),
         lambda z: F.glu(torch.cat([z, z], -1)),
         lambda z: nn.functional.logsigmoid(z) + torch.special.erf(z),
     ],
@@ -306,12 +310,13 @@ def test_a_recurrent_layer_is_refused() -> None:
         run(model, gates, state)
 
 
-def test_what_does_not_depend_on_trained_layers_may_use_any_function() -> None:
+def test_pools_and_what_does_not_depend_on_trained_layers_may_use_any_function() -> None:
     class Masked(Net):
         def forward(self, x: Tensor) -> Tensor:
             h = torch.relu(self.first(x))
             weights = torch.exp(x[:, :1]) * (x[:, :1] > 0)
-            return self.last(h * weights / weights.sum().clamp(min=1))
+            pooled = h.max(1, keepdim=True).values + h.max() + torch.max(h, dim=1, keepdim=True)[0]
+            return self.last(pooled * h * weights / weights.sum().clamp(min=1))
 
     model, gates = gated(Masked(nn.Identity()))
     state = moved(model)

@@ -56,6 +56,7 @@ PLAN = Plan(
 VARIANTS: dict[str, Method] = {
     "fedavg, LoRA": FedAvg(trainable="lora", optimiser=Optimiser("adam", lr=1e-3)),
     "fedavg, head": FedAvg(trainable="head"),
+    "fedhft": FedHFT(warmup_rounds=2),  # by default it clusters after more rounds than PLAN has
     "fedhft, clusters and mixed budgets": FedHFT(
         clusters=2, warmup_rounds=1, rank=(2, 4), mask_ratio=(0.0, 0.5, 0.9)
     ),

@@ -84,12 +84,14 @@ SMOOTH = RECTIFIERS | {
     "sigmoid", "special_expit", "tanh", "log_sigmoid", "logsigmoid", "softsign", "tanhshrink",
 }  # fmt: skip
 POOLS = frozenset(f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
-# What would let z_QK choose its own piece. Sums, products, norms, softmax and pools may do so.
+# What would let z_QK choose its own piece. Sums, products, norms, softmax and pools may do so;
+# max and min are pools unless they take two tensors.
 UNGATED = frozenset({
     "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "logaddexp", "logit", "erf", "erfc",
     "special_erf", "special_erfc", "special_ndtr", "sin", "cos", "tan", "sinc", "sinh", "cosh",
     "asin", "acos", "atan", "arctan", "atan2", "asinh", "acosh", "atanh", "sign", "sgn", "floor",
-    "ceil", "round", "trunc", "frac", "fmod", "remainder", "maximum", "minimum", "fmax", "fmin",
+    "ceil", "round", "trunc", "frac", "fmod", "remainder", "maximum", "minimum", "max", "min",
+    "fmax", "fmin", "copysign",
     "heaviside", "gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__", "hardshrink",
     "softshrink", "glu", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
     "rnn_tanh_cell", "rnn_relu_cell",
@@ -227,7 +229,7 @@ class Gates(nn.Module):
     ) -> Any:
         """What ``function(z, *rest, **options)`` is to give, in this pass."""
         if name in UNGATED:
-            inputs = pytree.tree_leaves((z, rest))
+            inputs = pytree.tree_leaves((z, rest, options))
             if self.doing == "replay" and any(getattr(x, "requires_grad", False) for x in inputs):
                 raise InputError(_cannot_gate(name))
             return function(z, *rest, **options)
@@ -323,9 +325,14 @@ class _Intercept(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         gates = self._gates
-        if name not in _KNOWN or not gates.reached or gates.paused or not args:
+        if name not in _KNOWN or not gates.reached or gates.paused:
             return func(*args, **(kwargs or {}))
-        return gates.call(func, name, args[0], args[1:], dict(kwargs or {}))
+        options = dict(kwargs or {})
+        z, *rest = args or (options.pop("input", None),)
+        other = rest[0] if rest else options.get("other")
+        if name in _EXTREMES and not isinstance(other, Tensor):
+            return func(*args, **(kwargs or {}))  # along an axis: a pool
+        return gates.call(func, name, z, tuple(rest), options)
 
 
 class _Whole(nn.Module):
@@ -368,4 +375,5 @@ def _is_layer(thing: Any) -> bool:
 
 _IN_PLACE = {f"{name}_": name for name in (*PIECEWISE, *SMOOTH)} | {"_threshold": "threshold"}
 _INDICES = frozenset(f"{name}_with_indices" for name in POOLS)
+_EXTREMES = frozenset({"max", "min"})
 _KNOWN = frozenset({*PIECEWISE, *SMOOTH, *POOLS, *UNGATED, *_IN_PLACE, *_INDICES})

@@ -36,6 +36,7 @@ from fedtailor.methods.fedhft import (
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.random import key
+from fedtailor.robust import Robust
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
@@ -616,3 +617,54 @@ def test_more_clusters_than_clients_in_the_warm_up_are_refused() -> None:
     method.check(task, num_clients=8, cohort_size=4, rounds=9)
     with pytest.raises(InputError, match=r"mask_ratio is 1\.0; allowed"):
         FedHFT(mask_ratio=(0.5, 1.0)).check(task, 8, 8, 9)
+
+
+def test_clusters_count_the_clients_that_a_robust_rule_lets_through() -> None:
+    krum = Robust("multi-krum", keep=2)
+    task = Task(linear_backbone(W0), FedHFT(rank=2).adapt)
+    with pytest.raises(InputError, match=r"clusters is 3, more than the 2 clients"):
+        FedHFT(clusters=3, rank=2, robust=krum).check(task, 8, 8, 9)
+    FedHFT(clusters=2, rank=2, robust=krum).check(task, 8, 8, 9)
+
+
+def test_a_warm_up_that_never_ends_is_refused() -> None:
+    task = Task(linear_backbone(W0), FedHFT(rank=2).adapt)
+    with pytest.raises(InputError, match=r"warmup_rounds is 5 and rounds is 5: .* 0 to 4"):
+        FedHFT(rank=2).check(task, 8, 8, rounds=5)
+    FedHFT(rank=2).check(task, 8, 8, rounds=6)
+    FedHFT(rank=2, clusters=1).check(task, 8, 8, rounds=5)
+
+
+def test_components_and_reg_covar_reach_the_clustering() -> None:
+    options = {"default": {}, "fewer": {"components": 1}, "softer": {"reg_covar": 10.0}}
+    certainty = {}
+    for name, fields in options.items():
+        method = FedHFT(clusters=3, rank=2, warmup_rounds=0, **fields)  # type: ignore[arg-type]
+        task = Task(linear_backbone(W0), method.adapt)
+        uploads = grouped_uploads(1.0)
+        uploads["linear.B"] += 0.5 * random.normal(key("scatter"), (6, 4, 2))
+        at = Cohort(tuple(range(6)), torch.ones(6, dtype=torch.float64), 1, key(1))
+        server = method.init_server(task, 6, key(0))
+        p = method.aggregate(task, server, uploads, at)["assignments"]
+        certainty[name] = p.max(1).values.mean().item()
+    assert certainty["default"] > 0.99
+    assert certainty["fewer"] < certainty["default"] - 1e-5
+    assert certainty["softer"] < certainty["default"] - 0.05
+
+
+def test_exact_svd_is_used_where_it_is_chosen() -> None:
+    backbone = linear_backbone(RNG.normal(size=(40, 50)).astype(np.float32))
+    got, best = {}, torch.zeros(())
+    for exact in (False, True):
+        method = FedHFT(clusters=1, rank=2, exact_svd=exact)
+        task = Task(backbone, method.adapt)
+        server = method.init_server(task, 20, key(0))
+        A, B = random.normal(key("A"), (20, 2, 50)), random.normal(key("B"), (20, 40, 2))
+        kept = torch.ones(20, 40, dtype=torch.bool)
+        at = Cohort(tuple(range(20)), torch.ones(20, dtype=torch.float64), 1, key(1))
+        uploads = {"linear.A": A, "linear.B": B, "linear.kept": kept}
+        new = method.aggregate(task, server, uploads, at)
+        got[exact] = (new["linear.B"] @ new["linear.A"])[0]
+        best = tensor(truncated((B @ A).mean(0).double().numpy(), 2))
+    torch.testing.assert_close(got[True], best, atol=1e-5, rtol=1e-4)
+    assert (got[False] - best).norm() > 1e-4 * best.norm()

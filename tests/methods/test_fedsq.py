@@ -154,6 +154,17 @@ def test_it_starts_as_the_pretrained_network(on: str, max_pool: str) -> None:
     assert len(agreement) == (2 if on == "digits" else 3)  # the pooler's tanh, too
 
 
+def test_the_maxima_are_those_of_the_copy_that_is_chosen() -> None:
+    drawn = torch.randn(6, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    logits = {}
+    for max_pool in ("own", "structural"):
+        method = FedSQ(max_pool=max_pool)  # type: ignore[arg-type]
+        task = Task(digits_backbone(), method.adapt)
+        w_QK = {**task.state, "conv.weight": drawn}
+        logits[max_pool] = method.predict(task, w_QK, digits_batch())
+    assert not logits["own"].allclose(logits["structural"], atol=1e-3)
+
+
 def test_the_first_step_is_fedavgs() -> None:
     sgd = Optimiser(lr=0.1)
     batch = digits_batch()

@@ -263,6 +263,35 @@ def test_a_tuple_gives_clients_budgets_in_turn() -> None:
     assert budgets == [int(d * s) for s in (0.5, 0.1, 1.0, 0.5, 0.1)]
 
 
+def test_the_solver_is_the_one_that_is_chosen() -> None:
+    task, _ = start(PFedGate())
+    W = task.model.get_submodule("gate").layout.W  # type: ignore[union-attr]
+    drawn = np.random.default_rng(0)
+    gains = []
+    for _ in range(20):
+        G = drawn.random(len(W))
+        value = {}
+        for solver in ("exact", "greedy"):
+            gates = _Gates(PFedGate(solver=solver), task, "batch")  # type: ignore[arg-type]
+            kept = gates.solve(G, int(0.4 * W.sum()))
+            assert kept @ W <= 0.4 * W.sum()
+            value[solver] = float(kept @ G)
+        gains.append(value["exact"] - value["greedy"])
+    assert min(gains) >= -1e-9
+    assert max(gains) > 0.01
+
+
+def test_the_smallest_sparsity_that_the_message_names_can_be_reached() -> None:
+    weight = np.zeros((20, 5), dtype=np.float32)  # 100 parameters, of which 29 are always kept
+    method = PFedGate(sparsity=0.1, min_sparsity=0.295)
+    task = Task(linear_backbone(weight), method.adapt)
+    with pytest.raises(InputError, match=r"hold 29 of 100 .* that can be is 0\.29$"):
+        method.check(task, 2, 2, 1)
+    method = PFedGate(sparsity=0.29, min_sparsity=0.295)  # 0.29 * 100 < 29 in floating point
+    method.check(task, 2, 2, 1)
+    assert method.init_client(task, 0, key(0))["gate.budget"] == 29
+
+
 def dropped_by(task: Task, state: Params, trained: Params) -> list[tuple[str, int, int, int]]:
     layout = task.model.get_submodule("gate").layout  # type: ignore[union-attr]
     return [p for p in layout.pieces() if not trained["touched"][p[0]]]

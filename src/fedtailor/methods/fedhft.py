@@ -240,10 +240,17 @@ class FedHFT(Method):
         return train_only(model, lambda name: name.startswith(trained))
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if self.clusters > cohort_size:
+        let_through = self.robust.select({"": torch.zeros(cohort_size, 1)})
+        members = cohort_size if let_through is None else len(let_through)
+        if self.clusters > members:
             raise InputError(
-                f"fedhft.clusters is {self.clusters}, more than the {cohort_size} clients that "
-                f"report in a round of the warm-up; allowed: 1 to {cohort_size}, or a larger cohort"
+                f"fedhft.clusters is {self.clusters}, more than the {members} clients that "
+                f"report in a round of the warm-up; allowed: 1 to {members}, or a larger cohort"
+            )
+        if self.clusters > 1 and self.warmup_rounds >= rounds:
+            raise InputError(
+                f"fedhft.warmup_rounds is {self.warmup_rounds} and rounds is {rounds}: the "
+                f"clients would never be clustered; allowed: 0 to {rounds - 1}, or clusters = 1"
             )
         if wrong := [ratio for ratio in self._ratios if not 0 <= ratio < 1]:
             raise InputError(f"fedhft.mask_ratio is {wrong[0]}; allowed: from 0 to below 1")

@@ -96,6 +96,11 @@ def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
     return [first, *(b - a for a, b in pairwise(ends))]
 
 
+def _capacity(s: float, d: int) -> int:
+    """s d, rounded down; 0.29 * 100 is 28.999999999999996 in floating point, and 29."""
+    return math.floor(s * d + 1e-6)
+
+
 def _cut(model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
     sizes = {
         name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
@@ -227,7 +232,7 @@ class PFedGate(Method):
         layout = _gate(task).layout
         least, W = int(layout.W[layout.always].sum()), layout.W[layout.W > 0]
         for s in self._budgets:
-            room = math.floor(s * layout.d)
+            room = _capacity(s, layout.d)
             if room < least:
                 raise InputError(
                     f"sparsity {s} can't be reached: with min_sparsity {self.min_sparsity} the "
@@ -246,7 +251,7 @@ class PFedGate(Method):
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         s = self._budgets[client % len(self._budgets)]
         private = {n: value for n, value in task.state.items() if self.is_private(task, n)}
-        budget = torch.full_like(private["gate.budget"], math.floor(s * _gate(task).layout.d))
+        budget = torch.full_like(private["gate.budget"], _capacity(s, _gate(task).layout.d))
         return {**private, "gate.budget": budget}
 
     def local(
