@@ -14,10 +14,12 @@ from fedtailor.client import client_round
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
 from fedtailor.gating import GatingLayer, Moments, SwitchableNorm
+from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
 from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedgate import PFedGate, _Gates, block_sizes
+from fedtailor.models.cnn import cnn
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.random import key
@@ -536,3 +538,17 @@ def test_there_is_no_global_model() -> None:
     task, _ = start(method)
     assert method.global_state(task, method.init_server(task, 2, key(0))) is None
     assert isinstance(task.model.get_submodule("gate"), GatingLayer)
+
+
+@pytest.mark.parametrize(("s", "paper"), [(0.5, 0.43), (0.3, 0.25)])
+def test_the_papers_network_reaches_the_papers_sparsity(s: float, paper: float) -> None:
+    """Its Table 1 says how much of s is used in the mean; that takes no training."""
+    shapes = cnn((1, 28, 28), 10).parameters()
+    sizes = [size for p in shapes for size in block_sizes(p.numel(), 5, 0.2)]
+    d = sum(sizes)
+    assert d == 2_171_786
+    rng = np.random.default_rng(0)
+    W, always = np.array(sizes), np.arange(len(sizes)) % 5 == 0
+    used = [W[knapsack(rng.random(len(W)), W, int(s * d), always)].sum() / d for _ in range(20)]
+    assert max(used) <= s
+    assert np.mean(used) == pytest.approx(paper, abs=0.03)
