@@ -11,10 +11,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedtailor.data.table import Dataset, Images, Partition, Shares
-from fedtailor.engine import Plan, Round, new_store, rounds
+from fedtailor.engine import Round, new_store, rounds
 from fedtailor.federation import Federation, LocalConfig
 from fedtailor.method import Method
 from fedtailor.params import Params
+from fedtailor.plan import Plan
 from fedtailor.store import Store
 from fedtailor.task import Backbone, Task
 

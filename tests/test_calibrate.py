@@ -13,7 +13,6 @@ import pytest
 
 from fedtailor.calibrate import Candidate, choose, suffixes, try_suffixes
 from fedtailor.cli import main
-from fedtailor.engine import CohortConfig, Plan
 from fedtailor.errors import InputError
 from fedtailor.experiment import load
 from fedtailor.federation import LocalConfig
@@ -21,6 +20,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.optim import Optimiser
+from fedtailor.plan import CohortConfig, Plan
 from tests.small import digits, digits_backbone
 from tests.text import tiny_bert
 

@@ -14,7 +14,7 @@ import torch
 
 from fedtailor import random
 from fedtailor.client import client_round
-from fedtailor.engine import CohortConfig, Plan, Round, new_store, rounds
+from fedtailor.engine import Round, new_store, rounds
 from fedtailor.evaluation import EvaluateConfig
 from fedtailor.executors import EngineConfig
 from fedtailor.federation import LocalConfig, pad_and_stack
@@ -39,6 +39,7 @@ from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
+from fedtailor.plan import CohortConfig, Plan
 from fedtailor.store import Store
 from fedtailor.task import Task
 from tests.small import SIZES, digits_backbone, digits_federation, reseeded

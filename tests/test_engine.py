@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtailor import random
-from fedtailor.engine import CohortConfig, Plan, ScheduleConfig, new_store, rounds
+from fedtailor.engine import new_store, rounds
 from fedtailor.errors import InputError
 from fedtailor.evaluation import EvaluateConfig
 from fedtailor.executors import EngineConfig
@@ -18,6 +18,7 @@ from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, encode
+from fedtailor.plan import CohortConfig, Plan, ScheduleConfig
 from fedtailor.task import Batch, Task
 from tests.small import digits_backbone, digits_federation
 

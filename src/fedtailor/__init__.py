@@ -1,7 +1,7 @@
 """Personalized federated fine-tuning: one pretrained model, fitted to every client."""
 
 from .data import DataConfig, SplitConfig
-from .engine import CohortConfig, Plan, Round, ScheduleConfig, rounds
+from .engine import Round, rounds
 from .errors import InputError
 from .evaluation import EvaluateConfig
 from .executors import EngineConfig
@@ -20,6 +20,7 @@ from .methods.local import Local
 from .methods.pfedgate import PFedGate
 from .models import ModelConfig, from_module
 from .optim import Context, Optimiser, train
+from .plan import CohortConfig, Plan, ScheduleConfig
 from .report import compare
 from .report import write as write_report
 from .robust import Robust

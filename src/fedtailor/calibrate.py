@@ -9,12 +9,13 @@ import numpy as np
 
 from . import random
 from .data.table import Dataset, Indices, Partition, Shares
-from .engine import CohortConfig, Plan, rounds
+from .engine import rounds
 from .errors import InputError
 from .federation import Federation
 from .method import Method
 from .params import count
 from .parts import units
+from .plan import CohortConfig, Plan
 from .task import Backbone, Task
 
 

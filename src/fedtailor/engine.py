@@ -10,80 +10,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from . import random
 from .client import client_round
 from .costs import Costs, measure, wire_bytes
 from .errors import DivergedError, InputError
-from .evaluation import EvaluateConfig, Evaluation, evaluate_each, evaluate_one
+from .evaluation import Evaluation, evaluate_each, evaluate_one
 from .executors import EngineConfig, Job, UploadStack, execute
-from .federation import Federation, LocalConfig
+from .federation import Federation
 from .method import Cohort, Method, Server
 from .optim import Context
 from .params import Params, prefixed, same_tensors, stack
+from .plan import Plan
 from .precomputed import Precomputed
 from .store import Store
 from .task import Batch, Task
 
 _OBSERVED = 64  # validation examples of a client that a method is shown for its figures
-
-
-@dataclass(frozen=True)
-class CohortConfig:
-    """Who takes part in a round: a ``fraction`` of the clients, or ``size`` of them."""
-
-    fraction: Annotated[float, Gt(0), Le(1)] = 1.0
-    size: Annotated[int, Gt(0)] | None = None  # instead of fraction
-    novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
-
-    def count(self, num_clients: int) -> int:
-        """The cohort's size, at least 1, of ``num_clients`` that take part."""
-        wanted = self.size if self.size is not None else round(self.fraction * num_clients)
-        return max(1, min(wanted, num_clients))
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """The factor on every learning rate, by round: from 1 towards ``final``, after a warm-up.
-
-    The round after the last would have ``final``, so that the last one still trains.
-    """
-
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    final: Annotated[float, Ge(0), Le(1)] = 0.0
-    warmup_rounds: Annotated[int, Ge(0)] = 0
-
-    def factor(self, round_: int, rounds: int) -> float:
-        """For round ``round_`` of ``rounds`` (the first is 1).
-
-        >>> [ScheduleConfig("linear").factor(t, 4) for t in (1, 2, 3, 4)]
-        [1.0, 0.75, 0.5, 0.25]
-        """
-        if round_ <= self.warmup_rounds:
-            return round_ / (self.warmup_rounds + 1)
-        if self.name == "constant":
-            return 1.0
-        passed = (round_ - self.warmup_rounds - 1) / (rounds - self.warmup_rounds)
-        down = passed if self.name == "linear" else (1 - math.cos(math.pi * passed)) / 2
-        return 1.0 - (1.0 - self.final) * down
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything of a run but its data, model and method."""
-
-    rounds: int
-    local: LocalConfig = LocalConfig()
-    cohort: CohortConfig = CohortConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    engine: EngineConfig = EngineConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from annotated_types import Ge, Gt, Lt, MinLen
 from pydantic import TypeAdapter, ValidationError
 
 from .data.config import DataConfig, SplitConfig
-from .engine import CohortConfig, Plan, ScheduleConfig
 from .errors import InputError, unknown
 from .evaluation import EvaluateConfig
 from .executors import EngineConfig
@@ -23,6 +22,7 @@ from .federation import LocalConfig
 from .method import Method
 from .methods import METHODS
 from .models.config import ModelConfig
+from .plan import CohortConfig, Plan, ScheduleConfig
 
 T = TypeVar("T")
 

@@ -10,11 +10,12 @@ from tests.golden import Linear, X, Y, logit_gradient, one_round
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 from torch import Tensor, nn
 
-from fedtailor.engine import CohortConfig, Plan, rounds
+from fedtailor.engine import rounds
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.optim import Optimiser
+from fedtailor.plan import CohortConfig, Plan
 from fedtailor.random import key
 from fedtailor.task import Backbone, Task
 

@@ -16,7 +16,7 @@ from fedtailor import random
 from fedtailor.client import client_round
 from fedtailor.costs import wire_bytes
 from fedtailor.data.table import Partition, Shares
-from fedtailor.engine import CohortConfig, Plan, rounds
+from fedtailor.engine import rounds
 from fedtailor.errors import InputError
 from fedtailor.evaluation import EvaluateConfig
 from fedtailor.executors import EngineConfig
@@ -35,6 +35,7 @@ from fedtailor.methods.fedhft import (
 )
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
+from fedtailor.plan import CohortConfig, Plan
 from fedtailor.random import key
 from fedtailor.robust import Robust
 from fedtailor.task import Backbone, Batch, Task

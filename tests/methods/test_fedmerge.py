@@ -16,7 +16,7 @@ from tests.small import digits_backbone, digits_federation
 from tests.text import tiny_bert
 
 from fedtailor.client import client_round
-from fedtailor.engine import CohortConfig, Plan, rounds
+from fedtailor.engine import rounds
 from fedtailor.errors import InputError
 from fedtailor.executors import EngineConfig
 from fedtailor.federation import LocalConfig
@@ -25,6 +25,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedmerge import FedMerge, merge, merge_backward
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
+from fedtailor.plan import CohortConfig, Plan
 from fedtailor.random import key
 from fedtailor.task import Task
 

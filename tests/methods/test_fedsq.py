@@ -18,7 +18,7 @@ from tests.text import tiny_bert, topics_federation
 from torch import Tensor, nn
 
 from fedtailor.client import client_round
-from fedtailor.engine import Plan, Round, rounds
+from fedtailor.engine import Round, rounds
 from fedtailor.errors import InputError
 from fedtailor.executors import EngineConfig
 from fedtailor.experiment import parse
@@ -29,6 +29,7 @@ from fedtailor.methods.fedsq import FedSQ
 from fedtailor.models import from_module
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, prefixed, stack
+from fedtailor.plan import Plan
 from fedtailor.random import key
 from fedtailor.run import run
 from fedtailor.task import CACHED, Backbone, Batch, Task
