@@ -134,3 +134,16 @@ def test_another_loss_is_minimised_instead() -> None:
     torch.testing.assert_close(trained["head.weight"], 0.5 * task.state["head.weight"])
     torch.testing.assert_close(loss, task.state["head.weight"].square().sum())
     assert trained["conv.weight"].equal(task.state["conv.weight"])
+
+
+def test_padding_steps_between_two_passes_change_nothing() -> None:
+    task = Task(digits_backbone())
+    weighted = {**BATCH, "weight": torch.ones(6)}
+    padding = {name: torch.zeros_like(value) for name, value in weighted.items()}
+    sgd = Optimiser("sgd", lr=0.1, momentum=0.9)
+
+    def after(steps: list[Batch]) -> Params:
+        return train(task, task.state, steps, Context(random.key(0)), sgd)[0]
+
+    plain, padded = after([weighted, weighted] * 2), after([weighted, weighted, padding] * 2)
+    assert all(plain[name].equal(padded[name]) for name in plain)

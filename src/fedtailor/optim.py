@@ -125,8 +125,9 @@ def train(
     vector = flat(theta)
     memory = optimiser.start(vector)
     losses, active = [], []
-    for number, batch in enumerate(steps):
-        key = random.fold_in(context.key, number)
+    taken: int | Tensor = 0  # real steps so far: the keys of a second pass don't see padding either
+    for batch in steps:
+        key = random.fold_in(context.key, taken)
         gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
         new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)
         if mask is not None:
@@ -136,6 +137,7 @@ def train(
         real = _is_real(batch, value)
         active.append(real)
         losses.append(torch.where(real, value, 0.0))
+        taken = taken + (real.long() if "weight" in batch else 1)
         if "weight" in batch:
             vector = torch.where(real, new_vector, vector)
             memory = tuple(torch.where(real, n, o) for n, o in zip(new_memory, memory, strict=True))
