@@ -24,6 +24,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
+from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.pfedgate import PFedGate
@@ -64,6 +65,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "fedper, private LoRA": FedPer(private=("*.lora_B",), trainable="lora"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

@@ -7,6 +7,7 @@ from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
+from .fedper import FedPer
 from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "fedper": FedPer,
 }
