@@ -9,6 +9,7 @@ from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedper import FedPer
 from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .local import Local
@@ -25,4 +26,5 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "fedper": FedPer,
+    "fedrep": FedRep,
 }
