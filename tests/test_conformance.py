@@ -22,6 +22,7 @@ from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedper import FedPer
@@ -66,6 +67,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedper, private LoRA": FedPer(private=("*.lora_B",), trainable="lora"),
+    "fedbabu, LoRA": FedBABU(trainable="lora", finetune="all", finetune_passes=1),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

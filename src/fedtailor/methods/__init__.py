@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedbabu import FedBABU
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedper import FedPer
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsq": FedSQ,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedbabu": FedBABU,
 }
