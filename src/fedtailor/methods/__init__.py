@@ -13,6 +13,7 @@ from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbabu": FedBABU,
+    "lg-fedavg": LGFedAvg,
 }
