@@ -21,6 +21,7 @@ from fedtailor.federation import LocalConfig, pad_and_stack
 from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.methods.fedala import FedALA
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.fedhft import FedHFT
@@ -68,6 +69,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedper, private LoRA": FedPer(private=("*.lora_B",), trainable="lora"),
     "fedbabu, LoRA": FedBABU(trainable="lora", finetune="all", finetune_passes=1),
+    "fedala, LoRA": FedALA(trainable="lora", mixed_layers=2),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..method import Method
+from .fedala import FedALA
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedbabu import FedBABU
@@ -31,4 +32,5 @@ METHODS: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "fedbabu": FedBABU,
     "lg-fedavg": LGFedAvg,
+    "fedala": FedALA,
 }
