@@ -49,6 +49,34 @@ def softmax_gradient(
     return logit_gradient(x @ w.T, y).T @ x
 
 
+class TwoLayers(nn.Module):
+    """Logits V U x: a body and a head."""
+
+    def __init__(self, body: NDArray[np.float32], head: NDArray[np.float32]) -> None:
+        super().__init__()
+        self.body, self.head = (
+            nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in (body, head)
+        )
+        self.body.weight = nn.Parameter(torch.tensor(body))
+        self.head.weight = nn.Parameter(torch.tensor(head))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def two_layer_backbone(body: NDArray[np.float32], head: NDArray[np.float32]) -> Backbone:
+    """A body (one block) and the task head."""
+    return Backbone(TwoLayers(body, head), blocks=(("body",),), head=("head",))
+
+
+def two_layer_gradients(
+    U: NDArray[np.float64], V: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """d(mean cross-entropy of V U x) / d(U, V)."""
+    g = logit_gradient(x @ U.T @ V.T, y)
+    return (g @ V).T @ x, g.T @ (x @ U.T)
+
+
 X = [np.array([[1.0, 2.0]]), np.array([[-1.0, 0.5], [0.0, 1.0], [2.0, 2.0]])]
 Y = [np.array([0]), np.array([1, 0, 1])]  # of two clients, with one and with three examples
 SIZES = torch.tensor([1.0, 3.0], dtype=torch.float64)

@@ -23,11 +23,14 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.apfl import APFL
 from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedala import FedALA
 from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
+from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsa_lora import FedSALoRA
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
@@ -86,6 +89,9 @@ VARIANTS: dict[str, Method] = {
     "scaffold, option I": Scaffold(variates="gradient", optimiser=Optimiser(momentum=0.5)),
     "fedalt, fixed": FedALT(mixing="fixed", weight=0.7),
     "feddpa, F": FedDPA(form="F", weighting="fixed"),
+    "fedper, private LoRA": FedPer(private=("*.lora_B",), trainable="lora"),
+    "fedbabu, LoRA": FedBABU(trainable="lora", finetune="all", finetune_passes=1),
+    "fedala, LoRA": FedALA(trainable="lora", mixed_layers=2),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

@@ -1,10 +1,22 @@
 """Parts of a model, by name."""
 
+import gc
+import weakref
+
 import pytest
 from torch import nn
 
 from fedtailor.errors import InputError
-from fedtailor.parts import candidates, in_norm, matching, require_blocks, train_layers, units
+from fedtailor.layers import choose_trainable
+from fedtailor.parts import (
+    candidates,
+    check_split,
+    in_norm,
+    matching,
+    require_blocks,
+    train_layers,
+    units,
+)
 from fedtailor.task import Backbone, Task
 from tests.small import digits_backbone
 from tests.text import tiny_bert
@@ -61,6 +73,31 @@ def test_private_parts_are_chosen_by_pattern_or_are_the_head() -> None:
         matching(task, ("head", "haed"))
     with pytest.raises(InputError, match="no recognised task head"):
         matching(Task(Backbone(nn.Linear(2, 2))), ())
+    assert not any(matching(task, None)(name) for name in task.state)
+
+
+def test_a_part_is_remembered_by_model_and_no_longer_than_it() -> None:
+    two, other = Task(Backbone(nn.Sequential(nn.Linear(2, 2)))), Task(digits_backbone())
+    assert matching(two, ("0",)) is matching(two, ("0",))
+    assert matching(two, ("0",)) is not matching(two, ("*",))
+    assert matching(other, ("*",)) is not matching(two, ("*",))
+    gone = weakref.ref(two)
+    del two
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_split_leaves_something_on_both_sides() -> None:
+    task = Task(digits_backbone())
+    for patterns in ((), ("conv", "norm"), None):
+        check_split(task, "private", patterns)
+    with pytest.raises(InputError, match=r"^private = \['\*'\]: all of what is trained; .* part"):
+        check_split(task, "private", ("*",))
+    with pytest.raises(InputError, match=r"^shared = \['dropout'\]: nothing of what is trained"):
+        check_split(task, "shared", ("dropout",))
+    head_alone = Task(digits_backbone(), lambda b: choose_trainable(b, "head", 8, 16.0))
+    with pytest.raises(InputError, match=r"^private = the task head: all of what is trained"):
+        check_split(head_alone, "private", ())
 
 
 def test_normalisations_are_known_with_their_statistics() -> None:

@@ -125,9 +125,9 @@ def train(
     vector = flat(theta)
     memory = optimiser.start(vector)
     losses, active = [], []
-    number: Tensor | int = 0  # of a real step: padding between two passes must not shift keys
+    taken: int | Tensor = 0  # real steps so far: padding before a second pass shifts no keys
     for batch in steps:
-        key = random.fold_in(context.key, number)
+        key = random.fold_in(context.key, taken)
         gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
         new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)
         if mask is not None:
@@ -136,8 +136,8 @@ def train(
             new_memory = _where(moves, new_memory, memory)
         real = _is_real(batch, value)
         active.append(real)
-        number = number + real
         losses.append(torch.where(real, value, 0.0))
+        taken = taken + (real.long() if "weight" in batch else 1)
         if "weight" in batch:
             vector = torch.where(real, new_vector, vector)
             memory = tuple(torch.where(real, n, o) for n, o in zip(new_memory, memory, strict=True))

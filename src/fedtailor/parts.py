@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -12,6 +13,10 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     from .task import Backbone, Task
+
+# by task and patterns, for as long as the task lives
+_MATCHING: WeakKeyDictionary[Task, dict[tuple[str, ...] | None, Callable[[str], bool]]]
+_MATCHING = WeakKeyDictionary()
 
 
 def train_only(model: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
@@ -111,13 +116,23 @@ def candidates(model: nn.Module) -> list[str]:
     )
 
 
-def matching(task: Task, patterns: Sequence[str]) -> Callable[[str], bool]:
+def matching(task: Task, patterns: Sequence[str] | None) -> Callable[[str], bool]:
     """Whether a state's name belongs to a module whose path matches one of ``patterns``, or to one
-    inside it; (): whether it belongs to the task head.
+    inside it; (): whether it belongs to the task head; None: never.
 
     Raises:
         InputError: a pattern that no module of the model matches; no known head for ().
     """
+    asked = None if patterns is None else tuple(patterns)
+    known = _MATCHING.setdefault(task, {})  # it is asked for every name of every state
+    if asked not in known:
+        known[asked] = _matching(task, asked)
+    return known[asked]
+
+
+def _matching(task: Task, patterns: tuple[str, ...] | None) -> Callable[[str], bool]:
+    if patterns is None:
+        return lambda name: False
     paths = tuple(path for path, _ in task.model.named_modules() if path)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
@@ -133,6 +148,21 @@ def matching(task: Task, patterns: Sequence[str]) -> Callable[[str], bool]:
     chosen = [p for p in paths if any(fnmatchcase(p, pattern) for pattern in patterns)]
     prefixes = tuple(f"{path}." for path in (chosen if patterns else task.backbone.head))
     return lambda name: name.startswith(prefixes)
+
+
+def check_split(task: Task, field: str, patterns: tuple[str, ...] | None) -> None:
+    """Check a method's ``field`` that cuts what is trained in two, by `matching`'s ``patterns``.
+
+    Raises:
+        InputError: as `matching`; all that is trained is inside the part, or all is outside it,
+            unless that is said by None.
+    """
+    inside = {name for name in task.trained if matching(task, patterns)(name)}
+    if patterns is None or (inside and inside < task.trained):
+        return
+    found = "all" if inside else "nothing"
+    part = list(patterns) if patterns else "the task head"
+    raise InputError(f"{field} = {part}: {found} of what is trained; allowed: a part of it")
 
 
 def in_norm(task: Task) -> Callable[[str], bool]:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from ..method import Method
 from .apfl import APFL
 from .ditto import Ditto
+from .fedala import FedALA
 from .fedalt import FedALT
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedavgm import FedAvgM
+from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .feddpa import FedDPA
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .fedper import FedPer
 from .fedprox import FedProx
+from .fedrep import FedRep
 from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .flexlora import FlexLoRA
 from .flora import FLoRA
 from .hetlora import HetLoRA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lora_fair import LoRAFAIR
 from .per_fedavg import PerFedAvg
@@ -55,4 +60,9 @@ METHODS: dict[str, type[Method]] = {
     "pfedme": PFedMe,
     "apfl": APFL,
     "per-fedavg": PerFedAvg,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "lg-fedavg": LGFedAvg,
+    "fedala": FedALA,
 }

@@ -1,0 +1,160 @@
+"""FedALA: every client mixes the received model into its own, by a learned weight an element.
+
+FedALA: Adaptive Local Aggregation for Personalized Federated Learning. J. Zhang, Y. Hua, H. Wang,
+T. Song, Z. Xue, R. Ma, H. Guan. AAAI 2023.
+
+Theta: the received model; Theta_k: client k's own, as it left it; W_k: weights in [0, 1], at first
+1, for the uppermost p layers. The layers below are overwritten.
+    Theta^ = Theta_k + (Theta - Theta_k) * [1; W_k]                             (4)
+    W_k    <- clip(W_k - eta grad_W l_k(Theta^), 0, 1), on a sample of its data (5)
+    client k:  Theta_k <- Theta^ - alpha grad l_k(Theta^), step by step         (Algorithm 1)
+    server:    Theta   <- sum_k (n_k / n) Theta_k
+
+In use, and in the evaluation: Theta^ of the last Theta, its weights learned once more. In round 1
+Theta_k = Theta, so that what is received is taken whatever W_k is.
+
+Differs from the paper:
+- In round 2 the paper trains W_k until the loss settles; here for ``start_passes`` passes. A client
+  that first comes later has no longer start; its own model is then the first one, as in the paper.
+- The sample is a share of the round's batches, which are shuffled, not of the examples.
+- A layer is one item of a list of layers, or a module beside such a list, with its norm; layers
+  that are not trained don't count. Running statistics are always the received ones.
+- n is the number of examples of the round's cohort. The change of the model is sent.
+- Beyond its abstract the paper was not at hand; the equations' numbers and the defaults of p, eta
+  and the sample are from memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor, nn
+
+from .. import random
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, real_steps, train
+from ..params import Params, add, flat, subtract, unflat, weighted_sum
+from ..parts import units
+from ..task import Backbone, Batch, Task
+
+_OWN = "fedala.own"  # Theta_k of the mixed layers [P]
+_WEIGHTS = "fedala.weights"  # W_k [P]
+
+
+@dataclass(frozen=True)
+class FedALA(Method):
+    """FedAvg whose clients start from a mix of the received model and their own in the upper
+    ``mixed_layers`` (p); what is trained is chosen as in FedAvg. ``eta`` is the weights' rate."""
+
+    name: ClassVar[str] = "fedala"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+        "Zhang, Hua, Wang, Song, Xue, Ma, Guan",
+        2023,
+        "AAAI",
+        "Theta^ = Theta_k + (Theta - Theta_k) * W_k, W_k <- clip(W_k - eta grad_W l_k(Theta^)); "
+        "Theta_k <- Theta^ - alpha grad l_k; Theta <- sum_k (n_k / n) Theta_k",
+    )
+
+    mixed_layers: Annotated[int, Gt(0)] = 1
+    eta: Annotated[float, Ge(0)] = 1.0
+    sample: Annotated[float, Gt(0), Le(1)] = 0.8  # of a round's batches, for the weights
+    start_passes: Annotated[int, Gt(0)] = 10  # over the sample in round 2; later: 1
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        layers = trained_layers(task)
+        if self.mixed_layers > len(layers):
+            raise InputError(
+                f"fedala: mixed_layers = {self.mixed_layers}; allowed: 1 to {len(layers)}, the "
+                f"layers of {task.backbone.name!r} that are trained"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name in (_OWN, _WEIGHTS)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        own = flat(self._mixed(task, task.state))
+        return {_OWN: own, _WEIGHTS: torch.ones_like(own)}
+
+    def _mixed(self, task: Task, state: Params) -> Params:
+        """The part of a state that is mixed: the uppermost p of the layers that are trained."""
+        upper = trained_layers(task)[-self.mixed_layers :]
+        return {name: state[name] for layer in upper for name in layer}
+
+    def _mix(self, task: Task, state: Params, W: Tensor) -> Params:
+        """Equation 4: a state of the task, the received one where W = 1."""
+        received = {name: state[name] for name in task.state}
+        Theta = self._mixed(task, received)
+        return {**received, **unflat(torch.lerp(state[_OWN], flat(Theta), W), Theta)}
+
+    def _learn(
+        self, task: Task, state: Params, steps: Sequence[Batch], passes: int, context: Context
+    ) -> Tensor:
+        """Equation 5, step by step: the weights W ``[P]``."""
+
+        def loss(W: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            return task.loss(self._mix(task, state, W), batch, key)
+
+        gradient = torch.func.grad(loss, has_aux=True)
+        W = state[_WEIGHTS]
+        # of the client's own batches: padding steps, which come last, don't add to the sample
+        taken = self.sample * torch.as_tensor(real_steps(steps), device=W.device).double()
+        for turn in range(passes):
+            for number, batch in enumerate(steps[: math.ceil(self.sample * len(steps))]):
+                key = random.fold_in(random.fold_in(context.key, turn), number)
+                g, _ = gradient(W, batch, key)
+                W = torch.where(number < taken, (W - self.eta * g).clamp(0, 1), W)
+        return W
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        passes = self.start_passes if context.round == 2 else 1
+        W = self._learn(task, state, steps, passes, context.phase(1))
+        trained, loss = train(task, self._mix(task, state, W), steps, context, self.optimiser)
+        return {**trained, _OWN: flat(self._mixed(task, trained)), _WEIGHTS: W}, loss
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        return subtract(trained, received)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return add(server, weighted_sum(uploads, cohort.shares))
+
+    @property
+    def personal_passes(self) -> int:
+        return 1
+
+    def personalise(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        return self._mix(task, state, self._learn(task, state, steps, 1, context.phase(1)))
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors({name: state[name] for name in task.state}, self.alpha / self.rank)
+
+
+def trained_layers(task: Task) -> list[list[str]]:
+    """The names that are trained, layer by layer (`units`), from the input up."""
+    prefixes = [tuple(f"{path}." for path in unit) for unit in units(task.model)]
+    names = sorted(task.trained)
+    found = [[name for name in names if name.startswith(layer)] for layer in prefixes]
+    return [layer for layer in found if layer]

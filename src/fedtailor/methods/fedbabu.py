@@ -1,0 +1,106 @@
+"""FedBABU: the head stays as drawn while the body is trained; clients fine-tune in the end.
+
+FedBABU: Toward Enhanced Representation for Federated Image Classification. J. Oh, S. Kim, S. Yun.
+ICLR 2022.
+
+theta_ext: the body; theta_cls: the head, never changed in training.            (Algorithm 1)
+    client k:   theta_ext,k <- theta_ext - eta grad_ext l_k(theta_ext, theta_cls)
+    server:     theta_ext   <- sum_k (n_k / n) theta_ext,k
+    evaluation: the head, the body or both <- some more steps on the client's data, thrown away
+
+Differs from the paper:
+- The head is not sent: everybody has it from the start.
+- The abstract fine-tunes the head, which is the default; the paper also compares body and both.
+  ``finetune_passes`` counts rounds' worth of local data.
+- n is the number of examples of the round's cohort.
+- The frozen head is the one that the model comes with; the paper's is drawn at random, as that of
+  a pretrained backbone for a new task is.
+- Beyond its abstract the paper was not at hand; the algorithm's number and the five epochs of
+  fine-tuning are from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, split, weighted_sum
+from ..parts import check_split, matching
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedBABU(Method):
+    """FedAvg of the body under a ``frozen`` head; what is trained is chosen as in FedAvg. Before a
+    client uses it, it fine-tunes the part ``finetune``."""
+
+    name: ClassVar[str] = "fedbabu"
+    family: ClassVar[str] = "split"
+    paper: ClassVar[Paper] = Paper(
+        "FedBABU: Toward Enhanced Representation for Federated Image Classification",
+        "Oh, Kim, Yun",
+        2022,
+        "ICLR",
+        "ext_k <- ext - eta grad_ext l_k(ext, cls); ext <- sum_k (n_k / n) ext_k; "
+        "in use: cls_k = cls - eta grad_cls l_k(ext, cls), for some steps",
+    )
+
+    frozen: tuple[str, ...] = ()  # patterns of module paths: the part theta_cls; (): the head
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+    finetune: Literal["head", "body", "all"] = "head"
+    finetune_passes: Annotated[int, Gt(0)] = 5
+    finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        check_split(task, "frozen", self.frozen)
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        return split(task.state, matching(task, self.frozen))[1]
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        # what a state doesn't name, the head, the forward pass takes from the model as it began
+        return train(task, state, steps, context, self.optimiser)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    @property
+    def personal_passes(self) -> int:
+        return self.finetune_passes
+
+    def personalise(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> Params:
+        head = matching(task, self.frozen)
+        rate = self.finetune_lr * self.optimiser.lr
+
+        def chosen(name: str) -> bool:
+            return self.finetune == "all" or head(name) == (self.finetune == "head")
+
+        whole, optimiser = {**task.state, **state}, self.optimiser
+        return train(task, whole, steps, context, optimiser, only=chosen, lr=lambda name: rate)[0]
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return {**task.state, **server}
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)

@@ -1,0 +1,77 @@
+"""FedPer: the head of every client's model stays with it; the rest is shared, as in FedAvg.
+
+Federated Learning with Personalization Layers. M. G. Arivazhagan, V. Aggarwal, A. K. Singh,
+S. Choudhary. arXiv 1912.00818, 2019.
+
+W_B: the base layers, shared; W_Pk: client k's personalization layers.
+    client k:  (W_Bk, W_Pk) <- SGD(W_B, W_Pk) over its batches, both together  (Algorithm 2)
+    server:    W_B <- sum_k (n_k / n) W_Bk                                     (Algorithm 1)
+
+Differs from the paper:
+- All W_Pk start from the model's own head; the paper draws each at random.
+- n is the number of examples of the round's cohort; in the paper all clients take part.
+- ``private`` may name any part, not only the uppermost layers. Running statistics go with their
+  layer.
+- The paper was not at hand; the algorithms' numbers are from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..parts import check_split, matching
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """FedAvg of all but the ``private`` part (W_P); what is trained is chosen as in FedAvg."""
+
+    name: ClassVar[str] = "fedper"
+    family: ClassVar[str] = "split"
+    paper: ClassVar[Paper] = Paper(
+        "Federated Learning with Personalization Layers",
+        "Arivazhagan, Aggarwal, Singh, Choudhary",
+        2019,
+        "arXiv 1912.00818",
+        "(W_Bk, W_Pk) <- SGD(W_B, W_Pk); W_B <- sum_k (n_k / n) W_Bk",
+    )
+
+    private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        check_split(task, "private", self.private)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return matching(task, self.private)(name)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)

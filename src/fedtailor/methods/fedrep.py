@@ -1,0 +1,87 @@
+"""FedRep: every client first fits its own head to the shared body, then the body to that head.
+
+Exploiting Shared Representations for Personalized Federated Learning. L. Collins, H. Hassani,
+A. Mokhtari, S. Shakkottai. ICML 2021.
+
+phi: the representation, shared; h_k: client k's head.                          (Algorithm 1)
+    client k:  h_k   <- GRD(f_k(h_k, phi), h_k, alpha)      tau_h times, phi as received
+               phi_k <- GRD(f_k(h_k, phi_k), phi_k, alpha)  tau_phi times, h_k as it is now
+    server:    phi   <- mean of the phi_k
+
+Differs from the paper:
+- The server weighs clients by their examples, as FedAvg does; the paper takes the plain mean.
+- tau_h and tau_phi are passes over the round's batches. Ten for the head are the paper's; for the
+  body it takes one or five, by data set, which `local` says here.
+- All h_k start from the model's own head.
+- In both trainings batch normalisation uses each batch's statistics and moves the running ones, of
+  the part that stands still, too.
+- The momentum of the paper's experiments is not a default.
+- The paper was not at hand; the algorithm's number and the numbers of passes are from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..parts import check_split, matching
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """Private heads (``private``, h), trained alone for ``head_passes`` (tau_h) before the body;
+    what is trained is chosen as in FedAvg."""
+
+    name: ClassVar[str] = "fedrep"
+    family: ClassVar[str] = "split"
+    paper: ClassVar[Paper] = Paper(
+        "Exploiting Shared Representations for Personalized Federated Learning",
+        "Collins, Hassani, Mokhtari, Shakkottai",
+        2021,
+        "ICML",
+        "h_k <- h_k - alpha grad_h f_k(h_k, phi); phi_k <- phi - alpha grad_phi f_k(h_k, phi); "
+        "phi <- sum_k (n_k / n) phi_k",
+    )
+
+    private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
+    head_passes: Annotated[int, Gt(0)] = 10  # over the round's batches
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        check_split(task, "private", self.private)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return matching(task, self.private)(name)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        head = matching(task, self.private)
+        first = list(steps) * self.head_passes
+        state, _ = train(task, state, first, context.phase(1), self.optimiser, only=head)
+        return train(task, state, steps, context, self.optimiser, only=lambda name: not head(name))
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)

@@ -1,0 +1,80 @@
+"""LG-FedAvg: every client has its own representation below one shared head.
+
+Think Locally, Act Globally: Federated Learning with Local and Global Representations. P. P. Liang,
+T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency.
+arXiv 2001.01523, 2020.
+
+theta_l: client k's local layers; theta_g: the global ones above them.          (Algorithm 1)
+    client k:  theta_lk <- theta_lk - eta grad_l l_k(theta_lk, theta_gk)
+               theta_gk <- theta_gk - eta grad_g l_k(theta_lk, theta_gk), in the same step
+    server:    theta_g  <- sum_k (n_k / n) theta_gk
+
+Differs from the paper:
+- The local representations are trained by the task's loss alone, without the self-supervised and
+  the fair (adversarial) losses that the paper offers beside it.
+- No global model: the paper lets all local ones vote on data that belong to nobody.
+- Training starts from the model as it is; the paper's experiments start from FedAvg's.
+- n is the number of examples of the round's cohort. Running statistics go with their layer.
+- The paper was not at hand; the algorithm's number and the start from FedAvg are from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..parts import check_split, matching
+from ..task import Backbone, Batch, Task
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    """FedAvg of the ``shared`` part (theta_g) alone; what is trained is chosen as in FedAvg."""
+
+    name: ClassVar[str] = "lg-fedavg"
+    family: ClassVar[str] = "split"
+    paper: ClassVar[Paper] = Paper(
+        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+        "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency",
+        2020,
+        "arXiv 2001.01523",
+        "(theta_lk, theta_gk) <- SGD(theta_lk, theta_g); theta_g <- sum_k (n_k / n) theta_gk",
+    )
+
+    shared: tuple[str, ...] = ()  # patterns of module paths; (): the head
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        check_split(task, "shared", self.shared)
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return not matching(task, self.shared)(name)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        return train(task, state, steps, context, self.optimiser)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
