@@ -9,6 +9,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,11 +27,12 @@ from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
-from fedtailor.task import Task
+from fedtailor.task import Batch, Task
 from tests.small import SIZES, digits_backbone, digits_federation, reseeded
 from tests.text import tiny_bert, topics_federation
 
@@ -64,6 +66,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "ifca, gradients of LoRA": IFCA(clusters=4, averaging="gradients", trainable="lora"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 
@@ -75,6 +78,18 @@ pytestmark = [pytest.mark.parametrize("on", BACKBONES)]
 def make(name: str, on: str, seed: int = 0) -> tuple[Method, Task]:
     method = CASES[name]
     return method, Task(BACKBONES[on], method.adapt, seed=seed)
+
+
+@functools.cache
+def public_of(on: str) -> Batch:
+    public = FEDERATIONS[on].public
+    assert public is not None
+    return public.batch(np.arange(public.num_train))
+
+
+def context_of(on: str, number: int) -> Context:
+    """What a client is told, with random numbers of its own."""
+    return Context(random.key(number), public=public_of(on))
 
 
 @functools.cache  # several tests look at the same run; none changes it
@@ -128,7 +143,7 @@ def test_padding_is_invisible(name: str, on: str) -> None:
     steps = [list(federation.steps(k, 1, LocalConfig(batch_size=8))) for k in (4, 2)]
     padded = [row(batch, 0) for batch in pad_and_stack(steps)]
     assert len(padded) > len(steps[0])
-    context = Context(random.key(1))
+    context = context_of(on, 1)
     plain = client_round(method, task, received, private, steps[0], context)
     other = client_round(method, task, received, private, padded, context)
     assert_close(plain[0], other[0], 2e-5)
@@ -145,9 +160,7 @@ def test_nothing_private_is_sent(name: str, on: str) -> None:
     steps = list(federation.steps(0, 1, PLAN.local))
     for _ in range(2):
         received = method.send(task, server, 0)
-        upload, private, _ = client_round(
-            method, task, received, private, steps, Context(random.key(1))
-        )
+        upload, private, _ = client_round(method, task, received, private, steps, context_of(on, 1))
         sent = encode(method.pack(task, upload))
         assert not any(method.is_private(task, key) for key in decode(sent))
         assert not any(method.is_private(task, key) for key in decode(encode(received)))
@@ -164,7 +177,7 @@ def test_what_travels_packed_arrives_whole(name: str, on: str) -> None:
         received = method.send(task, server, client)
         private = method.init_client(task, client, random.key(client))
         steps = list(FEDERATIONS[on].steps(client, 1, PLAN.local))
-        context = Context(random.key(client))
+        context = context_of(on, client)
         upload, _, _ = client_round(method, task, received, private, steps, context)
         arrived = method.unpack(task, decode(encode(method.pack(task, upload))))
         assert_close(arrived, upload, 0.0)
@@ -261,10 +274,9 @@ def test_every_client_is_evaluated_on_its_own_examples(name: str, on: str) -> No
 def test_costs_count_what_is_exchanged(name: str, on: str) -> None:
     last, _ = finish(name, on)
     method, task = make(name, on)
-    server = method.init_server(task, 5, random.key(0))
     private = sum(value.numel() for value in method.init_client(task, 0, random.key(0)).values())
     assert last.costs.private == private
-    received = [method.send(task, server, client) for client in last.cohort.clients]
+    received = [method.send(task, last.server, client) for client in last.cohort.clients]
     down = [len(encode(state)) if state else 0 for state in received]
     assert sum(last.costs.down.values()) in down
     assert last.bytes_down == sum(down)

@@ -10,6 +10,7 @@ from .fedmerge import FedMerge
 from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .ifca import IFCA
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -23,4 +24,5 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "ifca": IFCA,
 }
