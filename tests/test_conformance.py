@@ -23,6 +23,7 @@ from fedtailor.history import RunFolder
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedem import FedEM
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
@@ -66,6 +67,7 @@ VARIANTS: dict[str, Method] = {
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
+    "fedem, LoRA": FedEM(components=2, trainable="lora"),
     "ifca, gradients of LoRA": IFCA(clusters=4, averaging="gradients", trainable="lora"),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

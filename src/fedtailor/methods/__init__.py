@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedem import FedEM
 from .fedhft import FedHFT
 from .fedmerge import FedMerge
 from .fedprox import FedProx
@@ -25,4 +26,5 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "ifca": IFCA,
+    "fedem": FedEM,
 }
