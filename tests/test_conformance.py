@@ -30,6 +30,7 @@ from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.pfedgate import PFedGate
+from fedtailor.methods.pfedmoe import PFedMoE
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.store import Store
@@ -69,6 +70,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedem, LoRA": FedEM(components=2, trainable="lora"),
     "ifca, gradients of LoRA": IFCA(clusters=4, averaging="gradients", trainable="lora"),
+    "pfedmoe, LoRA": PFedMoE(trainable="lora", lr_gate=0.1),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 

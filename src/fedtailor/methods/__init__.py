@@ -14,6 +14,7 @@ from .fedsq import FedSQ
 from .ifca import IFCA
 from .local import Local
 from .pfedgate import PFedGate
+from .pfedmoe import PFedMoE
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -27,4 +28,5 @@ METHODS: dict[str, type[Method]] = {
     "fedsq": FedSQ,
     "ifca": IFCA,
     "fedem": FedEM,
+    "pfedmoe": PFedMoE,
 }
