@@ -25,6 +25,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedem import FedEM
 from fedtailor.methods.fedhft import FedHFT
+from fedtailor.methods.fedmd import FedMD
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
@@ -69,6 +70,7 @@ VARIANTS: dict[str, Method] = {
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedem, LoRA": FedEM(components=2, trainable="lora"),
+    "fedmd, slices": FedMD(public_examples=20, public_batch=6, digest_loss="kl", digest_epochs=2),
     "ifca, gradients of LoRA": IFCA(clusters=4, averaging="gradients", trainable="lora"),
     "pfedmoe, LoRA": PFedMoE(trainable="lora", lr_gate=0.1),
 }

@@ -7,6 +7,7 @@ from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedem import FedEM
 from .fedhft import FedHFT
+from .fedmd import FedMD
 from .fedmerge import FedMerge
 from .fedprox import FedProx
 from .fedsdg import FedSDG
@@ -29,4 +30,5 @@ METHODS: dict[str, type[Method]] = {
     "ifca": IFCA,
     "fedem": FedEM,
     "pfedmoe": PFedMoE,
+    "fedmd": FedMD,
 }
