@@ -74,10 +74,12 @@ def test_the_prediction_is_the_mixture_of_distributions() -> None:
     np.testing.assert_allclose(got, softmax(X[1] @ BANK[1].T), atol=1e-6)
 
 
-@pytest.mark.parametrize("trainable", ["full", "lora"])
-def test_one_component_is_fedavg(trainable: Any) -> None:
-    ours = last_round(FedEM(components=1, trainable=trainable), (9, 3))[0]
-    theirs = last_round(FedAvg(trainable=trainable), (9, 3))[0]
+@pytest.mark.parametrize(
+    "fields", [{}, {"layers": ("h*", "norm")}, {"trainable": "lora", "rank": 2, "alpha": 3.0}]
+)
+def test_one_component_is_fedavg(fields: dict[str, Any]) -> None:
+    ours = last_round(FedEM(components=1, **fields), (9, 3))[0]
+    theirs = last_round(FedAvg(**fields), (9, 3))[0]
     assert ours.losses == pytest.approx(theirs.losses)
     assert ours.server.keys() == {f"bank.{name}" for name in theirs.server}
     for name, value in theirs.server.items():

@@ -106,12 +106,15 @@ def test_every_round_scores_other_examples_and_digests_those_scored_before() -> 
     assert len(set(seen)) > 3
 
 
-def test_the_first_round_is_training_alone() -> None:
-    _, ours = last_round(FedMD(), (9, 3), rounds=1)
-    _, theirs = last_round(Local(), (9, 3), rounds=1)
+@pytest.mark.parametrize(
+    "fields", [{}, {"layers": ("h*", "norm")}, {"trainable": "lora", "rank": 2, "alpha": 3.0}]
+)
+def test_the_first_round_is_training_alone(fields: dict[str, Any]) -> None:
+    _, ours = last_round(FedMD(**fields), (9, 3), rounds=1)
+    _, theirs = last_round(Local(**fields), (9, 3), rounds=1)
     assert all(same_bits(ours.read(client), theirs.read(client)) for client in (0, 1))
-    _, ours = last_round(FedMD(), (9, 3), rounds=2)
-    _, theirs = last_round(Local(), (9, 3), rounds=2)
+    _, ours = last_round(FedMD(**fields), (9, 3), rounds=2)
+    _, theirs = last_round(Local(**fields), (9, 3), rounds=2)
     assert not same_bits(ours.read(0), theirs.read(0))
 
 

@@ -78,13 +78,16 @@ def test_one_round_of_gradient_averaging() -> None:
     np.testing.assert_allclose(new["bank.linear.weight"], expected, atol=1e-6)
 
 
+LORA: dict[str, Any] = {"trainable": "lora", "rank": 2, "alpha": 3.0}
+
+
 @pytest.mark.parametrize(
-    ("trainable", "averaging"), [("full", "models"), ("full", "gradients"), ("lora", "models")]
+    ("averaging", "fields"),
+    [("models", {}), ("gradients", {"layers": ("h*", "norm")}), ("models", LORA)],
 )
-def test_one_cluster_is_fedavg(trainable: Any, averaging: Any) -> None:
-    method = IFCA(clusters=1, averaging=averaging, trainable=trainable)
-    ours = last_round(method, (9, 3))[0].server
-    theirs = last_round(FedAvg(trainable=trainable), (9, 3))[0].server
+def test_one_cluster_is_fedavg(averaging: Any, fields: dict[str, Any]) -> None:
+    ours = last_round(IFCA(clusters=1, averaging=averaging, **fields), (9, 3))[0].server
+    theirs = last_round(FedAvg(**fields), (9, 3))[0].server
     assert ours.keys() == {f"bank.{name}" for name in theirs}
     for name, value in theirs.items():
         torch.testing.assert_close(ours[f"bank.{name}"][0], value, rtol=2e-6, atol=2e-7)
