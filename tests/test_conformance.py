@@ -9,6 +9,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,9 @@ from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.feddpa import FedDPA
+from fedtailor.methods.fedem import FedEM
 from fedtailor.methods.fedhft import FedHFT
+from fedtailor.methods.fedmd import FedMD
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsa_lora import FedSALoRA
@@ -40,11 +43,14 @@ from fedtailor.methods.hetlora import HetLoRA
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.scaffold import Scaffold
+from fedtailor.methods.ifca import IFCA
+from fedtailor.methods.pfedgate import PFedGate
+from fedtailor.methods.pfedmoe import PFedMoE
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.plan import CohortConfig, Plan
 from fedtailor.store import Store
-from fedtailor.task import Task
+from fedtailor.task import Batch, Task
 from tests.small import SIZES, digits_backbone, digits_federation, reseeded
 from tests.text import tiny_bert, topics_federation
 
@@ -92,6 +98,10 @@ VARIANTS: dict[str, Method] = {
     "fedper, private LoRA": FedPer(private=("*.lora_B",), trainable="lora"),
     "fedbabu, LoRA": FedBABU(trainable="lora", finetune="all", finetune_passes=1),
     "fedala, LoRA": FedALA(trainable="lora", mixed_layers=2),
+    "fedem, LoRA": FedEM(components=2, trainable="lora"),
+    "fedmd, slices": FedMD(public_examples=20, public_batch=6, digest_loss="kl", digest_epochs=2),
+    "ifca, gradients of LoRA": IFCA(clusters=4, averaging="gradients", trainable="lora"),
+    "pfedmoe, LoRA": PFedMoE(trainable="lora", lr_gate=0.1),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}
 
@@ -103,6 +113,18 @@ pytestmark = [pytest.mark.parametrize("on", BACKBONES)]
 def make(name: str, on: str, seed: int = 0) -> tuple[Method, Task]:
     method = CASES[name]
     return method, Task(BACKBONES[on], method.adapt, seed=seed)
+
+
+@functools.cache
+def public_of(on: str) -> Batch:
+    public = FEDERATIONS[on].public
+    assert public is not None
+    return public.batch(np.arange(public.num_train))
+
+
+def context_of(on: str, number: int) -> Context:
+    """What a client is told, with random numbers of its own."""
+    return Context(random.key(number), public=public_of(on))
 
 
 @functools.cache  # several tests look at the same run; none changes it
@@ -156,7 +178,7 @@ def test_padding_is_invisible(name: str, on: str) -> None:
     steps = [list(federation.steps(k, 1, LocalConfig(batch_size=8))) for k in (4, 2)]
     padded = [row(batch, 0) for batch in pad_and_stack(steps)]
     assert len(padded) > len(steps[0])
-    context = Context(random.key(1))
+    context = context_of(on, 1)
     plain = client_round(method, task, received, private, steps[0], context)
     other = client_round(method, task, received, private, padded, context)
     assert_close(plain[0], other[0], 2e-5)
@@ -173,9 +195,7 @@ def test_nothing_private_is_sent(name: str, on: str) -> None:
     steps = list(federation.steps(0, 1, PLAN.local))
     for _ in range(2):
         received = method.send(task, server, 0)
-        upload, private, _ = client_round(
-            method, task, received, private, steps, Context(random.key(1))
-        )
+        upload, private, _ = client_round(method, task, received, private, steps, context_of(on, 1))
         sent = encode(method.pack(task, upload))
         assert not any(method.is_private(task, key) for key in decode(sent))
         assert not any(method.is_private(task, key) for key in decode(encode(received)))
@@ -192,7 +212,7 @@ def test_what_travels_packed_arrives_whole(name: str, on: str) -> None:
         received = method.send(task, server, client)
         private = method.init_client(task, client, random.key(client))
         steps = list(FEDERATIONS[on].steps(client, 1, PLAN.local))
-        context = Context(random.key(client))
+        context = context_of(on, client)
         upload, _, _ = client_round(method, task, received, private, steps, context)
         arrived = method.unpack(task, decode(encode(method.pack(task, upload))))
         assert_close(arrived, upload, 0.0)
@@ -293,6 +313,9 @@ def test_costs_count_what_is_exchanged(name: str, on: str) -> None:
     private = sum(value.numel() for value in method.init_client(task, 0, random.key(0)).values())
     assert first.costs.private == private
     received = [method.send(task, server, client) for client in first.cohort.clients]
+    private = sum(value.numel() for value in method.init_client(task, 0, random.key(0)).values())
+    assert last.costs.private == private
+    received = [method.send(task, last.server, client) for client in last.cohort.clients]
     down = [len(encode(state)) if state else 0 for state in received]
     assert sum(first.costs.down.values()) in down
     assert first.bytes_down == sum(down)

@@ -13,6 +13,8 @@ from fedtailor.layers import (
     bind,
     check_rank,
     choose_trainable,
+    copied,
+    different_starts,
     fresh_state,
     key_dropout,
     trace_batch_norm,
@@ -121,6 +123,29 @@ def test_a_fresh_state_is_another_random_model() -> None:
     drawn = fresh_state(lora, random.key(3))
     assert drawn["hidden.lora_B.default.weight"].eq(0).all()
     assert drawn["hidden.lora_A.default.weight"].std().item() == pytest.approx(0.5, rel=0.3)
+
+
+def test_starts_differ_drawn_anew_or_copied_with_noise() -> None:
+    backbone = dataclasses.replace(digits_backbone(), pretrained=False)
+    task = Task(backbone)
+    starts = different_starts(task, 3, 0.1, random.key(1))
+    assert not copied(task)
+    for name, value in task.state.items():
+        assert starts[name].shape == (3, *value.shape)
+        assert starts[name][0].equal(value)
+        anew = fresh_state(task, random.fold_in(random.key(1), 2))
+        assert starts[name][2].equal(anew[name])
+    lora = Task(backbone, lambda b: choose_trainable(b, "lora", 4, 4.0))
+    for task in (Task(digits_backbone()), lora):
+        assert copied(task)
+        starts = different_starts(task, 3, 0.1, random.key(1))
+        head = starts["head.weight"]
+        noise = (head[1:] - head[0]).square().mean((1, 2)).sqrt()
+        torch.testing.assert_close(noise / head[0].square().mean().sqrt(), torch.full((2,), 0.1),
+                                   rtol=0.3, atol=0)  # fmt: skip
+        assert not head[1].equal(head[2])
+    still = different_starts(lora, 2, 0.0, random.key(1))
+    assert all(value[0].equal(value[1]) for value in still.values())
 
 
 def test_a_fresh_transformer_is_drawn_as_its_library_draws_it() -> None:

@@ -45,6 +45,23 @@ def test_state_buffers_travel_with_the_state_and_are_not_trained() -> None:
     assert same["dropout.steps"] == 3
 
 
+def test_the_loss_is_the_mean_of_a_steps_scores_and_needs_no_labels_for_logits() -> None:
+    task = Task(digits_backbone())
+    weighted = {**BATCH, "weight": torch.tensor([1.0, 1, 1, 1, 0, 0])}
+    for batch in (BATCH, weighted):
+        unlabelled = {name: value for name, value in batch.items() if name != "labels"}
+        logits, buffers = task.step_logits(task.state, unlabelled, random.key(0))
+        loss, same = task.loss(task.state, batch, random.key(0))
+        assert buffers.keys() == same.keys() == task.buffers
+        assert all(buffers[name].equal(same[name]) for name in same)
+        scores = task.score(logits, batch)
+        real = 6 if "weight" not in batch else 4
+        torch.testing.assert_close(loss, scores.loss[:real].mean())
+        assert loss.equal(scores.mean(batch.get("weight")))
+        assert not logits.equal(task.logits(task.state, batch))
+        assert not logits.equal(task.step_logits(task.state, unlabelled, random.key(1))[0])
+
+
 def test_a_forward_pass_uses_what_through_gives() -> None:
     task = Task(digits_backbone(dropout=0.0))
 

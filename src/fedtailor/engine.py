@@ -118,7 +118,7 @@ def rounds(
 
 def _public(federation: Federation, task: Task) -> Batch:
     assert federation.public is not None
-    rows = np.arange(len(federation.public.inputs))
+    rows = np.arange(federation.public.num_train)
     return _to(federation.public.batch(rows), task.device)
 
 

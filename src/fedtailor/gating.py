@@ -1,4 +1,5 @@
-"""A gating layer: from a batch's inputs to a gate and an importance for every block of a model.
+"""What gating layers see of a batch, and pFedGate's layer: from there to a gate and an importance
+for every block of a model.
 
 Two equal paths, each of switchable normalisation, a linear layer, batch normalisation and a sigmoid
 (Chen et al., ICML 2023, section 5.2.1).
@@ -6,16 +7,18 @@ Two equal paths, each of switchable normalisation, a linear layer, batch normali
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .errors import InputError
 from .layers import Stepwise, TracedBatchNorm
 from .sparse import Blocks
-from .task import Backbone
+from .task import Backbone, Batch, Task
 
 
 def average(x: Tensor, real: Tensor | None) -> Tensor:
@@ -123,9 +126,36 @@ class Source:
             if isinstance(module, nn.Linear):
                 return cls("vectors", path, 1, module.in_features)
         raise InputError(
-            f"pfedgate can't tell what {backbone.name!r} reads; its first layer with weights must "
+            f"the gate can't tell what {backbone.name!r} reads; its first layer with weights must "
             f"be an nn.Embedding (tokens), an nn.Conv2d (pictures) or an nn.Linear (vectors)"
         )
+
+
+def seen(task: Task, source: Source, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """What a gating layer sees of a batch, ``[b, C, P]``, and which positions are real, ``[b, P]``
+    (None: all). Tokens are embedded as the model embedded them before any training."""
+    inputs = task.inputs(batch)
+    if source.kind == "tokens":
+        vectors: Any = task.model.get_submodule(source.path)
+        x = F.embedding(inputs["input_ids"], vectors.weight).mT
+        return x, batch["attention_mask"].to(x.dtype)
+    axes = 4 if source.kind == "pictures" else 2
+    found = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
+    if not found or not found[0].is_floating_point():
+        given = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
+        raise InputError(f"the gate expects {source.kind} for this model, got {given}")
+    x = found[0]
+    if source.kind == "pictures":
+        side = math.isqrt(source.positions)
+        x = (x if x.shape[2:] == (side, side) else F.adaptive_avg_pool2d(x, side)).flatten(2)
+    else:
+        x = x[:, None]
+    if x.shape[1:] != (source.channels, source.positions):
+        raise InputError(
+            f"the gate expects {source.kind} with {source.channels} channels and "
+            f"{source.positions} positions, got {tuple(found[0].shape[1:])}"
+        )
+    return x, None
 
 
 class Path(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from . import random
 from .errors import InputError
-from .params import Params
+from .params import Params, stack
 from .parts import require_blocks, train_layers, train_only
 
 if TYPE_CHECKING:
@@ -308,3 +308,31 @@ def fresh_state(task: Task, key: Tensor) -> Params:
                 nn.init.zeros_(parameter)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensors[name].detach().clone().to(task.device) for name in task.state}
+
+
+def different_starts(task: Task, count: int, jitter: float, key: Tensor) -> Params:
+    """``count`` models to start from, stacked ``[count, ...]``; the first is the task's own.
+
+    The others are drawn anew. Pretrained models and LoRA are copied instead, with noise on every
+    trained tensor of ``jitter`` times its root mean square.
+    """
+    copies = copied(task)
+    starts = [task.state]
+    for number in range(1, count):
+        own = random.fold_in(key, number)
+        starts.append(_jittered(task, jitter, own) if copies else fresh_state(task, own))
+    return stack(starts)
+
+
+def copied(task: Task) -> bool:
+    """Whether `different_starts` copies the task's own start."""
+    return task.backbone.pretrained or any(".lora_" in name for name in task.trained)
+
+
+def _jittered(task: Task, jitter: float, key: Tensor) -> Params:
+    state = dict(task.state)
+    for index, name in enumerate(sorted(task.trained)):
+        std = jitter * state[name].double().square().mean().sqrt().item()
+        noise = random.normal(random.fold_in(key, index), tuple(state[name].shape), std)
+        state[name] = state[name] + noise.to(state[name])
+    return state

@@ -79,6 +79,12 @@ class Scores:
     correct: Tensor
     count: Tensor
 
+    def mean(self, weight: Tensor | None = None) -> Tensor:
+        """The mean loss of a prediction; ``weight`` ``[b]`` is 0 for padding examples."""
+        if weight is None:
+            return self.loss.sum() / self.count.sum()
+        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=1.0)
+
 
 class Task:
     """A backbone as adapted by a method, its initial state, and its loss.
@@ -180,14 +186,17 @@ class Task:
         """The mean training loss over a batch's real examples (real target tokens for language
         modelling) and the new values of state buffers. ``key`` seeds dropout; ``through`` as in
         `logits`."""
-        weight = batch.get("weight")
-        self._step.enter(training=True, key=key, weight=weight)
-        scores = self.score(self._call(through(state, batch), batch), batch)
-        buffers = self._step.leave()
-        if weight is None:
-            return scores.loss.sum() / scores.count.sum(), buffers
-        total = (scores.count * weight).sum().clamp(min=1.0)
-        return (scores.loss * weight).sum() / total, buffers
+        logits, buffers = self.step_logits(state, batch, key, through)
+        return self.score(logits, batch).mean(batch.get("weight")), buffers
+
+    def step_logits(
+        self, state: Params, batch: Batch, key: Tensor, through: Through = _same
+    ) -> tuple[Tensor, Params]:
+        """The logits of a training step, with dropout and the batch's own statistics, and the new
+        values of state buffers: `loss` without the loss. Needs no labels."""
+        self._step.enter(training=True, key=key, weight=batch.get("weight"))
+        logits = self._call(through(state, batch), batch)
+        return logits, self._step.leave()
 
     def score(self, logits: Tensor, batch: Batch) -> Scores:
         """Cross-entropy (natural logarithm) and top-1 hits, an example."""

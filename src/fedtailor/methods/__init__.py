@@ -13,7 +13,9 @@ from .fedavgm import FedAvgM
 from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .feddpa import FedDPA
+from .fedem import FedEM
 from .fedhft import FedHFT
+from .fedmd import FedMD
 from .fedmerge import FedMerge
 from .fedopt import FedAdagrad, FedAdam, FedYogi
 from .fedper import FedPer
@@ -26,12 +28,14 @@ from .flexlora import FlexLoRA
 from .flora import FLoRA
 from .hetlora import HetLoRA
 from .lg_fedavg import LGFedAvg
+from .ifca import IFCA
 from .local import Local
 from .lora_fair import LoRAFAIR
 from .per_fedavg import PerFedAvg
 from .pfedgate import PFedGate
 from .pfedme import PFedMe
 from .scaffold import Scaffold
+from .pfedmoe import PFedMoE
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -65,4 +69,8 @@ METHODS: dict[str, type[Method]] = {
     "fedbabu": FedBABU,
     "lg-fedavg": LGFedAvg,
     "fedala": FedALA,
+    "ifca": IFCA,
+    "fedem": FedEM,
+    "pfedmoe": PFedMoE,
+    "fedmd": FedMD,
 }

@@ -51,10 +51,9 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import InputError
-from ..gating import GatingLayer, Source, average
+from ..gating import GatingLayer, Source, average, seen
 from ..knapsack import greedy, knapsack
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
@@ -425,7 +424,7 @@ class _Gates:
             x, real = state["gate.features"][None], None
             weight = torch.ones_like(x[:, 0, 0])
         else:
-            x, real = _inputs(self._task, batch)
+            x, real = seen(self._task, self._gate.source, batch)
             weight = _weights(batch, x)
         both = self._task.module("gate", state, x, real, weight)  # [2, b, L]
         M, G = weight @ both / weight.sum().clamp(min=1)
@@ -447,7 +446,7 @@ def _mean(
     gating layer sees, the real positions and the examples' weights."""
     totals, counts = [], []
     for batch in steps:
-        x, real = _inputs(task, batch)
+        x, real = seen(task, _gate(task).source, batch)
         weight = _weights(batch, x)
         totals.append(total(x, real, weight))
         counts.append(weight.sum())
@@ -466,30 +465,3 @@ def _without_singles(batch: Batch) -> Batch:
         return batch
     weight = batch.get("weight", torch.ones(len(first), device=first.device))
     return {**batch, "weight": weight * (weight.sum() > 1)}
-
-
-def _inputs(task: Task, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """What the gating layer sees, ``[b, C, P]``, and which positions are real, ``[b, P]`` (None:
-    all)."""
-    source, inputs = _gate(task).source, task.inputs(batch)
-    if source.kind == "tokens":
-        vectors: Any = task.model.get_submodule(source.path)
-        x = F.embedding(inputs["input_ids"], vectors.weight).mT
-        return x, batch["attention_mask"].to(x.dtype)
-    axes = 4 if source.kind == "pictures" else 2
-    found = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
-    if not found or not found[0].is_floating_point():
-        given = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
-        raise InputError(f"pfedgate expects {source.kind} for this model, got {given}")
-    x = found[0]
-    if source.kind == "pictures":
-        side = math.isqrt(source.positions)
-        x = (x if x.shape[2:] == (side, side) else F.adaptive_avg_pool2d(x, side)).flatten(2)
-    else:
-        x = x[:, None]
-    if x.shape[1:] != (source.channels, source.positions):
-        raise InputError(
-            f"pfedgate expects {source.kind} with {source.channels} channels and "
-            f"{source.positions} positions, got {tuple(found[0].shape[1:])}"
-        )
-    return x, None

@@ -1,0 +1,152 @@
+"""FedEM: every client's data are a mixture of M distributions, each with a model that all share.
+
+Federated Multi-Task Learning under a Mixture of Distributions. O. Marfoq, G. Neglia, A. Bellet,
+L. Kameni, R. Vidal. NeurIPS 2021.
+
+Round k, client t, examples i of n_t, l the loss (algorithm 1):
+    E-step:  q_i(m) ~ pi_tm exp(-l(h_m(x_i), y_i)), which sums to 1 over the m             (9)
+    M-step:  pi_tm <- 1/n_t sum_i q_i(m)                                                  (10)
+             theta_tm <- theta_m - eta grad 1/b sum_i q_i(m) l(h_m(x_i), y_i), step by step
+    up: all theta_tm
+Server:
+    theta_m <- sum_t (n_t / n) theta_tm
+In use, client t:
+    log sum_m pi_tm softmax(h_m(x))
+
+Differs from the paper:
+- q comes from the received models in evaluation mode, and pi averages it over the round's batches.
+- For language models an example is a whole text: the loss in q is the sum over its tokens. The
+  prediction mixes every token's distributions by pi alone.
+- The first model is the one every other method starts from, so that M = 1 is FedAvg; the others
+  are drawn anew, pretrained models and LoRA are copies with noise.
+- A client that has never trained has equal weights pi; the paper first fits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, copied, different_starts
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Loss, Optimiser, train
+from ..params import Params, prefixed, stack, under, weighted_sum
+from ..task import CACHED, Backbone, Batch, Task
+
+_BANK = "bank."
+_PI = "own.pi"  # [M]
+_Q = f"{CACHED}q"  # a batch's responsibilities [b, M] travel with it to the loss
+
+
+@dataclass(frozen=True)
+class FedEM(Method):
+    """FedEM with ``components`` (M) models; what is trained is chosen as in FedAvg.
+
+    ``jitter``: the noise of copied models over a tensor's root mean square.
+    """
+
+    name: ClassVar[str] = "fedem"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "Federated Multi-Task Learning under a Mixture of Distributions",
+        "Marfoq, Neglia, Bellet, Kameni, Vidal",
+        2021,
+        "NeurIPS",
+        "q_i(m) ~ pi_km exp(-l_m(x_i, y_i)); pi_km <- mean_i q_i(m); "
+        "theta_m <- sum_k (n_k / n) argmin_theta sum_i q_i(m) l(theta; x_i, y_i)",
+    )
+
+    components: Annotated[int, Gt(0)] = 3
+    jitter: Annotated[float, Ge(0)] = 0.1
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if self.components < 1:
+            raise InputError(f"fedem: components = {self.components}; allowed: 1 or more")
+        if self.components > 1 and self.jitter == 0 and copied(task):
+            raise InputError(
+                f"fedem: jitter = 0 makes {self.components} equal copies, which would all learn "
+                "the same; allowed: a positive jitter, or components = 1"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name == _PI
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return {_PI: torch.full((self.components,), 1 / self.components)}
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        return prefixed(different_starts(task, self.components, self.jitter, key), _BANK)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        models, pi = self._models(state), state[_PI]
+        known = [{**batch, _Q: responsibilities(task, models, pi, batch)} for batch in steps]  # (9)
+        trained, losses = [], []
+        for m, theta in enumerate(models):
+            own = context.phase(m) if m else context
+            theta_tm, loss = train(task, theta, known, own, self.optimiser, loss=_weighted(task, m))
+            trained.append(theta_tm)
+            losses.append(loss)
+        bank = prefixed(stack(trained), _BANK)
+        return {**bank, _PI: _mean(known)}, torch.stack(losses).sum()
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        mixed: Tensor | None = None
+        for theta, log_pi in zip(self._models(state), state[_PI].log(), strict=True):
+            part = log_pi + torch.log_softmax(task.logits(theta, batch), -1)
+            mixed = part if mixed is None else torch.logaddexp(mixed, part)
+        assert mixed is not None
+        return mixed
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        return {"weights": state[_PI]}
+
+    def _models(self, state: Params) -> list[Params]:
+        bank = under(state, _BANK)
+        return [{name: v[m] for name, v in bank.items()} for m in range(self.components)]
+
+
+def responsibilities(task: Task, models: Sequence[Params], pi: Tensor, batch: Batch) -> Tensor:
+    """Equation 9: q ``[b, M]`` of a batch's examples, from M models and weights pi ``[M]``."""
+    losses = [task.score(task.logits(theta, batch), batch).loss for theta in models]
+    return torch.softmax(pi.log() - torch.stack(losses, 1), 1)
+
+
+def _weighted(task: Task, m: int) -> Loss:
+    """The training loss with every example's loss times q(m)."""
+
+    def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+        logits, buffers = task.step_logits(state, batch, key)
+        scores = task.score(logits, batch)
+        weighted = replace(scores, loss=batch[_Q][:, m] * scores.loss)
+        return weighted.mean(batch.get("weight")), buffers
+
+    return loss
+
+
+def _mean(steps: Sequence[Batch]) -> Tensor:
+    """Equation 10: the mean of q over the real examples, ``[M]``."""
+    weights = [batch.get("weight", torch.ones_like(batch[_Q][:, 0])) for batch in steps]
+    total = torch.stack([w @ batch[_Q] for w, batch in zip(weights, steps, strict=True)]).sum(0)
+    return total / torch.stack([w.sum() for w in weights]).sum().clamp(min=1)

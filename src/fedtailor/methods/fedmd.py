@@ -1,0 +1,164 @@
+"""FedMD: clients learn from the mean of all clients' class scores on public examples.
+
+FedMD: Heterogenous Federated Learning via Model Distillation. D. Li, J. Wang.
+NeurIPS workshop on federated learning 2019 (arXiv 1910.03581).
+
+Before the first round, client k trains its model f_k on the public examples, then on its own.
+Round t, d_t a random part of the public examples (algorithm 1):
+    communicate:  client k sends f_k(x), x in d_t
+    aggregate:    f~(x) = 1/c sum_k f_k(x)
+    digest:       client k trains f_k towards f~ on d_t
+    revisit:      client k trains f_k on its own examples
+
+Models stay with their clients; what travels are scores, here logits. A round here begins with the
+digest of the scores that the last cohort sent and ends with the scores on d_{t+1}: the same order,
+in one exchange. In the first round nothing is digested.
+
+Differs from the paper:
+- The public part of the transfer learning is ``pretrain`` passes over the public examples with
+  their labels, which must be the clients' own classes; by default there is none. The private part
+  is the first round's training.
+- The paper names no loss for the digest; the mean absolute error is, as far as is known, that of
+  its authors' programs.
+- All models have the same structure; with cohorts, f~ is the mean over the last one.
+- Nothing is trained to convergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import random
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Loss, Optimiser, train
+from ..params import Params
+from ..task import CACHED, Backbone, Batch, Task
+
+_CONSENSUS = "public.consensus"  # f~, [m, classes]; [0, 0] before there is one
+_DRAWN, _NEXT = "public.drawn", "public.next"  # keys of f~'s rows, and of those to score next
+_TARGET = f"{CACHED}target"
+
+
+@dataclass(frozen=True)
+class FedMD(Method):
+    """FedMD; what is trained is chosen as in FedAvg.
+
+    A round draws ``public_examples`` of the public ones (at most all), and a client takes them in
+    batches of ``public_batch``.
+    """
+
+    name: ClassVar[str] = "fedmd"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "FedMD: Heterogenous Federated Learning via Model Distillation",
+        "Li, Wang",
+        2019,
+        "NeurIPS workshop on federated learning",
+        "f~(x) = mean_k f_k(x) on public x; f_k <- argmin |f_k - f~|, then argmin F_k",
+    )
+    needs_public: ClassVar[bool] = True
+
+    public_examples: Annotated[int, Gt(0)] = 5000
+    public_batch: Annotated[int, Gt(0)] = 256
+    digest_epochs: Annotated[int, Gt(0)] = 1
+    digest_loss: Literal["l1", "mse", "kl"] = "l1"
+    pretrain: Annotated[int, Ge(0)] = 0  # passes over the labelled public examples, in round 1
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if task.backbone.kind != "classification":
+            raise InputError(
+                f"fedmd exchanges class scores of whole examples; the task is "
+                f"{task.backbone.kind!r}; allowed: 'classification'"
+            )
+        if self.pretrain and cohort_size < num_clients:
+            raise InputError(
+                f"fedmd: pretrain = {self.pretrain} trains in the first round, in which "
+                f"{cohort_size} of {num_clients} clients take part; allowed: 0, or all clients "
+                f"in every round"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name in task.state
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        keys = {_DRAWN: random.fold_in(key, 0), _NEXT: random.fold_in(key, 1)}
+        return {_CONSENSUS: torch.zeros(0, 0), **keys}
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        assert context.public is not None
+        public, consensus = context.public, state[_CONSENSUS]
+        f_k = {name: state[name] for name in task.state}
+        if self.pretrain and context.round == 1:
+            own = context.phase(1)
+            labelled = self._batches(_some(public, own.key, None))
+            f_k, _ = train(task, f_k, labelled * self.pretrain, own, self.optimiser)
+        if len(consensus):
+            d_t = _some(public, state[_DRAWN], len(consensus))
+            digest = self._batches({**d_t, _TARGET: consensus}) * self.digest_epochs
+            towards = _towards(task, self.digest_loss)
+            f_k, _ = train(task, f_k, digest, context.phase(2), self.optimiser, loss=towards)
+        f_k, loss = train(task, f_k, steps, context, self.optimiser)
+        following = _some(public, state[_NEXT], self.public_examples)
+        scores = [task.logits(f_k, batch) for batch in self._batches(following)]
+        return {**f_k, "scores": torch.cat(scores)}, loss
+
+    def _batches(self, examples: Batch) -> list[Batch]:
+        parts = {name: torch.split(value, self.public_batch) for name, value in examples.items()}
+        count = len(next(iter(parts.values())))
+        return [{name: part[i] for name, part in parts.items()} for i in range(count)]
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        consensus = uploads["scores"].double().mean(0).float()
+        return {
+            _CONSENSUS: consensus,
+            _DRAWN: server[_NEXT],
+            _NEXT: random.fold_in(cohort.key, 0).to(server[_NEXT].device),
+        }
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(state, self.alpha / self.rank)
+
+
+def _some(public: Batch, key: Tensor, count: int | None) -> Batch:
+    """``count`` of the public examples (None or too many: all), in the order that ``key`` draws."""
+    size = len(next(iter(public.values())))
+    rows = random.uniform(key, (size,)).argsort(stable=True)[:count]
+    return {name: value.index_select(0, rows) for name, value in public.items()}
+
+
+def _towards(task: Task, name: Literal["l1", "mse", "kl"]) -> Loss:
+    """The digest's loss: how far a step's scores are from the target."""
+
+    def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+        scores, buffers = task.step_logits(state, batch, key)
+        target = batch[_TARGET]
+        if name == "l1":
+            return F.l1_loss(scores, target), buffers
+        if name == "mse":
+            return F.mse_loss(scores, target), buffers
+        log_p, log_q = torch.log_softmax(target, 1), torch.log_softmax(scores, 1)
+        return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True), buffers
+
+    return loss

@@ -1,0 +1,155 @@
+"""IFCA: the server keeps C models, and every client trains the one that suits its data best.
+
+An Efficient Framework for Clustered Federated Learning. A. Ghosh, J. Chung, D. Yin,
+K. Ramchandran. NeurIPS 2020.
+
+Round t, client i of the cohort, F_i its training loss (algorithm 1):
+    j^ = argmin_j F_i(theta_j),   s_i = one-hot(j^)
+    theta_i <- theta_j^ - gamma grad F_i(theta_i), step by step;   up: theta_i, s_i
+Server:
+    model averaging:     theta_j <- sum_i s_ij theta_i / sum_i s_ij
+    gradient averaging:  theta_j <- theta_j - gamma / m sum_i s_ij g_i
+
+A model that nobody chose stays as it is.
+
+Differs from the paper:
+- Clients weigh by their examples, so that C = 1 is FedAvg.
+- Gradient averaging takes the change of a client's whole local training for -gamma g_i, which it is
+  where that is one step over all the client's examples.
+- F_i is the mean over the round's batches, in evaluation mode; models of equal loss are chosen
+  from by lot (LoRA without a head starts from C models that give the same scores).
+- The first of the C models is the one every other method starts from; the others are drawn anew,
+  pretrained models and LoRA are copies with noise. The paper starts anew several times and keeps
+  the best run, or trains together for some rounds first.
+- In use a client has the model it chose last; until it takes part for the first time, the first
+  one. The paper chooses anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from .. import random
+from ..errors import InputError
+from ..layers import Trainable, choose_trainable, copied, different_starts, lora_factors
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, add, prefixed, subtract, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_BANK = "bank."
+_CHOICE = "own.choice"  # j^, int64; what is sent up is its one-hot form
+
+
+@dataclass(frozen=True)
+class IFCA(Method):
+    """IFCA with ``clusters`` (C) models; what is trained is chosen as in FedAvg.
+
+    ``jitter``: the noise of copied models over a tensor's root mean square.
+    """
+
+    name: ClassVar[str] = "ifca"
+    family: ClassVar[str] = "cluster"
+    paper: ClassVar[Paper] = Paper(
+        "An Efficient Framework for Clustered Federated Learning",
+        "Ghosh, Chung, Yin, Ramchandran",
+        2020,
+        "NeurIPS",
+        "j_k = argmin_j F_k(theta_j); theta_j <- sum_{k: j_k = j} n_k theta_k / n_j",
+    )
+
+    clusters: Annotated[int, Gt(0)] = 2
+    averaging: Literal["models", "gradients"] = "models"
+    jitter: Annotated[float, Ge(0)] = 0.1
+    trainable: Trainable = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if not 1 <= self.clusters <= num_clients:
+            raise InputError(
+                f"ifca: clusters = {self.clusters}; allowed: 1 to the {num_clients} clients"
+            )
+        if self.clusters > 1 and self.jitter == 0 and copied(task):
+            raise InputError(
+                f"ifca: jitter = 0 makes {self.clusters} equal copies, of which no client prefers "
+                "one; allowed: a positive jitter, or clusters = 1"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return name == _CHOICE
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        return {_CHOICE: torch.zeros((), dtype=torch.int64)}
+
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
+        return prefixed(different_starts(task, self.clusters, self.jitter, key), _BANK)
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        losses = self._losses(task, state, steps)  # F_i, [C]
+        lots = random.uniform(context.phase(1).key, (self.clusters,))
+        choice = torch.where(losses == losses.min(), lots, -1.0).argmax()  # j^
+        theta = _chosen(state, choice)
+        trained, loss = train(task, theta, steps, context, self.optimiser)
+        sent = trained if self.averaging == "models" else subtract(trained, theta)
+        s = (torch.arange(self.clusters, device=choice.device) == choice).float()
+        return {**sent, "clusters": s, _CHOICE: choice}, loss
+
+    def _losses(self, task: Task, state: Params, steps: Sequence[Batch]) -> Tensor:
+        """F_i of every model, ``[C]``: the mean over the real examples of ``steps``."""
+        models = [_model(state, j) for j in range(self.clusters)]
+        totals: list[Tensor] = [torch.zeros((), device=task.device)] * self.clusters
+        count = torch.zeros((), device=task.device)
+        for batch in steps:
+            scores = [task.score(task.logits(model, batch), batch) for model in models]
+            weight = batch.get("weight", torch.ones_like(scores[0].loss))
+            totals = [t + (s.loss * weight).sum() for t, s in zip(totals, scores, strict=True)]
+            count = count + (scores[0].count * weight).sum()
+        return torch.stack(totals) / count.clamp(min=1)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        sent = {name: value for name, value in uploads.items() if name != "clusters"}
+        weights = cohort.shares[:, None] * uploads["clusters"].double().cpu()  # p_i s_ij, [c, C]
+        moved = []
+        for j, share in enumerate(weights.sum(0)):
+            theta = _model(server, j)
+            if self.averaging == "gradients":
+                theta = add(theta, weighted_sum(sent, weights[:, j]))
+            elif share > 0:
+                theta = weighted_sum(sent, weights[:, j] / share)
+            moved.append(theta)
+        return {_BANK + n: torch.stack([theta[n] for theta in moved]) for n in moved[0]}
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        return task.logits(_chosen(state, state[_CHOICE]), batch)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        return {"cluster": state[_CHOICE]}
+
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return lora_factors(_chosen(state, state[_CHOICE]), self.alpha / self.rank)
+
+
+def _model(state: Params, j: int) -> Params:
+    return {name: value[j] for name, value in under(state, _BANK).items()}
+
+
+def _chosen(state: Params, choice: Tensor) -> Params:
+    """theta_j of a ``choice`` j that may differ by client under vmap."""
+    return {n: v.index_select(0, choice[None])[0] for n, v in under(state, _BANK).items()}

@@ -1,0 +1,186 @@
+"""pFedMoE: a shared and a private feature extractor, weighed example by example by a private gate.
+
+pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous Personalized
+Federated Learning. L. Yi, H. Yu, C. Ren, H. Zhang, G. Wang, X. Liu, X. Li. arXiv 2402.01350, 2024.
+
+Client k; the shared expert G(theta), its own model's extractor F(omega) and head h(omega), its gate
+H(phi):
+    (a_G, a_F) = H(x; phi), positive and of sum 1
+    R = a_G G(x; theta) + a_F F(x; omega_k),   y^ = h(R; omega_k)
+    theta, omega_k, phi_k <- ... - eta grad l(y^, y), all three in every step
+    up: theta_k
+Server:
+    theta <- sum_k (n_k / n) theta_k
+
+The head gets a_G h(G(x)) + a_F h(F(x)) here, which is h(R) where it is one linear layer.
+
+Differs from the paper:
+- All models have the same structure: G and F are two copies of one model below the head, and start
+  from it; with LoRA two adapters of it, F's drawn by every client. The paper's clients have models
+  of their own, and G is smaller.
+- The gate is one hidden layer and a softmax over the pooled picture, the mean of the tokens'
+  embeddings before training, or the vector that the model reads. The paper's gate could not be
+  checked.
+- Heads of several layers mix scores and not features.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from .. import random
+from ..errors import InputError
+from ..gating import Source, average, seen
+from ..layers import choose_trainable, replace
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, prefixed, under, weighted_sum
+from ..task import Backbone, Batch, Task
+
+_OWN, _SHARED = "own.", "shared."
+
+
+class Experts(nn.Module):
+    """A client's own model, which is what runs; beside it the shared expert's tensors, the same
+    without the head, and the gate."""
+
+    def __init__(self, model: nn.Module, head: Sequence[str], gate: nn.Module, source: Source):
+        super().__init__()
+        self.own = model
+        # what is frozen stands once in memory
+        frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+        self.shared = copy.deepcopy(model, frozen)
+        for path in head:
+            replace(self.shared, path, nn.Identity())
+        self.gate = gate
+        self.source = changed(source, path=_OWN + source.path)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.own(*inputs, **named)
+
+
+@dataclass(frozen=True)
+class PFedMoE(Method):
+    """pFedMoE with two experts of the same structure.
+
+    ``hidden`` is the gate's width, ``pool`` the side of the picture that it sees, ``lr_gate`` its
+    rate (None: ``optimiser.lr``). What is trained: all parameters, or LoRA and the head.
+    """
+
+    name: ClassVar[str] = "pfedmoe"
+    family: ClassVar[str] = "mixture"
+    paper: ClassVar[Paper] = Paper(
+        "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous "
+        "Personalized Federated Learning",
+        "Yi, Yu, Ren, Zhang, Wang, Liu, Li",
+        2024,
+        "arXiv 2402.01350",
+        "y^ = h_k(a_G G(x; theta) + a_F F(x; omega_k)), (a_G, a_F) = softmax(H(x; phi_k)); "
+        "theta <- sum_k (n_k / n) theta_k",
+    )
+
+    hidden: Annotated[int, Gt(0)] = 64
+    pool: Annotated[int, Gt(0)] = 8
+    lr_gate: Annotated[float, Gt(0)] | None = None
+    trainable: Literal["full", "lora"] = "full"
+    rank: Annotated[int, Gt(0)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        if not backbone.head:
+            raise InputError(
+                f"model {backbone.name!r} has no recognised task head, which pfedmoe's experts "
+                f"share; name its modules in model.head"
+            )
+        source = Source.of(backbone, self.pool)
+        model = choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+        gate = nn.Sequential(
+            nn.Linear(source.channels * source.positions, self.hidden),
+            nn.ReLU(),
+            nn.Linear(self.hidden, 2),
+        )
+        return Experts(model, backbone.head, gate, source)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if task.backbone.kind != "classification":
+            raise InputError(
+                f"pfedmoe weighs whole examples, and its gate would see the tokens to predict; "
+                f"the task is {task.backbone.kind!r}; allowed: 'classification'"
+            )
+        if not any(name.startswith(_SHARED) for name in task.trained):
+            raise InputError(
+                f"pfedmoe shares all but the task head, and layers = {list(self.layers)} trains "
+                f"nothing else; allowed: patterns of layers below {', '.join(task.backbone.head)}"
+            )
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return not name.startswith(_SHARED)
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        private = {n: value for n, value in task.state.items() if self.is_private(task, n)}
+        for index, name in enumerate(sorted(private)):
+            if ".lora_A." in name:
+                shape = tuple(private[name].shape)
+                drawn = random.normal(random.fold_in(key, index), shape, std=self.rank**-0.5)
+                private[name] = drawn.to(private[name])
+        return private
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            own, buffers = task.step_logits(state, batch, key)
+            shared, others = task.step_logits(_shared(state), batch, random.fold_in(key, 1))
+            scores = task.score(_mixed(_weights(task, state, batch), shared, own), batch)
+            others = prefixed(under(others, _OWN), _SHARED)
+            return scores.mean(batch.get("weight")), {**buffers, **others}
+
+        lr = self.optimiser.lr
+        rates = {True: self.lr_gate or lr, False: lr}
+        return train(
+            task, state, steps, context, self.optimiser,
+            lr=lambda name: rates[name.startswith("gate.")], loss=loss,
+        )  # fmt: skip
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        return weighted_sum(uploads, cohort.shares)
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        shared, own = task.logits(_shared(state), batch), task.logits(state, batch)
+        return _mixed(_weights(task, state, batch), shared, own)
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
+
+    def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
+        """The mean weight of the shared expert."""
+        return {"shared": _weights(task, state, batch)[:, 0].mean()}
+
+
+def _shared(state: Params) -> Params:
+    """The state in which the model that runs is the shared expert under the client's own head."""
+    return {**state, **prefixed(under(state, _SHARED), _OWN)}
+
+
+def _weights(task: Task, state: Params, batch: Batch) -> Tensor:
+    """(a_G, a_F), ``[b, 2]``."""
+    source: Any = task.model.source
+    x, real = seen(task, source, batch)
+    if source.kind == "tokens":
+        x = average(x, real)
+    scores: Tensor = task.module("gate", state, x.flatten(1))
+    return torch.softmax(scores, 1)
+
+
+def _mixed(a: Tensor, shared: Tensor, own: Tensor) -> Tensor:
+    return a[:, :1] * shared + a[:, 1:] * own
