@@ -40,12 +40,11 @@ from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.flexlora import FlexLoRA
 from fedtailor.methods.flora import FLoRA
 from fedtailor.methods.hetlora import HetLoRA
+from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.per_fedavg import PerFedAvg
 from fedtailor.methods.pfedgate import PFedGate
-from fedtailor.methods.scaffold import Scaffold
-from fedtailor.methods.ifca import IFCA
-from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.pfedmoe import PFedMoE
+from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
 from fedtailor.plan import CohortConfig, Plan
@@ -313,9 +312,6 @@ def test_costs_count_what_is_exchanged(name: str, on: str) -> None:
     private = sum(value.numel() for value in method.init_client(task, 0, random.key(0)).values())
     assert first.costs.private == private
     received = [method.send(task, server, client) for client in first.cohort.clients]
-    private = sum(value.numel() for value in method.init_client(task, 0, random.key(0)).values())
-    assert last.costs.private == private
-    received = [method.send(task, last.server, client) for client in last.cohort.clients]
     down = [len(encode(state)) if state else 0 for state in received]
     assert sum(first.costs.down.values()) in down
     assert first.bytes_down == sum(down)

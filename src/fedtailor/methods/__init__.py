@@ -27,15 +27,15 @@ from .fedsq import FedSQ
 from .flexlora import FlexLoRA
 from .flora import FLoRA
 from .hetlora import HetLoRA
-from .lg_fedavg import LGFedAvg
 from .ifca import IFCA
+from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lora_fair import LoRAFAIR
 from .per_fedavg import PerFedAvg
 from .pfedgate import PFedGate
 from .pfedme import PFedMe
-from .scaffold import Scaffold
 from .pfedmoe import PFedMoE
+from .scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
