@@ -41,10 +41,10 @@ from torch import Tensor, nn
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, fresh_state, lora_factors
+from ..layers import Trainable, choose_trainable, copied, different_starts, lora_factors
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
-from ..params import Params, prefixed, stack, subtract, under, weighted_sum
+from ..params import Params, prefixed, subtract, under, weighted_sum
 from ..task import Backbone, Batch, Task
 
 _BANK = "bank."
@@ -182,7 +182,7 @@ class FedMerge(Method):
             raise InputError(f"fedmerge: models = {d}; allowed: 1 or more")
         if self.selected is not None and not 1 <= self.selected <= d:
             raise InputError(f"fedmerge: selected = {self.selected}; allowed: 1 to models = {d}")
-        equal = self._copies(task) and self.jitter == 0 and d > 1
+        equal = copied(task) and self.jitter == 0 and d > 1
         if equal and self.weights == "dynamic" and self.selected in (None, d):
             raise InputError(
                 f"fedmerge: jitter = 0 makes {d} equal copies, which stay equal for ever; "
@@ -190,28 +190,13 @@ class FedMerge(Method):
             )
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
-        others = [self._another(task, random.fold_in(key, j)) for j in range(1, self.models)]
-        bank = prefixed(stack([task.state, *others]), _BANK)
+        bank = prefixed(different_starts(task, self.models, self.jitter, key), _BANK)
         a = torch.zeros(num_clients, self.models, dtype=torch.float64)  # [K, d]
         if self.selected is not None:
             drawn = random.uniform(random.fold_in(key, 0), tuple(a.shape))
             kept = drawn.argsort(dim=1)[:, : self.selected]
             a = torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
         return {**bank, "logits": a}
-
-    def _copies(self, task: Task) -> bool:
-        """Whether the models start from one another."""
-        return task.backbone.pretrained or self.trainable == "lora"
-
-    def _another(self, task: Task, key: Tensor) -> Params:
-        if not self._copies(task):
-            return fresh_state(task, key)
-        state = dict(task.state)
-        for index, name in enumerate(sorted(task.trained)):
-            std = self.jitter * state[name].double().square().mean().sqrt().item()
-            noise = random.normal(random.fold_in(key, index), tuple(state[name].shape), std)
-            state[name] = state[name] + noise.to(state[name])
-        return state
 
     def send(self, task: Task, server: Server, client: int) -> Params:
         w = torch.softmax(server["logits"][client], 0)  # [d]
