@@ -6,10 +6,12 @@ from ..method import Method
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
+from .fedlora import FedLoRA
 from .fedmerge import FedMerge
 from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .ffa_lora import FFALoRA
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -23,4 +25,6 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "fedlora": FedLoRA,
+    "ffa-lora": FFALoRA,
 }
