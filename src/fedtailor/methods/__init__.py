@@ -12,6 +12,7 @@ from .fedprox import FedProx
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
 from .ffa_lora import FFALoRA
+from .heterofl import HeteroFL
 from .local import Local
 from .pfedgate import PFedGate
 
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
     "fedmerge": FedMerge,
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
+    "heterofl": HeteroFL,
     "fedlora": FedLoRA,
     "ffa-lora": FFALoRA,
 }
