@@ -23,9 +23,11 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedhft import FedHFT
+from fedtailor.methods.fedmask import FedMask
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
+from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode, row
@@ -63,6 +65,8 @@ VARIANTS: dict[str, Method] = {
     "pfedgate, by client": PFedGate(adaptation="client", evaluation="client", solver="greedy"),
     "fedsq, masks": FedSQ(smooth="mask", max_pool="structural", cache="masks"),
     "fedmerge, LoRA": FedMerge(models=3, trainable="lora", normalise_rows=True, inner="all"),
+    "fedmask, without pruning": FedMask(sparsity=0.0, consensus=1.0),
+    "heterofl, all narrow": HeteroFL(widths=(0.5, 0.2), weights="examples", scaler=False),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
 }
 CASES = {**{name: method() for name, method in METHODS.items()}, **VARIANTS}

@@ -7,6 +7,7 @@ from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
 from .fedhft import FedHFT
 from .fedlora import FedLoRA
+from .fedmask import FedMask
 from .fedmerge import FedMerge
 from .fedprox import FedProx
 from .fedsdg import FedSDG
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     "pfedgate": PFedGate,
     "fedsq": FedSQ,
     "heterofl": HeteroFL,
+    "fedmask": FedMask,
     "fedlora": FedLoRA,
     "ffa-lora": FFALoRA,
 }
