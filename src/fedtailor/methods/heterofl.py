@@ -73,7 +73,7 @@ class HeteroFL(Method):
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if min(self.widths) < 1 and not self._groups(task):
             raise InputError(
-                f"model {task.backbone.name!r} has no trained layer whose width can be cut; "
+                f"found no trained layer of model {task.backbone.name!r} whose width can be cut; "
                 f"heterofl.widths is {list(self.widths)}; allowed for this model: [1.0]"
             )
 
