@@ -31,6 +31,7 @@ from fedtailor.methods.fedbabu import FedBABU
 from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedem import FedEM
 from fedtailor.methods.fedhft import FedHFT
+from fedtailor.methods.fedmask import FedMask
 from fedtailor.methods.fedmd import FedMD
 from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedper import FedPer
@@ -39,6 +40,7 @@ from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.fedsq import FedSQ
 from fedtailor.methods.flexlora import FlexLoRA
 from fedtailor.methods.flora import FLoRA
+from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.hetlora import HetLoRA
 from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.per_fedavg import PerFedAvg
@@ -86,6 +88,8 @@ VARIANTS: dict[str, Method] = {
     "ditto, LoRA": Ditto(trainable="lora", private_passes=2),
     "apfl, fixed": APFL(adaptive=False, optimiser=Optimiser("adam", lr=1e-3, eps=1e-3)),
     "per-fedavg, exact": PerFedAvg(form="exact", trainable="lora", lr_inner=0.1),
+    "fedmask, without pruning": FedMask(sparsity=0.0, consensus=1.0),
+    "heterofl, all narrow": HeteroFL(widths=(0.5, 0.2), weights="examples", scaler=False),
     "fedmerge, fixed": FedMerge(models=3, weights="fixed", selected=1, normalise=False),
     "fedsa-lora, private head": FedSALoRA(private_head=True),
     "flora, ranks by client": FLoRA(rank=(2, 8, 5)),

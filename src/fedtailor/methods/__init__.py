@@ -15,6 +15,8 @@ from .fedbn import FedBN
 from .feddpa import FedDPA
 from .fedem import FedEM
 from .fedhft import FedHFT
+from .fedlora import FedLoRA
+from .fedmask import FedMask
 from .fedmd import FedMD
 from .fedmerge import FedMerge
 from .fedopt import FedAdagrad, FedAdam, FedYogi
@@ -24,8 +26,10 @@ from .fedrep import FedRep
 from .fedsa_lora import FedSALoRA
 from .fedsdg import FedSDG
 from .fedsq import FedSQ
+from .ffa_lora import FFALoRA
 from .flexlora import FlexLoRA
 from .flora import FLoRA
+from .heterofl import HeteroFL
 from .hetlora import HetLoRA
 from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
@@ -73,4 +77,8 @@ METHODS: dict[str, type[Method]] = {
     "fedem": FedEM,
     "pfedmoe": PFedMoE,
     "fedmd": FedMD,
+    "heterofl": HeteroFL,
+    "fedmask": FedMask,
+    "fedlora": FedLoRA,
+    "ffa-lora": FFALoRA,
 }

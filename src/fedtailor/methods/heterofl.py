@@ -1,0 +1,134 @@
+"""HeteroFL: every client trains a sub-model of the width that it can afford.
+
+HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients.
+E. Diao, J. Ding, V. Tarokh. ICLR 2021.
+
+Client k has width r_k. Of a hidden layer of d units (channels) it holds the first ceil(r_k d), so
+of a weight W ``[d_out, d_in]`` the upper left block W^k; the model's inputs and outputs are whole.
+    client k:  W^k <- gradient steps from W^k on a network whose hidden layers are
+               phi(BN(Scaler(x W^k + b^k))),  Scaler(z) = z / r_k
+    server:    W[i, j] <- mean of W^k[i, j] over the clients of the round that hold it; elements
+               that nobody of the round holds stay
+
+Differs from the paper:
+- Which axes can be cut, and which together, is found by trying (`fedtailor.widths`). Transformers
+  are cut in the feed-forward's inner dimension and the pooler; the width between blocks stays.
+- The scaler divides by the share of a layer's units that the client holds, ceil(r_k d) / d, and by
+  nothing where that layer isn't cut. A client's own sub-model keeps it in use, since it was trained
+  with it; the whole model needs none, as in the paper.
+- Batch normalisation is the library's: running statistics are trained, sent and averaged as
+  parameters are. The paper's static one has none until the end of training, when the server asks
+  all clients for their statistics.
+- Not done: the masked cross-entropy, which leaves classes that a client hasn't got out of its loss;
+  widths drawn anew in each round (a client's is fixed here).
+- ``weights="examples"`` is not in the paper. Equation numbers could not be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Gt, Le, MinLen
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..layers import choose_trainable
+from ..method import Cohort, Method, Paper, Server
+from ..optim import Context, Optimiser, train
+from ..params import Params, weighted_sum
+from ..task import Backbone, Batch, Task
+from ..widths import Group, find_groups, held_weight, kept_units, narrow, widen
+
+Width = Annotated[float, Gt(0), Le(1)]
+_KEPT = "kept units"  # of each group, int64: which part of an upload at full shape was sent
+
+
+@dataclass(frozen=True)
+class HeteroFL(Method):
+    """FedAvg on sub-models: client k has width ``widths[k % len(widths)]``, the paper's r."""
+
+    name: ClassVar[str] = "heterofl"
+    family: ClassVar[str] = "sparse"
+    paper: ClassVar[Paper] = Paper(
+        "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous "
+        "Clients",
+        "Diao, Ding, Tarokh",
+        2021,
+        "ICLR",
+        "W[i, j] <- mean of W^k[i, j] over the k with i < r_k d_out, j < r_k d_in",
+    )
+
+    widths: Annotated[tuple[Width, ...], MinLen(1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    weights: Literal["uniform", "examples"] = "uniform"  # of the clients that hold an element
+    scaler: bool = True
+    layers: tuple[str, ...] = ()  # patterns of module paths to train; (): all
+    optimiser: Optimiser = Optimiser()
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, "full", 1, 1.0, self.layers)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if min(self.widths) < 1 and not self._groups(task):
+            raise InputError(
+                f"found no trained layer of model {task.backbone.name!r} whose width can be cut; "
+                f"heterofl.widths is {list(self.widths)}; allowed for this model: [1.0]"
+            )
+
+    def _groups(self, task: Task) -> tuple[Group, ...]:
+        return find_groups(task) if min(self.widths) < 1 else ()
+
+    def send(self, task: Task, server: Server, client: int) -> Params:
+        width = self.widths[client % len(self.widths)]
+        if width == 1:
+            return server
+        groups = self._groups(task)
+        return narrow(server, groups, [group.kept(width) for group in groups])
+
+    def _scaled(self, task: Task, state: Params) -> Params:
+        """The scaler, as a factor on weights and biases: (x W + b) / r = x (W / r) + b / r."""
+        if not self.scaler:
+            return state
+        scaled = dict(state)
+        groups = self._groups(task)
+        for group, units in zip(groups, kept_units(state, groups), strict=True):
+            for name in group.outputs if units < group.size else ():
+                scaled[name] = state[name] * (group.size / units)
+        return scaled
+
+    def local(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            return task.loss(self._scaled(task, state), batch, key)
+
+        return train(task, state, steps, context, self.optimiser, loss=loss)
+
+    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
+        return task.logits(self._scaled(task, state), batch)
+
+    def upload(self, task: Task, received: Params, trained: Params) -> Params:
+        groups = self._groups(task)
+        kept = torch.tensor(kept_units(trained, groups), device=task.device, dtype=torch.int64)
+        return {**widen(trained, groups), _KEPT: kept}
+
+    def pack(self, task: Task, upload: Params) -> Params:
+        cut = narrow(upload, self._groups(task), upload[_KEPT].tolist())
+        return {name: value for name, value in cut.items() if name != _KEPT}
+
+    def unpack(self, task: Task, packed: Params) -> Params:
+        return self.upload(task, {}, packed)
+
+    def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
+        w = cohort.shares if self.weights == "examples" else torch.ones_like(cohort.shares)
+        sums = weighted_sum({name: uploads[name] for name in server}, w)
+        total = held_weight(server, self._groups(task), uploads[_KEPT].tolist(), w)
+        return {
+            name: torch.where(total[name] > 0, sums[name] / total[name], old).to(old.dtype)
+            for name, old in server.items()
+        }
+
+    def precompute(self, task: Task, batch: Batch) -> Params:
+        return task.features(batch)
