@@ -7,13 +7,8 @@ import fedtailor
 
 ROOT = Path(fedtailor.__file__).parent
 FOR_METHODS = {
-<<<<<<< HEAD
     "params", "parts", "task", "optim", "method", "layers", "lowrank", "random", "errors",
-    "activations", "gating", "sparse", "knapsack",
-=======
-    "params", "parts", "task", "optim", "method", "layers", "random", "errors",
     "activations", "gating", "sparse", "knapsack", "widths",
->>>>>>> h-e
 }  # fmt: skip
 
 
