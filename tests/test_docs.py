@@ -29,7 +29,7 @@ def test_every_method_has_a_page_and_says_where_it_differs(name: str) -> None:
     assert len(page) > 200
     module = __import__(METHODS[name].__module__, fromlist=["_"])
     assert module.__doc__ is not None
-    assert "Differs from the paper:" in module.__doc__
+    assert "Differs from the paper" in module.__doc__
 
 
 def test_every_experiment_file_is_valid() -> None:

@@ -7,7 +7,7 @@ H. Fan, F. Wang, L. Qu. ICLR 2025.
     up:        A_k
     server:    A <- sum_k p_k A_k,  p_k = n_k / n
 
-Differs from the paper, of which only summaries were at hand:
+Differs from the paper (only summaries of it were at hand):
 - The server weighs clients by their examples, as FedAvg does here, not by the plain mean.
 - The task head, with its batch normalisation's statistics, is trained and averaged as A is: what
   the paper does with it on GLUE could not be checked. ``private_head=True`` keeps it with B_k.

@@ -8,7 +8,7 @@ J. Bai, D. Chen, B. Qian, L. Yao, Y. Li. NeurIPS 2024.
     server:    W = sum_k p_k B_k A_k,  p_k = n_k / n
                U, S, V = SVD(W);  client k gets  B = U[:, :r_k] S[:r_k],  A = V[:r_k]
 
-Differs from the paper, of which only summaries were at hand (the split of S could not be checked):
+Differs from the paper (only summaries were at hand; the split of S could not be checked):
 - W is never formed: QR of the factors side by side, and the SVD of their core, in float64. Of the
   SVD the server keeps the largest client's rank r. The largest entry of every row of A is positive.
 - A is sqrt(d_in / r) V, and B is U S divided by as much, so that the rows of A stay as long as they

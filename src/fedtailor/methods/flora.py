@@ -8,7 +8,7 @@ Z. Shen, Y. He, G. Sun, H. Wang, L. Lyu, A. Li. NeurIPS 2024.
     server:    B = [B_1, ..., B_c],  A = [p_1 A_1; ...; p_c A_c],  p_k = n_k / n
                W <- W + s B A  =  W + s sum_k p_k B_k A_k
 
-Differs from the paper, of which only summaries were at hand:
+Differs from the paper (only summaries of it were at hand):
 - The server holds W - W0, one dense matrix ``delta`` a projection, and sends it every round. In the
   paper it sends the round's stacked B and A, (r_1 + ... + r_c)(d_in + d_out) numbers a projection,
   and every client adds their product to the model that it keeps, so that who misses a round needs

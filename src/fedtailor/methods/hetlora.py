@@ -11,7 +11,7 @@ Client k, of rank r_k, with q_k = floor(gamma r_k), s = alpha / r, r the largest
 Server, S_k = ||B_k A_k||_F, each factor padded with zeros to rank r:
     B <- sum_k S_k B_k / sum_j S_j,   A <- sum_k S_k A_k / sum_j S_j
 
-Differs from the paper, of which only summaries were at hand:
+Differs from the paper (only summaries of it were at hand):
 - The paper's gamma and lam could not be checked; the defaults are this library's.
 - A model has several projections: a client has one rank for all of them, and its pruning looks at
   the sum of the products of norms; S_k is of each projection on its own. A rank never falls below
