@@ -59,7 +59,7 @@ FEDERATIONS = {"digits": digits_federation(), "text": topics_federation()}
 BACKBONES = {"digits": digits_backbone(), "text": tiny_bert()}
 PLAN = Plan(
     rounds=3,
-    local=LocalConfig(batch_size=8, epochs=1),
+    local=LocalConfig(batch_size=16),
     cohort=CohortConfig(size=4),
     evaluate=EvaluateConfig(every=3),
 )
@@ -279,7 +279,7 @@ def test_training_lowers_the_loss(name: str, on: str) -> None:
     plan = replace(
         PLAN,
         rounds=8,
-        local=LocalConfig(batch_size=8, epochs=2),
+        local=LocalConfig(batch_size=8, epochs={"digits": 2, "text": 1}[on]),
         cohort=CohortConfig(),
         engine=EngineConfig("vectorised"),
         evaluate=EvaluateConfig(every=8, clients=1),
