@@ -86,6 +86,17 @@ def test_a_cohort_is_cut_with_its_examples() -> None:
     assert cut.shares.tolist() == [0.25, 0.75]
 
 
+def test_running_statistics_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the digits net, they make nearly all of the distance between two uploads."""
+    scored: set[str] = set()
+
+    def select(self: Robust, uploads: Params) -> None:
+        scored.update(uploads)
+
+    monkeypatch.setattr(Robust, "select", select)
+    assert last_server(Robust()).keys() - scored == {"norm.running_mean", "norm.running_var"}
+
+
 def test_bad_settings_are_told() -> None:
     with pytest.raises(InputError, match=r"attackers = 2 needs .* more than 6 .* 0 to 1"):
         last_server(Robust("krum", attackers=2))

@@ -9,6 +9,7 @@ Of c uploads V_i, f of them perhaps false, i -> j for the c - f - 2 uploads V_j 
 
 Differs from the paper:
 - What is let through is aggregated as the method does it, with its weights, not by the plain mean.
+- Running statistics of batch normalisations are let through with their upload, but not scored.
 - A cohort of three or fewer, where c - f - 2 < 1, is scored by the nearest upload.
 - m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
 """
