@@ -102,6 +102,10 @@ def test_bad_settings_are_told() -> None:
         last_server(Robust("krum", attackers=2))
     with pytest.raises(InputError, match=r"keep = 6 is more than the 5.* allowed: 1 to 5"):
         last_server(Robust("multi-krum", keep=6))
+    with pytest.raises(InputError, match=r"keep = 2 is for rule 'multi-krum'; the rule is 'krum'"):
+        last_server(Robust("krum", keep=2))
+    with pytest.raises(InputError, match=r"attackers = 1 without a rule; .* 'krum' or"):
+        last_server(Robust(attackers=1))
     with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'median'"):
         parse({"methods": {"fedavg": {"robust": {"rule": "median"}}}})
     experiment = parse({"methods": {"fedavg": {"robust": {"rule": "krum", "attackers": 1}}}})
