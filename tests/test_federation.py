@@ -78,6 +78,15 @@ def test_a_sample_of_clients_stands_for_all() -> None:
     assert FEDERATION.evaluation_clients(2) == FEDERATION.evaluation_clients(2)
 
 
+def test_novel_clients_are_not_in_the_sample_and_leave_it_as_large() -> None:
+    for seed in range(9):
+        federation = reseeded(FEDERATION, seed)
+        sample = federation.evaluation_clients(2, novel=3)
+        assert len(sample) == 2
+        assert not federation.novel(3) & set(sample)
+        assert len(federation.evaluation_clients(1, novel=3)) == 1
+
+
 def test_an_empty_client_is_refused_by_number() -> None:
     with pytest.raises(InputError, match="client 1 has no training examples"):
         digits_federation((3, 0, 2)).check()

@@ -86,11 +86,26 @@ def test_a_cohort_is_cut_with_its_examples() -> None:
     assert cut.shares.tolist() == [0.25, 0.75]
 
 
+def test_running_statistics_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the digits net, they make nearly all of the distance between two uploads."""
+    scored: set[str] = set()
+
+    def select(self: Robust, uploads: Params) -> None:
+        scored.update(uploads)
+
+    monkeypatch.setattr(Robust, "select", select)
+    assert last_server(Robust()).keys() - scored == {"norm.running_mean", "norm.running_var"}
+
+
 def test_bad_settings_are_told() -> None:
     with pytest.raises(InputError, match=r"attackers = 2 needs .* more than 6 .* 0 to 1"):
         last_server(Robust("krum", attackers=2))
     with pytest.raises(InputError, match=r"keep = 6 is more than the 5.* allowed: 1 to 5"):
         last_server(Robust("multi-krum", keep=6))
+    with pytest.raises(InputError, match=r"keep = 2 is for rule 'multi-krum'; the rule is 'krum'"):
+        last_server(Robust("krum", keep=2))
+    with pytest.raises(InputError, match=r"attackers = 1 without a rule; .* 'krum' or"):
+        last_server(Robust(attackers=1))
     with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'median'"):
         parse({"methods": {"fedavg": {"robust": {"rule": "median"}}}})
     experiment = parse({"methods": {"fedavg": {"robust": {"rule": "krum", "attackers": 1}}}})

@@ -1,3 +1,6 @@
+import dataclasses
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
@@ -43,6 +46,22 @@ def test_state_buffers_travel_with_the_state_and_are_not_trained() -> None:
     empty = {**BATCH, "weight": torch.zeros(6)}
     same, _ = train(task, trained, [empty], Context(random.key(0)), Optimiser())
     assert same["dropout.steps"] == 3
+
+
+@pytest.mark.parametrize("kind", ["classification", "causal-lm"])
+def test_what_is_no_number_hits_nothing(kind: Literal["classification", "causal-lm"]) -> None:
+    """Though argmax takes the first of logits that are not numbers for the largest."""
+    task = Task(dataclasses.replace(digits_backbone(), kind=kind))
+    logits = torch.zeros(2, 3, 4)
+    logits[0] = torch.nan
+    labels = {
+        "labels": torch.zeros(2, dtype=torch.int64),
+        "input_ids": torch.zeros(2, 3, dtype=torch.int64),
+        "attention_mask": torch.ones(2, 3),
+    }
+    scores = task.score(logits[:, 0] if kind == "classification" else logits, labels)
+    assert scores.correct.tolist() == ([0, 1] if kind == "classification" else [0, 2])
+    assert scores.loss.isnan().tolist() == [True, False]
 
 
 def test_the_loss_is_the_mean_of_a_steps_scores_and_needs_no_labels_for_logits() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,6 +111,34 @@ def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
     assert tuning.spaces["fedavg"]["optimiser.lr"] == (0.01, 0.3)
 
 
+def test_a_range_of_whole_numbers_is_searched_for_whole_numbers(tmp_path: Path) -> None:
+    text = FILE.replace("optimiser.lr = [0.01, 0.3]", "rank = {low = 1, high = 64, log = true}")
+    tuning = load(written(tmp_path, text[: text.index("[tune.space.fedprox]")]), ["tune.trials=3"])
+    found = [o.settings["rank"] for o in search(tuning, tmp_path / "out") if o.label == "fedavg"]
+    assert all(isinstance(rank, int) and 1 <= rank <= 64 for rank in found)
+    assert len(set(found)) > 1
+    assert experiments.load(tmp_path / "out" / "best.toml").methods["fedavg"].rank in found  # type: ignore[attr-defined]
+
+
+def test_no_setting_of_a_list_is_drawn_twice(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE[: FILE.index("[methods.near]")] + FILE[FILE.index("[tune") :])
+    text = path.read_text().replace("[0.01, 0.3]", "[0.01, 0.02, 0.03, 0.04]")
+    path.write_text(text[: text.index("[tune.space.fedprox]")])
+    for sampler in ("random", "auto"):
+        tuning = load(path, [f"tune.sampler={sampler}"])
+        found = [o.settings["optimiser.lr"] for o in search(tuning, tmp_path / sampler)]
+        assert sorted(found) == [0.01, 0.02, 0.03, 0.04]
+
+
+def test_a_result_that_is_no_number_is_never_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtailor.tune.metric_of", lambda runs: "loss")
+    monkeypatch.setattr("fedtailor.tune.summary", lambda *_: SimpleNamespace(mean=math.nan))
+    with pytest.raises(InputError, match="all 2 trials of fedavg diverged; the last: loss on val"):
+        list(search(load(written(tmp_path)), tmp_path / "out"))
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -122,7 +152,10 @@ def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
         ("tune.space.fedprox.nu=[1]", "unknown key 'nu' in methods.near"),
         ("tune.space.fedprox.mu=[-1]", "methods.near.mu = -1"),
         ("tune.space.fedprox.mu=3", "tune.space.near.mu = 3: must be a list of values"),
-        ("tune.space.fedprox.mu={low=1, high=0}", "low must be below high"),
+        ("tune.space.fedprox.mu={low=1, high=0}", "near.mu: low = 1.0, .* low must be below high"),
+        ("tune.space.fedprox.mu={low=0, high=1, log=true}", "above 0 with log"),
+        ("tune.space.fedprox.mu={low=0.5}", "near.mu = .*: a range needs low and high"),
+        ("tune.space.all.optimizer.lr=[1]", "all.optimizer.lr: none of .* methods has this field"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, message: str) -> None:

@@ -186,7 +186,9 @@ class _Simulation:
     def _aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
         """On the uploads' device: the task's, or the CPU for those on disk."""
         device = next((value.device for value in uploads.values()), self.task.device)
-        rows = self.method.robust.select(uploads)
+        # running statistics would drown what clients ask for: they are far larger than updates
+        scored = {name: v for name, v in uploads.items() if name not in self.task.buffers}
+        rows = self.method.robust.select(scored)
         if rows is not None:
             uploads = {name: value[rows] for name, value in uploads.items()}
             cohort = cohort.only(rows)
@@ -265,7 +267,7 @@ class _Simulation:
     def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method = self.plan.evaluate, self.method
         novel = self.federation.novel(self.plan.cohort.novel)
-        clients = [c for c in self.federation.evaluation_clients(config.clients) if c not in novel]
+        clients = self.federation.evaluation_clients(config.clients, self.plan.cohort.novel)
         shared = method.global_state(self.task, server)
         # with nothing private, nothing personal in what is sent and no fine-tuning: one model
         single = (

@@ -129,13 +129,16 @@ class Federation:
         }
         return shares[split][client]
 
-    def evaluation_clients(self, count: int | None) -> tuple[int, ...]:
-        """All clients, or the ``count`` that stand for them, the same in every round."""
-        if count is None or count >= self.num_clients:
-            return tuple(range(self.num_clients))
+    def evaluation_clients(self, count: int | None, novel: int = 0) -> tuple[int, ...]:
+        """All clients but the ``novel`` ones, or the ``count`` that stand for them, the same in
+        every round."""
+        left_out = self.novel(novel)
+        pool = tuple(k for k in range(self.num_clients) if k not in left_out)
+        if count is None or count >= len(pool):
+            return pool
         rng = random.generator(self.seed, "evaluation clients")
-        drawn: Indices = rng.choice(self.num_clients, count, replace=False, shuffle=False)
-        return tuple(sorted(map(int, drawn)))
+        drawn: Indices = rng.choice(len(pool), count, replace=False, shuffle=False)
+        return tuple(pool[at] for at in sorted(map(int, drawn)))
 
     def check(self) -> None:
         """Raise InputError if a client has nothing to train on."""

@@ -9,6 +9,7 @@ Of c uploads V_i, f of them perhaps false, i -> j for the c - f - 2 uploads V_j 
 
 Differs from the paper:
 - What is let through is aggregated as the method does it, with its weights, not by the plain mean.
+- Running statistics of batch normalisations are let through with their upload, but not scored.
 - A cohort of three or fewer, where c - f - 2 < 1, is scored by the nearest upload.
 - m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
 """
@@ -37,8 +38,18 @@ class Robust:
     keep: Annotated[int, Gt(0)] | None = None  # None: c - f - 2, at least 1
 
     def check(self, cohort_size: int) -> None:
-        """Raise InputError if the cohort is too small for the attackers or for ``keep``."""
+        """Raise InputError if the cohort is too small for the attackers or for ``keep``, or if the
+        rule has no use for them."""
+        if self.keep is not None and self.rule != "multi-krum":
+            raise InputError(
+                f"robust.keep = {self.keep} is for rule 'multi-krum'; the rule is {self.rule!r}"
+            )
         if self.rule == "none":
+            if self.attackers:
+                raise InputError(
+                    f"robust.attackers = {self.attackers} without a rule; robust.rule may be "
+                    f"'krum' or 'multi-krum'"
+                )
             return
         most = max(0, (cohort_size - 3) // 2)
         if self.attackers > most:

@@ -199,14 +199,16 @@ class Task:
         return logits, self._step.leave()
 
     def score(self, logits: Tensor, batch: Batch) -> Scores:
-        """Cross-entropy (natural logarithm) and top-1 hits, an example."""
+        """Cross-entropy (natural logarithm) and top-1 hits, an example; none where the loss is no
+        number, as of a model whose fine-tuning diverged."""
         if self.backbone.kind == "classification":
             labels = batch["labels"]
             loss = F.cross_entropy(logits, labels, reduction="none")
-            return Scores(loss, (logits.argmax(-1) == labels).float(), torch.ones_like(loss))
+            hits = (logits.argmax(-1) == labels) & ~loss.isnan()
+            return Scores(loss, hits.float(), torch.ones_like(loss))
         targets, real = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:]
         logits = logits[:, :-1]
         flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         loss = flat.view(targets.shape) * real
-        hits = (logits.argmax(-1) == targets) * real
+        hits = (logits.argmax(-1) == targets) * ~loss.isnan() * real
         return Scores(loss.sum(1), hits.sum(1), real.sum(1))

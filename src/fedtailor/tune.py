@@ -38,18 +38,12 @@ class TuneConfig:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``, both included; ``log``: drawn evenly by magnitude."""
+    """Numbers from ``low`` to ``high``, both included, whole ones for a field that takes no others;
+    ``log``: drawn evenly by magnitude."""
 
     low: float
     high: float
     log: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse an empty range, and the logarithm of what isn't positive."""
-        if not self.low < self.high or (self.log and self.low <= 0):
-            raise InputError(
-                f"low = {self.low}, high = {self.high}: low must be below high; above 0 with log"
-            )
 
 
 Space = dict[str, tuple[Any, ...] | Range]  # of one method, by dotted field
@@ -139,6 +133,9 @@ def _spaces(experiment: Experiment, given: Any) -> dict[str, Space]:
             _check_values(experiment, label, spaces[label])
     if not spaces:
         raise InputError("tune.space names no field of the experiment's methods")
+    used = {key for space in spaces.values() for key in space}
+    for key in (key for key, _ in _searched(given.get("all", {})) if key not in used):
+        raise InputError(f"tune.space.all.{key}: none of the experiment's methods has this field")
     return spaces
 
 
@@ -153,7 +150,15 @@ def _searched(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _values(where: str, given: Any) -> tuple[Any, ...] | Range:
     if isinstance(given, Mapping):
-        return build(Range(0.0, 1.0), given, where)
+        if "high" not in given:
+            raise InputError(f"{where} = {dict(given)}: a range needs low and high")
+        made = build(Range(0.0, 1.0), given, where)
+        if not made.low < made.high or (made.log and made.low <= 0):
+            raise InputError(
+                f"{where}: low = {made.low}, high = {made.high}: low must be below high; above 0 "
+                f"with log"
+            )
+        return made
     if not isinstance(given, list) or not given:
         raise InputError(f"{where} = {given!r}: must be a list of values, or {{low, high, log}}")
     return tuple(given)
@@ -173,6 +178,16 @@ def _with(experiment: Experiment, label: str, settings: Mapping[str, Any]) -> Ex
         set_dotted(nested, key, value)
     method = build(experiment.methods[label], nested, f"methods.{label}")
     return replace(experiment, methods={label: method})
+
+
+def _is_whole(experiment: Experiment, label: str, key: str, values: Range) -> bool:
+    """Whether the method's field takes whole numbers alone."""
+    between = values.low + min(0.5, (values.high - values.low) / 2)
+    try:
+        _with(experiment, label, {key: between})
+    except InputError:
+        return True
+    return False
 
 
 def _grid_size(space: Space) -> int | None:
@@ -232,10 +247,14 @@ def best(outcomes: Sequence[Outcome], label: str) -> Outcome:
 def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
     space = tuning.spaces[label]
     study = _study(tuning, label, space)
+    ranges = {key: values for key, values in space.items() if isinstance(values, Range)}
+    whole = {k for k, v in ranges.items() if _is_whole(tuning.experiment, label, k, v)}
     done: list[Outcome] = []
 
     def objective(trial: optuna.Trial) -> float:
-        settings = {key: _suggest(trial, key, values) for key, values in space.items()}
+        settings = {
+            key: _suggest(trial, key, values, key in whole) for key, values in space.items()
+        }
         folder = out / "trials" / label / f"{trial.number:03d}"
         outcome = _evaluate(tuning, label, trial.number, settings, folder)
         done.append(outcome)
@@ -251,8 +270,10 @@ def _study(tuning: Tuning, label: str, space: Space) -> optuna.Study:
     seed = int(random.generator(tuning.seed, "tune", label).integers(2**31))
     grids = {key: range(len(v)) for key, v in space.items() if not isinstance(v, Range)}
     kind = tuning.config.sampler
-    if kind == "auto":
-        kind = "grid" if len(grids) == len(space) else "tpe"
+    if len(grids) == len(space) and kind != "tpe":
+        kind = "grid"  # in a random order, and no point twice
+    elif kind == "auto":
+        kind = "tpe"
     sampler: optuna.samplers.BaseSampler
     if kind == "grid":
         sampler = optuna.samplers.GridSampler(grids, seed=seed)
@@ -263,8 +284,10 @@ def _study(tuning: Tuning, label: str, space: Space) -> optuna.Study:
     return optuna.create_study(direction="maximize", sampler=sampler)
 
 
-def _suggest(trial: optuna.Trial, key: str, values: tuple[Any, ...] | Range) -> Any:
+def _suggest(trial: optuna.Trial, key: str, values: tuple[Any, ...] | Range, whole: bool) -> Any:
     if isinstance(values, Range):
+        if whole:
+            return trial.suggest_int(key, int(values.low), int(values.high), log=values.log)
         return trial.suggest_float(key, values.low, values.high, log=values.log)
     return values[trial.suggest_categorical(key, range(len(values)))]
 
@@ -283,6 +306,8 @@ def _evaluate(
     evaluated = by_round(done.trials[0], "personal", "validation")
     means = {round_: summary(found, metric).mean for round_, found in evaluated.items()}
     round_ = best_round(means, higher_is_better=higher)
+    if math.isnan(means[round_]):
+        return Outcome(label, number, settings, None, None, f"{metric} on validation is nan")
     return Outcome(label, number, settings, means[round_] * (1 if higher else -1), round_)
 
 

@@ -163,7 +163,7 @@ def test_exported_factors_are_those_of_the_chosen_model() -> None:
     task = Task(linear_backbone(BANK[0]), method.adapt)
     server = {n: torch.randn_like(v) for n, v in method.init_server(task, 5, key(0)).items()}
     state = {**server, "own.choice": torch.tensor(1)}
-    A, B = method.lora(task, state)["linear"]
+    A, B = method.lora(task, method.in_use(task, state))["linear"]
     x = batch_of(1)
     expected = x["x"] @ (torch.tensor(BANK[0]) + B @ A).T
     torch.testing.assert_close(method.predict(task, state, x), expected)

@@ -138,6 +138,9 @@ class Scaffold(Method):
     def global_state(self, task: Task, server: Server) -> Params | None:
         return {name: server[name] for name in task.state}
 
+    def in_use(self, task: Task, state: Params) -> Params:
+        return {name: state[name] for name in task.state}
+
     def precompute(self, task: Task, batch: Batch) -> Params:
         return task.features(batch)
 

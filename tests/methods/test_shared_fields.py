@@ -1,0 +1,96 @@
+"""Of every method that chooses what it trains as FedAvg does: these fields do what they say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.small import digits_backbone, digits_federation
+
+from fedtailor.engine import new_store, rounds
+from fedtailor.evaluation import EvaluateConfig
+from fedtailor.export import HEAD_FILE, export_adapter
+from fedtailor.federation import LocalConfig
+from fedtailor.method import Method
+from fedtailor.methods import METHODS
+from fedtailor.params import decode
+from fedtailor.plan import CohortConfig, Plan
+from fedtailor.task import Task
+
+LITTLE = EvaluateConfig(clients=1, global_model=False)
+SHARED = {"trainable", "layers", "rank", "alpha"}
+METHODS_OF_ANY_PART = [
+    name
+    for name, kind in METHODS.items()
+    if {f.name for f in fields(kind)} >= SHARED and name != "pfedmoe"  # its experts are copies
+]
+A, B = "hidden.lora_A.default.weight", "hidden.lora_B.default.weight"
+HIDDEN, HEAD = {"hidden.weight", "hidden.bias"}, {"head.weight", "head.bias"}
+
+
+def made(name: str, **chosen: Any) -> tuple[Method, Task]:
+    method = replace(METHODS[name](), **chosen)
+    return method, Task(digits_backbone(), method.adapt)
+
+
+@pytest.mark.parametrize("name", METHODS_OF_ANY_PART)
+def test_what_is_trained_follows_trainable_and_layers(name: str) -> None:
+    assert made(name)[1].trained > {"conv.weight"} | HIDDEN | HEAD
+    assert made(name, layers=("hid*", "head"))[1].trained == HIDDEN | HEAD
+    assert made(name, trainable="head")[1].trained == HEAD
+    assert made(name, trainable="lora")[1].trained == {A, B} | HEAD
+
+
+@pytest.mark.parametrize("name", METHODS_OF_ANY_PART)
+def test_rank_and_alpha_are_loras_where_it_is_used_and_where_it_is_exported(name: str) -> None:
+    batch = digits_federation().batch(digits_federation().rows(0, "test"))
+    found, logits = [], []
+    for alpha, added in ((6.0, 0.2), (12.0, 0.1)):  # the same product
+        method, task = made(name, trainable="lora", rank=3, alpha=alpha)
+        assert len(task.state[A]) == 3
+        state = {**task.state, B: task.state[B] + added}
+        logits.append(task.logits(state, batch))
+        assert not torch.allclose(logits[-1], task.logits(task.state, batch), atol=1e-3)
+        found.append(method.lora(task, state))
+    torch.testing.assert_close(*logits)
+    if name != "fedem":  # a client uses several models, and exports none
+        for factors in found:
+            assert factors["hidden"][0].equal(task.state[A])
+            torch.testing.assert_close(factors["hidden"][1], torch.full((16, 3), 0.4))
+
+
+def personal_models() -> list[str]:
+    """Methods whose clients keep a model as it is used, and that know its adapter."""
+    method = {name: kind() for name, kind in METHODS.items()}
+    return [
+        name
+        for name in METHODS_OF_ANY_PART
+        if not method[name].personal_passes and name not in ("fedbn", "fedem")
+    ]
+
+
+@pytest.mark.parametrize("name", personal_models())
+def test_what_is_exported_is_what_predicts(name: str, tmp_path: Path) -> None:
+    """For a client that took part, and one that did not."""
+    method, task = made(name, trainable="lora")
+    federation = digits_federation()
+    store = new_store(method, task, federation)
+    plan = Plan(1, LocalConfig(batch_size=16), CohortConfig(size=2), evaluate=LITTLE)
+    done = next(rounds(method, task, federation, plan, store=store))
+    batch = federation.batch(federation.rows(0, "test"))
+    plain = Task(digits_backbone())
+    for client in (done.cohort.clients[0], min({*range(5)} - {*done.cohort.clients})):
+        state = {**method.send(task, done.server, client), **store.read(client)}
+        out = export_adapter(method, task, state, tmp_path / str(client))
+        tensors = decode((out / "adapter_model.safetensors").read_bytes())
+        path = "base_model.model.hidden.lora_{}.weight"
+        assert tensors.keys() == {path.format(factor) for factor in "AB"}
+        weight = (
+            plain.state["hidden.weight"] + tensors[path.format("B")] @ tensors[path.format("A")]
+        )
+        head = decode((out / HEAD_FILE).read_bytes())
+        logits = plain.logits({**plain.state, "hidden.weight": weight, **head}, batch)
+        torch.testing.assert_close(logits, method.predict(task, state, batch), atol=1e-5, rtol=1e-5)
