@@ -133,8 +133,8 @@ class IFCA(Method):
             moved.append(theta)
         return {_BANK + n: torch.stack([theta[n] for theta in moved]) for n in moved[0]}
 
-    def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
-        return task.logits(_chosen(state, state[_CHOICE]), batch)
+    def in_use(self, task: Task, state: Params) -> Params:
+        return _chosen(state, state[_CHOICE])
 
     def precompute(self, task: Task, batch: Batch) -> Params:
         return task.features(batch)
@@ -143,7 +143,7 @@ class IFCA(Method):
         return {"cluster": state[_CHOICE]}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(_chosen(state, state[_CHOICE]), self.alpha / self.rank)
+        return lora_factors(state, self.alpha / self.rank)
 
 
 def _model(state: Params, j: int) -> Params:
