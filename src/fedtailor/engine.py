@@ -77,7 +77,24 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
     method.robust.check(cohort_size)
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
+    if method.needs_public_labels:
+        _check_public_labels(method, federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
+
+
+def _check_public_labels(method: Method, federation: Federation) -> None:
+    public, own = federation.public, federation.dataset
+    there = () if public is None or public.labels is None else public.classes
+    if not there or list(there) != list(own.classes):
+        raise InputError(
+            f"{method.name} as configured trains on the public examples' labels: their classes "
+            f"({_listed(there)}) must be the clients' ({_listed(own.classes)})"
+        )
+
+
+def _listed(classes: Sequence[str]) -> str:
+    more = f", ... {len(classes)} in all" if len(classes) > 5 else ""
+    return ", ".join(classes[:5]) + more if classes else "none"
 
 
 def rounds(

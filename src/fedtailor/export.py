@@ -23,25 +23,34 @@ def export_adapter(method: Method, task: Task, state: Params, out: Path) -> Path
     ``head.safetensors``, under the model's own names.
 
     Raises:
-        InputError: the method trains no adapter.
+        InputError: the method trains no adapter, or none that alone makes the model.
     """
     from peft import LoraConfig
 
     state = method.in_use(task, state)
     factors = method.lora(task, state)
     if not factors:
-        raise InputError(f"{method.name} as configured trains no adapter; nothing to export")
+        raise InputError(
+            f"{method.name} as configured trains no adapter, or several that no one adapter can "
+            f"stand for; nothing to export"
+        )
     out.mkdir(parents=True, exist_ok=True)
     strip = task.backbone.encoder_prefix
-    rank = next(iter(factors.values()))[0].shape[0]
+    ranks: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}
     for path, (A, B) in factors.items():
         name = f"base_model.model.{path.removeprefix(strip)}"
+        ranks[path.removeprefix(strip)] = len(A)
         tensors[f"{name}.lora_A.weight"] = A
         tensors[f"{name}.lora_B.weight"] = B
-    targets = [path.removeprefix(strip) for path in factors]
+    rank = next(iter(ranks.values()))
+    others = {path: own for path, own in ranks.items() if own != rank}
     # B holds the scaling already, so alpha = rank: PEFT's factor alpha / rank is 1
-    LoraConfig(r=rank, lora_alpha=rank, target_modules=targets).save_pretrained(str(out))
+    config = LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=list(ranks), rank_pattern=others,
+        alpha_pattern=dict(others),
+    )  # fmt: skip
+    config.save_pretrained(str(out))
     write_atomically(out / "adapter_model.safetensors", encode(tensors))
     head = {name: value for name, value in state.items() if task.in_head(name)}
     if head:

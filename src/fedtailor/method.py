@@ -72,6 +72,11 @@ class Method(ABC):
         what it trains; the model may be changed in place."""
         return backbone.model
 
+    @property
+    def needs_public_labels(self) -> bool:
+        """Whether `local` trains on the labels of ``context.public``, too."""
+        return False
+
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         """Raise InputError where the hyper-parameters don't fit the federation; called first."""
         return

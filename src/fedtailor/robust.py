@@ -63,14 +63,24 @@ class Robust:
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
 
+    def let_through(self, cohort_size: int) -> int:
+        """How many uploads of a cohort the server gets to see.
+
+        >>> [Robust(rule, attackers=1).let_through(7) for rule in ("none", "krum", "multi-krum")]
+        [7, 1, 4]
+        """
+        if self.rule == "none":
+            return cohort_size
+        kept = 1 if self.rule == "krum" else self.keep or cohort_size - self.attackers - 2
+        return max(1, kept)
+
     def select(self, uploads: Params) -> Tensor | None:
         """The rows to let through, ascending int64 ``[m]``, of uploads stacked ``[c, ...]``; None:
         all."""
         if self.rule == "none" or not uploads:
             return None
         scores = krum_scores(uploads, self.attackers)
-        kept = 1 if self.rule == "krum" else self.keep or len(scores) - self.attackers - 2
-        return scores.argsort(stable=True)[: max(1, kept)].sort().values
+        return scores.argsort(stable=True)[: self.let_through(len(scores))].sort().values
 
 
 def krum_scores(uploads: Params, attackers: int) -> Tensor:

@@ -17,6 +17,7 @@ from fedtailor.methods.fedmask import FedMask, retain
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, decode, encode
 from fedtailor.random import key
+from fedtailor.robust import Robust
 from fedtailor.task import Backbone, Task
 
 Matrix = NDArray[np.float64]
@@ -177,6 +178,10 @@ def test_what_cannot_be_masked_is_refused() -> None:
     method, task = make()
     with pytest.raises(InputError, match="the cohort has 1; allowed: 2 or more"):
         method.check(task, 5, 1, 1)
+    for alone in (Robust("krum"), Robust("multi-krum", keep=1), Robust("multi-krum", attackers=1)):
+        with pytest.raises(InputError, match=rf"robust\.rule = '{alone.rule}' lets one through"):
+            FedMask(robust=alone).check(task, 5, 4, 1)
+    FedMask(robust=Robust("multi-krum")).check(task, 5, 4, 1)
 
 
 @pytest.mark.parametrize(

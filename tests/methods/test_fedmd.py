@@ -13,13 +13,14 @@ from tests.golden import SIZES, X, Y, batch_of, linear_backbone, softmax, softma
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
 from fedtailor.client import client_round
-from fedtailor.engine import CohortConfig, Plan, rounds
+from fedtailor.engine import check, rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Cohort
 from fedtailor.methods.fedmd import FedMD
 from fedtailor.methods.local import Local
 from fedtailor.optim import Context, Optimiser, train
 from fedtailor.params import Params, stack
+from fedtailor.plan import CohortConfig, Plan
 from fedtailor.random import key
 from fedtailor.task import Batch, Task
 
@@ -195,3 +196,17 @@ def test_what_does_not_fit_is_refused() -> None:
     without = replace(digits_federation((9, 3)), public=None)
     with pytest.raises(InputError, match="fedmd needs public examples"):
         next(rounds(FedMD(), task, without, Plan(1, cohort=CohortConfig())))
+
+
+def test_pretraining_needs_the_clients_own_classes() -> None:
+    task, federation = Task(digits_backbone(), FedMD().adapt), digits_federation((9, 3))
+    public = federation.public
+    assert public is not None
+    check(FedMD(pretrain=1), task, federation, Plan(1))
+    others = replace(public, classes=[f"c{i}" for i in range(12)])
+    for wrong, there in ((others, "c0, c1, c2, c3, c4, ... 12 in all"),
+                         (replace(public, labels=None), "none")):  # fmt: skip
+        far = replace(federation, public=wrong)
+        check(FedMD(), task, far, Plan(1))
+        with pytest.raises(InputError, match=rf"classes \({there}\) must be the clients' \(0, 1,"):
+            check(FedMD(pretrain=1), task, far, Plan(1))

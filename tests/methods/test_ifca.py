@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax, softmax_gradient
 from tests.small import SIZES, digits_backbone, last_round
 
 from fedtailor.client import client_round
 from fedtailor.errors import InputError
 from fedtailor.executors import EngineConfig
+from fedtailor.export import export_adapter
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.ifca import IFCA
 from fedtailor.optim import Context, Optimiser
@@ -158,15 +161,19 @@ def test_models_start_apart() -> None:
             assert (relative < 3 * least).all()
 
 
-def test_exported_factors_are_those_of_the_chosen_model() -> None:
+def test_what_is_exported_is_the_chosen_model_with_its_head(tmp_path: Path) -> None:
     method = IFCA(clusters=2, trainable="lora", rank=1, alpha=3.0)
-    task = Task(linear_backbone(BANK[0]), method.adapt)
+    task = Task(digits_backbone(), method.adapt)
     server = {n: torch.randn_like(v) for n, v in method.init_server(task, 5, key(0)).items()}
     state = {**server, "own.choice": torch.tensor(1)}
-    A, B = method.lora(task, method.in_use(task, state))["linear"]
-    x = batch_of(1)
-    expected = x["x"] @ (torch.tensor(BANK[0]) + B @ A).T
-    torch.testing.assert_close(method.predict(task, state, x), expected)
+    export_adapter(method, task, state, tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    A, B = (tensors[f"base_model.model.hidden.lora_{f}.weight"] for f in "AB")
+    plain = Task(digits_backbone())
+    weight = plain.state["hidden.weight"] + B @ A
+    alone = {**plain.state, **load_file(tmp_path / "head.safetensors"), "hidden.weight": weight}
+    batch = {"pixel_values": torch.rand(3, 1, 8, 8)}
+    torch.testing.assert_close(method.predict(task, state, batch), plain.logits(alone, batch))
 
 
 @pytest.mark.parametrize(

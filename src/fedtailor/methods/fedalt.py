@@ -19,6 +19,7 @@ Differs from the paper:
 - Its language models have no head of their own; here a head goes with the individual LoRA.
 - The mean is taken over those of the others that have trained; without any, A_R = B_R = 0.
 - A client that nobody has seen gets the mean of all that have trained, as both LoRAs, and as head.
+  A novel one's own training shows nowhere, since the server keeps no LoRA of it.
 - A client's individual LoRA is kept by the server, which holds all of them anyway, and sent back
   with the other one: nothing that is ever sent counts as private here.
 """

@@ -148,6 +148,12 @@ class FedMask(Method):
                 f"fedmask shares what two clients of a round have in common; the cohort has "
                 f"{cohort_size}; allowed: 2 or more"
             )
+        if self.robust.let_through(cohort_size) < 2:
+            raise InputError(
+                f"fedmask shares what two clients of a round have in common; robust.rule = "
+                f"{self.robust.rule!r} lets one through; allowed: 'none', or 'multi-krum' that "
+                f"keeps 2 or more"
+            )
 
     def is_private(self, task: Task, name: str) -> bool:
         return name == _PRUNED or name in task.state

@@ -94,6 +94,10 @@ class FedMD(Method):
                 f"in every round"
             )
 
+    @property
+    def needs_public_labels(self) -> bool:
+        return self.pretrain > 0
+
     def is_private(self, task: Task, name: str) -> bool:
         return name in task.state
 

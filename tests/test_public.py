@@ -1,0 +1,95 @@
+"""Public examples, from an experiment file to the method that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fedtailor as ft
+from fedtailor.data.table import Dataset, Images
+from fedtailor.errors import InputError
+from fedtailor.experiment import parse
+from fedtailor.history import read_json
+from fedtailor.task import Backbone
+from tests.small import digits
+
+
+class Flat(nn.Module):
+    """One layer on pictures of one size."""
+
+    def __init__(self, pixels: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(pixels, 10)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        y: Tensor = self.head(pixel_values.flatten(1))
+        return y
+
+
+def pictures(side: int, channels: int = 1) -> Dataset:
+    """The digits, larger and in colour."""
+    whole = digits()
+    values = np.kron(whole.inputs.values, np.ones((1, channels, side // 8, side // 8)))  # type: ignore[union-attr]
+    return replace(whole, inputs=Images(values.astype(np.uint8)))
+
+
+def experiment(**public: Any) -> ft.Experiment:
+    content = {
+        "rounds": 1,
+        "methods": {"fedmd": {"public_examples": 7}},
+        "public": public,
+        "split": {"clients": 3, "max_examples": 12},
+    }
+    return parse(content)
+
+
+def go(out: Path, dataset: Dataset, **public: Any) -> Path:
+    pixels = int(np.prod(dataset.inputs.values.shape[1:]))  # type: ignore[union-attr]
+    backbone = Backbone(Flat(pixels), head=("head",), name="flat")
+    return ft.run(experiment(**public), out, dataset=dataset, backbone=backbone)
+
+
+def test_public_pictures_come_at_the_size_of_the_clients(tmp_path: Path) -> None:
+    out = go(tmp_path / "run", pictures(16), name="digits", limit=20)
+    server = load_file(out / "methods/fedmd/seed-0/server.safetensors")
+    assert server["public.consensus"].shape == (7, 10)
+    other = go(tmp_path / "other", pictures(16), name="digits", limit=20, skip=20)
+    there = [read_json(o / "partitions/seed-0.json") for o in (out, other)]
+    assert there[0]["public"] != there[1]["public"]
+    assert there[0]["digest"] == there[1]["digest"]
+    with pytest.raises(InputError, match=r"already holds a different run .*public"):
+        go(out, pictures(16), name="digits", limit=21)
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        ({}, "fedmd needs public examples; name a data set in"),
+        ({"name": "digits", "limit": 9}, "holds pictures of 1 x 8 x 8, the clients' data pictures "
+                                         "of 3 x 8 x 8; they must be alike"),
+        ({"name": "digits", "skip": 9999}, "skip = 9999 leaves none"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_the_clients_is_refused(
+    tmp_path: Path, public: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        go(tmp_path / "new", pictures(8, channels=3), **public)
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_that_a_client_could_hold_are_refused() -> None:
+    def near(past: int, **data: Any) -> ft.Experiment:
+        content = {"methods": {"fedmd": {}}, "data": {"name": "digits", **data}}
+        return parse({**content, "public": {"name": "digits", "skip": past, "limit": 5}})
+
+    assert near(110, skip=10, limit=100).has_public
+    for past, data in ((109, {"skip": 10, "limit": 100}), (1000, {})):
+        with pytest.raises(InputError, match="public names the clients' own data"):
+            near(past, **data)
