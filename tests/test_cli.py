@@ -290,6 +290,29 @@ def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     assert "the loss of client" in error
     assert "in round" in error
     assert error.count("\n") == 1
+    assert main(command) == 2  # it is not run again, and says the same
+    assert capfd.readouterr().err == error
+
+
+def test_of_several_methods_one_that_diverges_is_shown_and_the_others_go_on(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    settings = ["methods.local.optimiser.lr=1e38", "methods.local.optimiser.clip=none"]
+    settings += ["methods.local.optimiser.name=sgd", "rounds=1"]
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert main(["run", str(file), *flags, "--out", str(out)]) == 0
+    printed = capfd.readouterr()
+    assert printed.err.count("local, seed 0 ends here: ") == 1
+    assert re.search(r"^local \(diverged in round 1\) +- ", printed.out, re.MULTILINE)
+    assert "Diverged: local, seed 0: " in printed.out
+    assert "Unfinished" not in printed.out
+    assert re.search(r"^fedsdg +[0-9.]+ ", printed.out, re.MULTILINE)
+    assert "diverged in round 1" in (out / "report.html").read_text()
+    before = contents(out)
+    assert main(["run", str(out)]) == 0
+    assert contents(out).keys() == before.keys()
+    assert capfd.readouterr().out == printed.out
 
 
 def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) -> None:

@@ -7,21 +7,20 @@ from .evaluation import EvaluateConfig
 from .executors import EngineConfig
 from .experiment import Experiment, load
 from .federation import Federation, LocalConfig
-from .method import Cohort, Method, Paper
+from .method import Cohort, FineTuning, Method, Paper
 from .methods import METHODS
 from .methods.apfl import APFL
 from .methods.ditto import Ditto
 from .methods.fedala import FedALA
 from .methods.fedalt import FedALT
 from .methods.fedavg import FedAvg
-from .methods.fedavg_ft import FedAvgFT
+from .methods.fedavg_ft import FedAvgFT, FedLoRA
 from .methods.fedavgm import FedAvgM
 from .methods.fedbabu import FedBABU
 from .methods.fedbn import FedBN
 from .methods.feddpa import FedDPA
 from .methods.fedem import FedEM
 from .methods.fedhft import FedHFT
-from .methods.fedlora import FedLoRA
 from .methods.fedmask import FedMask
 from .methods.fedmd import FedMD
 from .methods.fedmerge import FedMerge
@@ -94,6 +93,7 @@ __all__ = [
     "FedSQ",
     "FedYogi",
     "Federation",
+    "FineTuning",
     "FlexLoRA",
     "HetLoRA",
     "HeteroFL",

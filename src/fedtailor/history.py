@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,16 @@ class Commit:
     rounds: int
     finished: bool
     bytes: dict[str, int]
+    diverged: str | None = None  # why it stopped after that round, and will not go on
+
+    @property
+    def ended(self) -> bool:
+        return self.finished or self.diverged is not None
 
 
 def _read_commit(path: Path) -> Commit:
     found = read_json(path)
-    names = {"round", "rounds", "finished", "bytes"}
+    names = {field.name for field in fields(Commit)}
     if found.keys() != names or found["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
     return Commit(**found)
@@ -176,8 +181,12 @@ class RunFolder:
             return
         server = under(load_file(self._state(self.commit.round)), "server/")
         write_atomically(self.path / "server.safetensors", encode(server))
-        self._commit(Commit(self.commit.round, self.commit.rounds, True, self.commit.bytes))
+        self._commit(replace(self.commit, finished=True))
         self._drop_states(keep=0)
+
+    def diverge(self, reason: str) -> None:
+        """End with the last committed round: the next one's numbers are not finite."""
+        self._commit(replace(self.commit, diverged=reason))
 
     def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
         with self._log(log).open("ab") as file:

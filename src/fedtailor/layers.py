@@ -276,14 +276,24 @@ def add_lora(backbone: Backbone, rank: int, alpha: float) -> None:
         nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)
 
 
-def lora_factors(state: Params, scaling: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """(A ``[r, d_in]``, B ``[d_out, r]`` times the scaling) by projection, from PEFT's names."""
+def lora_pairs(state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by projection, from PEFT's names."""
     marker = ".lora_A.default.weight"
     paths = [name.removesuffix(marker) for name in state if name.endswith(marker)]
-    return {
-        path: (state[path + marker], scaling * state[f"{path}.lora_B.default.weight"])
-        for path in paths
-    }
+    return {path: (state[path + marker], state[f"{path}.lora_B.default.weight"]) for path in paths}
+
+
+def lora_factors(task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+    """(A ``[r, d_in]``, B ``[d_out, r]`` times the scaling) of the LoRA that PEFT added to the
+    task's model, by projection. A factor that ``state`` lacks is the model's own, frozen; where it
+    lacks both there is none."""
+    own = {name: p.detach() for name, p in task.model.named_parameters() if ".lora_" in name}
+    factors = {}
+    for path, (A, B) in lora_pairs({name: state.get(name, p) for name, p in own.items()}).items():
+        if any(name.startswith(f"{path}.lora_") for name in state):
+            layer: Any = task.model.get_submodule(path)
+            factors[path] = A, layer.scaling["default"] * B
+    return factors
 
 
 def fresh_state(task: Task, key: Tensor) -> Params:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from annotated_types import Gt
 from torch import Tensor, nn
 
-from .optim import Context
+from .layers import Trainable, choose_trainable, lora_factors
+from .optim import Context, Optimiser
 from .params import Params
 from .robust import Robust
 from .task import Backbone, Batch, Task
@@ -153,9 +155,10 @@ class Method(ABC):
     def precompute(self, task: Task, batch: Batch) -> Params:
         """Tensors ``[b, ...]`` that depend on each example and on frozen tensors alone.
 
-        They are worked out once an example, and stand in later batches as ``cached.NAME``.
+        They are worked out once an example, and stand in later batches as ``cached.NAME``; by
+        default what the frozen layers below the first trained one give.
         """
-        return {}
+        return task.features(batch)
 
     def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
         """What figures show of the server's state; of these clients, where it is by client."""
@@ -167,5 +170,22 @@ class Method(ABC):
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         """The adapters of a state in use, (A ``[r, d_in]``, B ``[d_out, r]``, any scaling inside B)
-        by projection; empty if the method trains none."""
-        return {}
+        by projection; empty if no one adapter does what the state does."""
+        return lora_factors(task, state)
+
+
+@dataclass(frozen=True)
+class FineTuning(Method):
+    """A method for any model: fields choose whether all of it, the head or LoRA is trained.
+
+    ``rank`` and ``alpha`` are LoRA's; ``layers``, patterns of module paths, restricts ``full``.
+    """
+
+    trainable: Trainable = field(default="full", kw_only=True)
+    rank: Annotated[int, Gt(0)] = field(default=8, kw_only=True)
+    alpha: Annotated[float, Gt(0)] = field(default=16.0, kw_only=True)
+    layers: tuple[str, ...] = field(default=(), kw_only=True)
+    optimiser: Optimiser = field(default=Optimiser(), kw_only=True)
+
+    def adapt(self, backbone: Backbone) -> nn.Module:
+        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)

@@ -7,7 +7,7 @@ input is given, the modules below the cut needn't run. Which module is the cut i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ class Prefix:
     def __init__(self, model: nn.Module) -> None:
         self.cut: str | None = None
         self.skipped: tuple[str, ...] = ()
+        self._below_cut: frozenset[str] = frozenset()
         self._model = model
         self._given: Tensor | None = None
         self._watching = False
@@ -53,11 +54,17 @@ class Prefix:
         self._watching = False
         return self._seen.pop()
 
-    def place(self, cut: str | None, skipped: tuple[str, ...] = ()) -> None:
-        """Cut the model there, and nowhere else; in place."""
+    def changed_by(self, names: Iterable[str]) -> bool:
+        """Whether any of these tensors belongs to a module below the cut."""
+        return any(name.rpartition(".")[0] in self._below_cut for name in names)
+
+    def place(
+        self, cut: str | None, skipped: tuple[str, ...] = (), below: Collection[str] = ()
+    ) -> None:
+        """Cut the model there, and nowhere else; in place. ``below``: all modules below the cut."""
         while self._undo:
             self._undo.pop()()
-        self.cut, self.skipped = cut, skipped
+        self.cut, self.skipped, self._below_cut = cut, skipped, frozenset(below)
         if cut is None:
             return
         hook = self._model.get_submodule(cut).register_forward_pre_hook(self._at_cut)
@@ -117,7 +124,7 @@ def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], T
             continue
         if counts[at.path] > 1 or not _is_feature(at.takes, len(logits)):
             continue
-        prefix.place(at.path, skipped)
+        prefix.place(at.path, skipped, {call.path for call in before})
         if _agrees(prefix, at.takes, run, logits):
             return prefix
         prefix.place(None)

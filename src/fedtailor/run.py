@@ -25,7 +25,7 @@ from .data import load as load_data
 from .data import partition as divide
 from .data.table import Dataset, Images, Tokens
 from .engine import check, new_store, rounds
-from .errors import InputError, unknown
+from .errors import DivergedError, InputError, unknown
 from .experiment import Experiment, parse
 from .export import export_adapter
 from .federation import Federation
@@ -48,7 +48,8 @@ def run(
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
     What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
-    unfinished one goes on after its last committed round and ends as if it had never stopped.
+    unfinished one goes on after its last committed round and ends as if it had never stopped. A
+    method whose loss is no longer finite ends there with that seed, and the others go on.
 
     Args:
         experiment: what to run.
@@ -57,7 +58,8 @@ def run(
         backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
 
     Raises:
-        InputError: bad input, a different run in ``out``, or a loss that is not finite.
+        InputError: bad input, or a different run in ``out``.
+        DivergedError: no method with any seed kept a finite loss.
     """
     out = Path(out)
     if dataset is not None:
@@ -79,6 +81,7 @@ def run(
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
+    ends: list[str | None] = []
     with locked(out):
         _check_same(experiment, out)
         _describe(experiment, federations, out)
@@ -86,11 +89,18 @@ def run(
             model = _backbone(experiment, dataset, backbone, seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
-                if not folder.commit.finished:
+                if not folder.commit.ended:
                     task = _task(experiment, method, model, seed)
-                    _run_method(
-                        experiment, method, task, federation, folder, f"{label}, seed {seed}"
-                    )
+                    title = f"{label}, seed {seed}"
+                    try:
+                        _run_method(experiment, method, task, federation, folder, title)
+                    except DivergedError as error:
+                        folder.diverge(str(error))
+                        if len(federations) * len(experiment.methods) > 1:
+                            print(f"{title} ends here: {error}", file=sys.stderr)
+                ends.append(folder.commit.diverged)
+    if all(ends):
+        raise DivergedError(ends[0])
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -174,8 +174,10 @@ class Task:
             return {"features": self.prefix.features(lambda: self._call({}, batch))}
 
     def _call(self, state: Params, batch: Batch) -> Tensor:
-        given = nullcontext() if self.prefix is None else self.prefix.given(batch.get(_FEATURES))
         state = {name: value for name, value in state.items() if name in self._names}
+        given: AbstractContextManager[None] = nullcontext()
+        if self.prefix is not None and not self.prefix.changed_by(state):
+            given = self.prefix.given(batch.get(_FEATURES))
         with given, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             output = functional_call(self.model, state, (), self.inputs(batch))
         return self.backbone.logits(output).float()

@@ -10,8 +10,7 @@ from tests.small import last_round, same_bits
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.fedavg_ft import FedAvgFT
-from fedtailor.methods.fedlora import FedLoRA
+from fedtailor.methods.fedavg_ft import FedAvgFT, FedLoRA
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params
 from fedtailor.random import key

@@ -32,20 +32,19 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, prefixed, row, stack, tree_map, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _OWN = "own."  # v_k stands in a client's state under this prefix
 _MIX = "mix"  # and a beside it
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(FineTuning):
     """APFL: w shared, v_k and its weight private; ``mix`` is the paper's alpha, or its start.
 
     ``lr_mix`` (None: ``optimiser.lr``) is the rate of equation 10.
@@ -64,15 +63,7 @@ class APFL(Method):
 
     mix: Annotated[float, Ge(0), Le(1)] = 0.5
     adaptive: bool = True
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
     lr_mix: Annotated[float, Gt(0)] | None = None
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def is_private(self, task: Task, name: str) -> bool:
         return name == _MIX or name.startswith(_OWN)
@@ -118,15 +109,9 @@ class APFL(Method):
         w = {name: state[name] for name in task.state}
         return mixture(under(state, _OWN), w, state[_MIX])
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
         """The client's mixing weight."""
         return {_MIX: state[_MIX]}
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def mixture(v: Params, w: Params, a: Tensor) -> Params:

@@ -29,19 +29,18 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, proximal, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, proximal, train
 from ..params import Params, prefixed, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _OWN = "own."  # v_k stands in a client's state under this prefix
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(FineTuning):
     """Ditto: w shared, v_k private; ``lam`` is lambda.
 
     ``private_passes`` and ``lr_private`` (None: the optimiser's) are for v_k: how often it goes
@@ -59,16 +58,8 @@ class Ditto(Method):
     )
 
     lam: Annotated[float, Ge(0)] = 1.0
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
     private_passes: Annotated[int, Gt(0)] = 1
     lr_private: Annotated[float, Gt(0)] | None = None
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def is_private(self, task: Task, name: str) -> bool:
         return name.startswith(_OWN)
@@ -94,9 +85,3 @@ class Ditto(Method):
 
     def in_use(self, task: Task, state: Params) -> Params:
         return under(state, _OWN) or state
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

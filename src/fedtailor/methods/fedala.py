@@ -33,23 +33,22 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, real_steps, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, real_steps, train
 from ..params import Params, add, flat, subtract, unflat, weighted_sum
 from ..parts import units
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _OWN = "fedala.own"  # Theta_k of the mixed layers [P]
 _WEIGHTS = "fedala.weights"  # W_k [P]
 
 
 @dataclass(frozen=True)
-class FedALA(Method):
+class FedALA(FineTuning):
     """FedAvg whose clients start from a mix of the received model and their own in the upper
     ``mixed_layers`` (p); what is trained is chosen as in FedAvg. ``eta`` is the weights' rate."""
 
@@ -68,14 +67,6 @@ class FedALA(Method):
     eta: Annotated[float, Ge(0)] = 1.0
     sample: Annotated[float, Gt(0), Le(1)] = 0.8  # of a round's batches, for the weights
     start_passes: Annotated[int, Gt(0)] = 10  # over the sample in round 2; later: 1
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         layers = trained_layers(task)
@@ -144,12 +135,6 @@ class FedALA(Method):
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
     ) -> Params:
         return self._mix(task, state, self._learn(task, state, steps, 1, context.phase(1)))
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors({name: state[name] for name in task.state}, self.alpha / self.rank)
 
 
 def trained_layers(task: Task) -> list[list[str]]:

@@ -169,9 +169,6 @@ class FedALT(Method):
         rest = {_rest(name): value for name, value in mean.items() if name.endswith(_INDIVIDUAL)}
         return {**task.state, **mean, **rest}
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         if self.mixing == "adaptive":
             return {}  # no one adapter does what they do

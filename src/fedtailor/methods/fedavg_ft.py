@@ -13,21 +13,20 @@ times ``finetune_lr``; ``finetune_passes`` counts rounds' worth of local data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedAvgFT(Method):
+class FedAvgFT(FineTuning):
     """FedAvg whose shared model is fine-tuned by every client before it is used."""
 
     name: ClassVar[str] = "fedavg-ft"
@@ -40,16 +39,8 @@ class FedAvgFT(Method):
         "w <- sum_k (n_k / n) w_k; in use: w_k = w - eta grad l_k(w), for some steps",
     )
 
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
     finetune_passes: Annotated[int, Gt(0)] = 1
     finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
@@ -69,8 +60,32 @@ class FedAvgFT(Method):
         rate = self.finetune_lr * self.optimiser.lr
         return train(task, state, steps, context, self.optimiser, lr=lambda name: rate)[0]
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
 
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
+@dataclass(frozen=True)
+class FedLoRA(FedAvgFT):
+    """FedAvg with local fine-tuning, on LoRA and the head.
+
+    The name and this reading are those of papers that compare with it: FedMerge (Chen et al.) has
+    it in the place of FedAvg with local fine-tuning where LoRA is trained, and cites FedLoRA:
+    Model-Heterogeneous Personalized Federated Learning with LoRA Tuning. L. Yi, H. Yu, G. Wang,
+    X. Liu. arXiv 2310.13283, 2023.
+
+    Differs from the paper:
+    - By its abstract, the FedLoRA of Yi et al. is another method: clients hold models of different
+      architectures and exchange a small adapter of equal shape, which they train in turn with their
+      own model. Here all clients hold the same frozen model.
+    - How long the papers that compare with it fine-tune could not be verified; one round's worth of
+      local data is the usual choice.
+    """
+
+    name: ClassVar[str] = "fedlora"
+    family: ClassVar[str] = "adapter"
+    paper: ClassVar[Paper] = Paper(
+        "FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning",
+        "Yi, Yu, Wang, Liu",
+        2023,
+        "arXiv 2310.13283",
+        "A <- sum_k (n_k / n) A_k, B <- sum_k (n_k / n) B_k; in use: A_k, B_k fine-tuned from A, B",
+    )
+
+    trainable: Literal["lora"] = field(default="lora", kw_only=True)

@@ -24,19 +24,18 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Lt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
+from ..method import Cohort, FineTuning, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, add, prefixed, scale, subtract, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _V = "server.v."  # of the server's momentum, beside the model's own names
 
 
 @dataclass(frozen=True)
-class FedAvgM(Method):
+class FedAvgM(FineTuning):
     """FedAvg with server momentum; what is trained is chosen as in FedAvg."""
 
     name: ClassVar[str] = "fedavgm"
@@ -52,16 +51,9 @@ class FedAvgM(Method):
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     server_lr: Annotated[float, Gt(0)] = 1.0
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
     optimiser: Optimiser = Optimiser(
         lr=0.003
     )  # in the long run, momentum 0.9 makes ten of one step
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         v = {n: torch.zeros_like(w) for n, w in task.state.items() if n in task.trained}
@@ -85,9 +77,3 @@ class FedAvgM(Method):
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         return {name: server[name] for name in task.state}
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

@@ -26,18 +26,17 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, split, weighted_sum
 from ..parts import check_split, matching
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedBABU(Method):
+class FedBABU(FineTuning):
     """FedAvg of the body under a ``frozen`` head; what is trained is chosen as in FedAvg. Before a
     client uses it, it fine-tunes the part ``finetune``."""
 
@@ -53,17 +52,9 @@ class FedBABU(Method):
     )
 
     frozen: tuple[str, ...] = ()  # patterns of module paths: the part theta_cls; (): the head
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
     finetune: Literal["head", "body", "all"] = "head"
     finetune_passes: Annotated[int, Gt(0)] = 5
     finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "frozen", self.frozen)
@@ -98,9 +89,3 @@ class FedBABU(Method):
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         return {**task.state, **server}
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

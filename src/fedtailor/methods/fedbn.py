@@ -20,22 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, weighted_sum
 from ..parts import in_norm
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedBN(Method):
+class FedBN(FineTuning):
     """FedAvg with private normalisations; what is trained is chosen as in FedAvg."""
 
     name: ClassVar[str] = "fedbn"
@@ -47,15 +45,6 @@ class FedBN(Method):
         "ICLR",
         "w <- sum_k (n_k / n) w_k in all layers but the normalisations, which stay at client k",
     )
-
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         norm = in_norm(task)
@@ -80,9 +69,3 @@ class FedBN(Method):
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         return None
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

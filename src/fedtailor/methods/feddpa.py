@@ -191,7 +191,7 @@ class FedDPA(Method):
         if own and self.weighting == "instance":
             return {}  # no one adapter does what they do
         both = mixed(state, own, self.lam * own["trained"]) if own else state
-        return lora_factors(both, self.alpha / self.rank)
+        return lora_factors(task, both)
 
 
 def _is_lora(name: str) -> bool:

@@ -30,14 +30,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, copied, different_starts
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Loss, Optimiser, train
+from ..layers import copied, different_starts
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, Loss, train
 from ..params import Params, prefixed, stack, under, weighted_sum
-from ..task import CACHED, Backbone, Batch, Task
+from ..task import CACHED, Batch, Task
 
 _BANK = "bank."
 _PI = "own.pi"  # [M]
@@ -45,7 +45,7 @@ _Q = f"{CACHED}q"  # a batch's responsibilities [b, M] travel with it to the los
 
 
 @dataclass(frozen=True)
-class FedEM(Method):
+class FedEM(FineTuning):
     """FedEM with ``components`` (M) models; what is trained is chosen as in FedAvg.
 
     ``jitter``: the noise of copied models over a tensor's root mean square.
@@ -64,14 +64,6 @@ class FedEM(Method):
 
     components: Annotated[int, Gt(0)] = 3
     jitter: Annotated[float, Ge(0)] = 0.1
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components < 1:
@@ -115,9 +107,6 @@ class FedEM(Method):
             mixed = part if mixed is None else torch.logaddexp(mixed, part)
         assert mixed is not None
         return mixed
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
 
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
         return {"weights": state[_PI]}

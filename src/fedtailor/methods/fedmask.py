@@ -235,9 +235,6 @@ class FedMask(Method):
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         return task.logits(self._merged(task, state), batch)
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
 
 _SENT = ("mask", "shared")  # bits that a client gets of every masked layer
 

@@ -32,16 +32,15 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Loss, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, Loss, train
 from ..params import Params
-from ..task import CACHED, Backbone, Batch, Task
+from ..task import CACHED, Batch, Task
 
 _CONSENSUS = "public.consensus"  # f~, [m, classes]; [0, 0] before there is one
 _DRAWN, _NEXT = "public.drawn", "public.next"  # keys of f~'s rows, and of those to score next
@@ -49,7 +48,7 @@ _TARGET = f"{CACHED}target"
 
 
 @dataclass(frozen=True)
-class FedMD(Method):
+class FedMD(FineTuning):
     """FedMD; what is trained is chosen as in FedAvg.
 
     A round draws ``public_examples`` of the public ones (at most all), and a client takes them in
@@ -72,14 +71,6 @@ class FedMD(Method):
     digest_epochs: Annotated[int, Gt(0)] = 1
     digest_loss: Literal["l1", "mse", "kl"] = "l1"
     pretrain: Annotated[int, Ge(0)] = 0  # passes over the labelled public examples, in round 1
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if task.backbone.kind != "classification":
@@ -137,12 +128,6 @@ class FedMD(Method):
             _DRAWN: server[_NEXT],
             _NEXT: random.fold_in(cohort.key, 0).to(server[_NEXT].device),
         }
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def _some(public: Batch, key: Tensor, count: int | None) -> Batch:

@@ -37,15 +37,15 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, copied, different_starts, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..layers import copied, different_starts
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, prefixed, subtract, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _BANK = "bank."
 _COLUMNS = 1 << 18  # of models and updates that are brought to float64 at a time
@@ -140,7 +140,7 @@ def _check(models: Tensor, what: str, table: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class FedMerge(Method):
+class FedMerge(FineTuning):
     """FedMerge: ``models`` (d) of them on the server, one merged model a client.
 
     ``weights`` are learned (``dynamic``) or stay as they are drawn (``fixed``); ``lr_w`` is the
@@ -168,13 +168,6 @@ class FedMerge(Method):
     normalise_rows: bool = False  # each client's logits move by lr_w: the rule for language models
     inner: Literal["head", "all"] = "head"  # the parameters of the inner product
     jitter: Annotated[float, Ge(0)] = 0.1  # of copies: noise over a tensor's root mean square
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         d = self.models
@@ -232,9 +225,6 @@ class FedMerge(Method):
         new["logits"] = server["logits"].index_copy(0, rows, a + self.lr_w * g)
         return new
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def _scored(self, task: Task) -> frozenset[str]:
         """The parameters of the inner product: the head's; without a head those of the last block
         that is trained; without either, all."""
@@ -253,9 +243,6 @@ class FedMerge(Method):
 
     def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
         return {"weights": torch.softmax(server["logits"][list(clients)], 1).float()}  # [n, d]
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def _table(stacked: Tensor) -> Tensor:

@@ -19,21 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, weighted_sum
 from ..parts import check_split, matching
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(FineTuning):
     """FedAvg of all but the ``private`` part (W_P); what is trained is chosen as in FedAvg."""
 
     name: ClassVar[str] = "fedper"
@@ -47,14 +45,6 @@ class FedPer(Method):
     )
 
     private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "private", self.private)
@@ -69,9 +59,3 @@ class FedPer(Method):
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

@@ -18,18 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from annotated_types import Ge
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, proximal, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, proximal, train
 from ..params import Params, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedProx(Method):
+class FedProx(FineTuning):
     """FedAvg with a proximal term of weight ``mu``; what is trained is chosen as in FedAvg."""
 
     name: ClassVar[str] = "fedprox"
@@ -43,14 +42,6 @@ class FedProx(Method):
     )
 
     mu: Annotated[float, Ge(0)] = 0.01
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
@@ -61,9 +52,3 @@ class FedProx(Method):
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

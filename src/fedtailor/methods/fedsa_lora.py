@@ -26,7 +26,7 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..layers import choose_trainable, lora_factors
+from ..layers import choose_trainable
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, weighted_sum
@@ -75,9 +75,3 @@ class FedSALoRA(Method):
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         return None if self.private_head else {**task.state, **server}
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

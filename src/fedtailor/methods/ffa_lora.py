@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from ..layers import choose_trainable, lora_factors
+from ..layers import choose_trainable
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, weighted_sum
@@ -62,10 +62,3 @@ class FFALoRA(Method):
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return weighted_sum(uploads, cohort.shares)
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        A_0 = {n: p.detach() for n, p in task.model.named_parameters() if ".lora_A." in n}
-        return lora_factors({**A_0, **state}, self.alpha / self.rank)

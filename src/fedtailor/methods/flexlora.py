@@ -28,7 +28,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from ..layers import choose_trainable, lora_factors
+from ..layers import choose_trainable
 from ..lowrank import (
     Ranks,
     cut,
@@ -99,9 +99,3 @@ class FlexLoRA(Method):
             dtype, length = server[name_A].dtype, (A.shape[1] / len(V)) ** 0.5
             new[name_A], new[name_B] = (length * V).to(dtype), (U * S / length).to(dtype)
         return new
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / largest(self.rank))

@@ -133,9 +133,6 @@ class FLoRA(Method):
             new[name] = (server[name].double() + B @ A).to(server[name].dtype)
         return new
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         """delta as a product of full rank, one factor of which is the identity."""
         factors = {}

@@ -129,6 +129,3 @@ class HeteroFL(Method):
             name: torch.where(total[name] > 0, sums[name] / total[name], old).to(old.dtype)
             for name, old in server.items()
         }
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)

@@ -34,7 +34,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
-from ..layers import choose_trainable, lora_factors
+from ..layers import choose_trainable
 from ..lowrank import (
     Ranks,
     cut,
@@ -134,11 +134,5 @@ class HetLoRA(Method):
             new[name_B] = torch.where(held, mean[name_B], server[name_B])
         return new
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def observe_server(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
         return {"ranks": server["ranks"][list(clients)]}
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / largest(self.rank))

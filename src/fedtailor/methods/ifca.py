@@ -33,22 +33,22 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, copied, different_starts, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..layers import copied, different_starts
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, add, prefixed, subtract, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _BANK = "bank."
 _CHOICE = "own.choice"  # j^, int64; what is sent up is its one-hot form
 
 
 @dataclass(frozen=True)
-class IFCA(Method):
+class IFCA(FineTuning):
     """IFCA with ``clusters`` (C) models; what is trained is chosen as in FedAvg.
 
     ``jitter``: the noise of copied models over a tensor's root mean square.
@@ -67,14 +67,6 @@ class IFCA(Method):
     clusters: Annotated[int, Gt(0)] = 2
     averaging: Literal["models", "gradients"] = "models"
     jitter: Annotated[float, Ge(0)] = 0.1
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if not 1 <= self.clusters <= num_clients:
@@ -136,14 +128,8 @@ class IFCA(Method):
     def in_use(self, task: Task, state: Params) -> Params:
         return _chosen(state, state[_CHOICE])
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
         return {"cluster": state[_CHOICE]}
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def _model(state: Params, j: int) -> Params:

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(FineTuning):
     """Training without a federation: the whole state is private."""
 
     name: ClassVar[str] = "local"
@@ -30,15 +28,6 @@ class Local(Method):
     paper: ClassVar[Paper] = Paper(
         "(no paper: the baseline without a federation)", "", 0, "", "w_k <- w_k - eta grad l_k(w_k)"
     )
-
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def is_private(self, task: Task, name: str) -> bool:
         return True
@@ -50,9 +39,3 @@ class Local(Method):
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         return server
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

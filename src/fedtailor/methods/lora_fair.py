@@ -33,7 +33,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from ..layers import choose_trainable, lora_factors
+from ..layers import choose_trainable, lora_pairs
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
 from ..params import Params, weighted_sum
@@ -97,14 +97,8 @@ class LoRAFAIR(Method):
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         p = cohort.shares
         mean = weighted_sum(uploads, p)
-        for path, (A, B) in lora_factors(uploads, 1.0).items():
+        for path, (A, B) in lora_pairs(uploads).items():
             name = f"{path}.lora_B.default.weight"
             exact = weighted_sum({name: B.double()}, p)[name]
             mean[name] = (exact + correction(A, B, p, self.lam)).to(B.dtype)
         return mean
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

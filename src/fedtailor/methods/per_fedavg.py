@@ -37,18 +37,17 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import random
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
+from ..method import Cohort, FineTuning, Paper, Server
 from ..optim import Context, Optimiser, train, with_gradient
 from ..params import Params, add, scale, subtract, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(FineTuning):
     """Per-FedAvg: ``lr_inner`` is the paper's alpha, ``optimiser.lr`` its beta."""
 
     name: ClassVar[str] = "per-fedavg"
@@ -66,15 +65,7 @@ class PerFedAvg(Method):
     form: Literal["hessian-free", "first-order", "exact"] = "hessian-free"
     lr_inner: Annotated[float, Ge(0)] = 0.01
     delta: Annotated[float, Gt(0)] = 1e-3  # of hessian-free
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
     finetune_passes: Annotated[int, Gt(0)] = 1
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
@@ -120,12 +111,6 @@ class PerFedAvg(Method):
     ) -> Params:
         sgd = Optimiser("sgd", lr=self.lr_inner)
         return train(task, state, steps, context._replace(lr_scale=1.0), sgd)[0]
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

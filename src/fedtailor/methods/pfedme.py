@@ -28,23 +28,22 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
+from ..method import Cohort, FineTuning, Paper, Server
 from ..optim import Context, Optimiser, proximal, train, with_gradient
 from ..params import Params, add, prefixed, scale, split, subtract, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 _OWN = "own."  # theta_k stands in a client's state under this prefix
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(FineTuning):
     """pFedMe: w shared, theta_k private; ``lam`` is lambda, ``inner_steps`` K.
 
     ``optimiser.lr`` is eta, the rate of w; ``inner_optimiser`` takes the K steps of theta.
@@ -64,15 +63,8 @@ class PFedMe(Method):
     lam: Annotated[float, Gt(0)] = 15.0
     inner_steps: Annotated[int, Gt(0)] = 5
     beta: Annotated[float, Gt(0)] = 1.0
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser("sgd", lr=0.005)
+    optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.005), kw_only=True)
     inner_optimiser: Optimiser = Optimiser("sgd", lr=0.01)
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def is_private(self, task: Task, name: str) -> bool:
         return name.startswith(_OWN)
@@ -105,9 +97,3 @@ class PFedMe(Method):
 
     def in_use(self, task: Task, state: Params) -> Params:
         return under(state, _OWN) or state
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)

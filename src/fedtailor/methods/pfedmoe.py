@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from .. import random
 from ..errors import InputError
 from ..gating import Source, average, seen
-from ..layers import choose_trainable, replace
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..layers import replace
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, train
 from ..params import Params, prefixed, under, weighted_sum
 from ..task import Backbone, Batch, Task
 
@@ -68,7 +68,7 @@ class Experts(nn.Module):
 
 
 @dataclass(frozen=True)
-class PFedMoE(Method):
+class PFedMoE(FineTuning):
     """pFedMoE with two experts of the same structure.
 
     ``hidden`` is the gate's width, ``pool`` the side of the picture that it sees, ``lr_gate`` its
@@ -90,11 +90,7 @@ class PFedMoE(Method):
     hidden: Annotated[int, Gt(0)] = 64
     pool: Annotated[int, Gt(0)] = 8
     lr_gate: Annotated[float, Gt(0)] | None = None
-    trainable: Literal["full", "lora"] = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
+    trainable: Literal["full", "lora"] = field(default="full", kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         if not backbone.head:
@@ -103,7 +99,7 @@ class PFedMoE(Method):
                 f"share; name its modules in model.head"
             )
         source = Source.of(backbone, self.pool)
-        model = choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
+        model = super().adapt(backbone)
         gate = nn.Sequential(
             nn.Linear(source.channels * source.positions, self.hidden),
             nn.ReLU(),
@@ -159,8 +155,8 @@ class PFedMoE(Method):
         shared, own = task.logits(_shared(state), batch), task.logits(state, batch)
         return _mixed(_weights(task, state, batch), shared, own)
 
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
+    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
+        return {}  # two adapters, weighed by the example
 
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
         """The mean weight of the shared expert."""

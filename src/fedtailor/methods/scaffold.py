@@ -31,15 +31,14 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import random
 from ..errors import InputError
-from ..layers import Trainable, choose_trainable, lora_factors
-from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, real_steps, train
+from ..method import Cohort, FineTuning, Paper, Server
+from ..optim import Context, real_steps, train
 from ..params import Params, add, prefixed, scale, split, subtract, under, weighted_sum
-from ..task import Backbone, Batch, Task
+from ..task import Batch, Task
 
 # c, c_i, e_i, K eta_l and N, beside the model's own names
 _C, _OWN, _E = "scaffold.c.", "scaffold.own.", "scaffold.gap."
@@ -47,7 +46,7 @@ _PATH, _N = "scaffold.path", "scaffold.num_clients"
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
+class Scaffold(FineTuning):
     """SCAFFOLD; ``server_lr`` is eta_g, ``optimiser.lr`` eta_l; what is trained as in FedAvg."""
 
     name: ClassVar[str] = "scaffold"
@@ -64,14 +63,6 @@ class Scaffold(Method):
     variates: Literal["steps", "gradient"] = "steps"
     server_lr: Annotated[float, Gt(0)] = 1.0
     weights: Literal["uniform", "examples"] = "uniform"
-    trainable: Trainable = "full"
-    rank: Annotated[int, Gt(0)] = 8
-    alpha: Annotated[float, Gt(0)] = 16.0
-    layers: tuple[str, ...] = ()  # with full: patterns of module paths to train; (): all
-    optimiser: Optimiser = Optimiser()
-
-    def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.alpha, self.layers)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         plain = self.optimiser.name == "sgd" and self.optimiser.momentum == 0
@@ -140,12 +131,6 @@ class Scaffold(Method):
 
     def in_use(self, task: Task, state: Params) -> Params:
         return {name: state[name] for name in task.state}
-
-    def precompute(self, task: Task, batch: Batch) -> Params:
-        return task.features(batch)
-
-    def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        return lora_factors(state, self.alpha / self.rank)
 
 
 def mean_gradient(task: Task, x: Params, steps: Sequence[Batch], context: Context) -> Params:

@@ -109,7 +109,12 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
         notes += [
             f"Unfinished: {trial.label}, seed {trial.seed}: {trial.progress} ({run.path})"
             for trial in run.trials
-            if trial.progress
+            if trial.progress and trial.commit.diverged is None
+        ]
+        notes += [
+            f"Diverged: {trial.label}, seed {trial.seed}: {trial.commit.diverged}"
+            for trial in run.trials
+            if trial.commit.diverged is not None
         ]
         notes += _not_begun(run)
     if any(without_examples):

@@ -48,6 +48,8 @@ def _ledger(shown: Sequence[Entry]) -> Block:
     for entry in shown:
         seeds: dict[tuple[str, ...], list[str]] = {}
         for trial in entry.trials:
+            if trial.costs is None:
+                continue
             found = tuple(
                 text for sizes in (trial.costs.down, trial.costs.up) for text in _bytes(sizes)
             )

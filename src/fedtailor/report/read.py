@@ -41,6 +41,7 @@ class Commit:
     rounds: int
     finished: bool
     bytes: Mapping[str, int]
+    diverged: str | None = None  # why it stopped after that round
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,14 @@ class Trial:
     history: Sequence[Round]
     evaluations: Sequence[Evaluation]
     timings: Sequence[Timing]
-    costs: Costs
+    costs: Costs | None  # None: diverged in the first round
 
     @property
     def progress(self) -> str:
-        """``round 12 of 30`` for an unfinished trial, else empty."""
+        """``round 12 of 30`` for an unfinished trial, ``diverged in round 13`` for one that did,
+        else empty."""
+        if self.commit.diverged is not None:
+            return f"diverged in round {self.commit.round + 1}"
         return "" if self.commit.finished else f"round {self.commit.round} of {self.commit.rounds}"
 
     def observed(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
@@ -216,6 +220,7 @@ def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Rec
 
 def _trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+    costs = folder / "costs.json"
     return Trial(
         label=label,
         method=method,
@@ -225,7 +230,7 @@ def _trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(folder / "costs.json"), str(folder / "costs.json")),
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round else None,
     )
 
 

@@ -84,9 +84,9 @@ class Row:
     novel_clients: Result | None
     bytes_down: float | None  # a client a round, over the committed rounds
     bytes_up: float | None
-    trained: float
-    communicated: float
-    private: float
+    trained: float | None  # None: diverged in the first round, with every seed
+    communicated: float | None
+    private: float | None
     seconds: float  # in all, mean over seeds
 
 
@@ -150,7 +150,7 @@ def _progress(entry: Entry) -> str:
 def _row(entry: Entry, metric: Metric) -> Row:
     rounds = [record for trial in entry.trials for record in trial.history]
     visits = sum(len(record.cohort) for record in rounds)
-    costs = [trial.costs for trial in entry.trials]
+    costs = [trial.costs for trial in entry.trials if trial.costs is not None]
     seconds = [
         sum(sum(timing.seconds.values()) for timing in trial.timings) for trial in entry.trials
     ]
@@ -165,9 +165,9 @@ def _row(entry: Entry, metric: Metric) -> Row:
         novel_clients=_result(entry, "novel", metric),
         bytes_down=sum(record.bytes_down for record in rounds) / visits if visits else None,
         bytes_up=sum(record.bytes_up for record in rounds) / visits if visits else None,
-        trained=float(np.mean([cost.trained for cost in costs])),
-        communicated=float(np.mean([cost.communicated for cost in costs])),
-        private=float(np.mean([cost.private for cost in costs])),
+        trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
+        communicated=float(np.mean([cost.communicated for cost in costs])) if costs else None,
+        private=float(np.mean([cost.private for cost in costs])) if costs else None,
         seconds=float(np.mean(seconds)),
     )
 
