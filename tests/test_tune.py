@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,6 +162,23 @@ def test_a_result_that_is_no_number_is_never_chosen(
 def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(written(tmp_path), [setting])
+
+
+def test_the_baselines_grids_are_searched_for_those_methods_that_are_there(tmp_path: Path) -> None:
+    grid = Path(__file__).parent.parent / "experiments/grids/baselines.toml"
+    text = FILE[: FILE.index("[methods.fedavg]")]
+    text += "[methods.near]\nname = 'fedprox'\n[methods.apfl]\n[methods.fedavg]\n"
+    tuning = load(written(tmp_path, text), grid=grid)
+    assert tuning.spaces.keys() == {"near", "apfl"}
+    assert tuning.trials == 4
+    named = set(re.findall(r"tune.space.(.*)\]", grid.read_text()))
+    every = "".join(f"[methods.{name}]\n" for name in named)
+    everything = load(written(tmp_path, FILE[: FILE.index("[methods.fedavg]")] + every), grid=grid)
+    assert everything.spaces.keys() == named
+    grid = tmp_path / "typo.toml"
+    grid.write_text("[tune.space.fedprx]\nmu = [1]\n")
+    with pytest.raises(InputError, match=r"unknown method .fedprx. in tune\.space"):
+        load(written(tmp_path, text), grid=grid)
 
 
 @pytest.mark.parametrize("name", ["fedsdg", "fedhft", "pfedgate", "fedmerge", "fedsq"])

@@ -196,7 +196,9 @@ def _describe(options: argparse.Namespace) -> None:
             "default": _default(getattr(method(), f.name)),
             "type": _type(hints[f.name]),
         }
-        for f in sorted(dataclasses.fields(method), key=lambda f: f.kw_only is True)
+        for f in sorted(
+            dataclasses.fields(method), key=lambda f: (f.name == "robust", f.kw_only is True)
+        )
     ]
     if options.json:
         described = {"name": method.name, "family": method.family, "paper": paper.__dict__}

@@ -17,6 +17,7 @@ from . import random
 from .errors import DivergedError, InputError, unknown
 from .experiment import Experiment, build, parse, read, read_toml, set_dotted
 from .history import as_json, write_atomically
+from .methods import METHODS
 from .metrics import best_round
 from .report.read import read as read_run
 from .report.select import by_round, metric_of, summary
@@ -87,7 +88,8 @@ def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> 
     """The search that an experiment file's ``[tune]`` asks for; that of ``grid`` goes first.
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
-    those of every method that has them: a list of values, or ``{low, high, log}``.
+    those of every method that has them: a list of values, or ``{low, high, log}``. ``grid`` may
+    name methods that the experiment doesn't have.
 
     Raises:
         InputError: nothing to search, unknown names or fields, values that a field doesn't take, a
@@ -95,14 +97,17 @@ def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> 
     """
     content = read(path, settings)
     tune = dict(content.pop("tune", {}))
+    experiment = parse(content)
+    space = tune.pop("space", {})
     if grid is not None:
         given = read_toml(grid)
         if set(given) != {"tune"}:
             raise InputError(f"{grid} must hold [tune] and nothing else")
-        space = {**tune.get("space", {}), **given["tune"].get("space", {})}
-        tune = {**tune, **given["tune"], "space": space}
-    experiment = parse(content)
-    space = tune.pop("space", {})
+        absent = METHODS.keys() - {method.name for method in experiment.methods.values()}
+        absent -= experiment.methods.keys()
+        theirs = dict(given["tune"].pop("space", {}))
+        space = {**space, **{key: v for key, v in theirs.items() if key not in absent}}
+        tune |= given["tune"]
     config = build(TuneConfig(), tune, "tune")
     spaces = _spaces(experiment, space)
     if experiment.split.validation == 0:

@@ -16,16 +16,17 @@ U = np.array([[0.1, -0.2], [0.3, 0.4], [-0.5, 0.2]], dtype=np.float32)
 V = np.array([[0.2, -0.3, 0.5], [-0.1, 0.4, 0.6]], dtype=np.float32)
 
 
-@pytest.mark.parametrize("head_passes", [1, 3])
-def test_one_round_follows_algorithm_1(head_passes: int) -> None:
+@pytest.mark.parametrize(("head_passes", "lr_private"), [(1, None), (3, None), (2, 0.1)])
+def test_one_round_follows_algorithm_1(head_passes: int, lr_private: float | None) -> None:
     alpha = 0.5
-    method = FedRep(head_passes=head_passes, optimiser=Optimiser("sgd", lr=alpha))
+    sgd = Optimiser("sgd", lr=alpha)
+    method = FedRep(head_passes=head_passes, lr_private=lr_private, optimiser=sgd)
     task = Task(two_layer_backbone(U, V), method.adapt)
     body, heads = np.zeros_like(U, dtype=np.float64), []
     for share, x, y in zip([0.25, 0.75], X, Y, strict=True):
         phi, h = U.astype(np.float64), V.astype(np.float64)
         for _ in range(head_passes * 2):
-            h = h - alpha * two_layer_gradients(phi, h, x, y)[1]
+            h = h - (lr_private or alpha) * two_layer_gradients(phi, h, x, y)[1]
         for _ in range(2):
             phi = phi - alpha * two_layer_gradients(phi, h, x, y)[0]
         body += share * phi

@@ -19,7 +19,7 @@ Differs from the paper:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
@@ -51,9 +51,8 @@ class FedAvgM(FineTuning):
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     server_lr: Annotated[float, Gt(0)] = 1.0
-    optimiser: Optimiser = Optimiser(
-        lr=0.003
-    )  # in the long run, momentum 0.9 makes ten of one step
+    # small: in the long run, momentum 0.9 makes ten steps of one
+    optimiser: Optimiser = field(default=Optimiser(lr=0.003), kw_only=True)
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         v = {n: torch.zeros_like(w) for n, w in task.state.items() if n in task.trained}

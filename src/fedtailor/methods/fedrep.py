@@ -53,6 +53,7 @@ class FedRep(FineTuning):
 
     private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
     head_passes: Annotated[int, Gt(0)] = 10  # over the round's batches
+    lr_private: Annotated[float, Gt(0)] | None = None  # of the head; None: the optimiser's
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "private", self.private)
@@ -65,7 +66,10 @@ class FedRep(FineTuning):
     ) -> tuple[Params, Tensor]:
         head = matching(task, self.private)
         first = list(steps) * self.head_passes
-        state, _ = train(task, state, first, context.phase(1), self.optimiser, only=head)
+        rate = self.optimiser.lr if self.lr_private is None else self.lr_private
+        state, _ = train(
+            task, state, first, context.phase(1), self.optimiser, only=head, lr=lambda name: rate
+        )
         return train(task, state, steps, context, self.optimiser, only=lambda name: not head(name))
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
