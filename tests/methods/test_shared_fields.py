@@ -25,7 +25,8 @@ SHARED = {"trainable", "layers", "rank", "alpha"}
 METHODS_OF_ANY_PART = [
     name
     for name, kind in METHODS.items()
-    if {f.name for f in fields(kind)} >= SHARED and name != "pfedmoe"  # its experts are copies
+    # pfedmoe's experts are copies, fedlora trains LoRA alone
+    if {f.name for f in fields(kind)} >= SHARED and name not in ("pfedmoe", "fedlora")
 ]
 A, B = "hidden.lora_A.default.weight", "hidden.lora_B.default.weight"
 HIDDEN, HEAD = {"hidden.weight", "hidden.bias"}, {"head.weight", "head.bias"}

@@ -220,7 +220,7 @@ def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Rec
 
 def _trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
-    costs = folder / "costs.json"
+    costs, stopped = folder / "costs.json", commit.diverged is not None
     return Trial(
         label=label,
         method=method,
@@ -230,7 +230,7 @@ def _trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round else None,
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round or not stopped else None,
     )
 
 
