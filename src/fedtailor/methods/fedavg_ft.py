@@ -26,18 +26,9 @@ from ..task import Batch, Task
 
 
 @dataclass(frozen=True)
-class FedAvgFT(FineTuning):
-    """FedAvg whose shared model is fine-tuned by every client before it is used."""
-
-    name: ClassVar[str] = "fedavg-ft"
-    family: ClassVar[str] = "global"
-    paper: ClassVar[Paper] = Paper(
-        "Improving Federated Learning Personalization via Model Agnostic Meta Learning",
-        "Jiang, Konecny, Rush, Kannan",
-        2019,
-        "arXiv 1909.12488",
-        "w <- sum_k (n_k / n) w_k; in use: w_k = w - eta grad l_k(w), for some steps",
-    )
+class _Finetuned(FineTuning):
+    """FedAvg; before use, ``finetune_passes`` rounds' worth of local steps at ``finetune_lr`` times
+    the learning rate."""
 
     finetune_passes: Annotated[int, Gt(0)] = 1
     finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
@@ -62,7 +53,22 @@ class FedAvgFT(FineTuning):
 
 
 @dataclass(frozen=True)
-class FedLoRA(FedAvgFT):
+class FedAvgFT(_Finetuned):
+    """FedAvg whose shared model is fine-tuned by every client before it is used."""
+
+    name: ClassVar[str] = "fedavg-ft"
+    family: ClassVar[str] = "global"
+    paper: ClassVar[Paper] = Paper(
+        "Improving Federated Learning Personalization via Model Agnostic Meta Learning",
+        "Jiang, Konecny, Rush, Kannan",
+        2019,
+        "arXiv 1909.12488",
+        "w <- sum_k (n_k / n) w_k; in use: w_k = w - eta grad l_k(w), for some steps",
+    )
+
+
+@dataclass(frozen=True)
+class FedLoRA(_Finetuned):
     """FedAvg with local fine-tuning, on LoRA and the head.
 
     The name and this reading are those of papers that compare with it: FedMerge (Chen et al.) has
