@@ -20,7 +20,7 @@ from .client import client_round
 from .costs import Costs, measure, wire_bytes
 from .errors import DivergedError, InputError
 from .evaluation import Evaluation, evaluate_each, evaluate_one
-from .executors import EngineConfig, Job, UploadStack, execute
+from .executors import EngineConfig, Job, execute
 from .federation import Federation
 from .method import Cohort, Method, Server
 from .optim import Context
@@ -29,6 +29,7 @@ from .plan import Plan
 from .precomputed import Precomputed
 from .store import Store
 from .task import Batch, Task
+from .uploads import UploadStack
 
 _OBSERVED = 64  # validation examples of a client that a method is shown for its figures
 
