@@ -30,6 +30,15 @@ class UploadStack:
         for name, value in upload.items():
             self.params[name][position].copy_(value)
 
+    def keep(self, rows: Tensor) -> None:
+        """Leave out all but these rows, ascending int64 ``[m]``: moved up where they lie, so that
+        nothing is copied to memory."""
+        for name, value in self.params.items():
+            for at, index in enumerate(rows.tolist()):
+                if at != index:
+                    value[at].copy_(value[index])
+            self.params[name] = value[: len(rows)]
+
     def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
         shape = (self._size, *like.shape)
         if not on_disk:
