@@ -26,7 +26,7 @@ Differs from the paper:
   others are drawn anew, but LoRA and pretrained models are copies with noise of ``jitter`` times a
   tensor's root mean square: equal models would stay equal for ever.
 - Running statistics of batch normalisation follow equations 4 and 8; variances stay >= 0.
-- Sums of 32 models or updates are float32's, all others on the server float64's.
+- Sums of 64 models or updates are float32's, all others on the server float64's.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
@@ -43,11 +44,12 @@ from .. import random
 from ..layers import check_rank, replace
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
-from ..params import Params, add, combine, flat, groups, panels, subtract, weighted_sum
+from ..params import Params, add, combine, flat, panels, subtract, weighted_sum
 from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Form = Literal["branch", "factor"]
+_ROWS = 8  # of a panel, in cache for the second of two products
 
 
 class LowRank(nn.Module):
@@ -167,10 +169,18 @@ def _inner_products(
         mean = combine(share, panel)  # [columns]
         mean_square += mean @ mean
         narrow = mean.to(panel.dtype)
-        for rows, dot, square in zip(groups(panel), groups(dots), groups(squares), strict=True):
+        parts = (torch.split(table, _ROWS) for table in (panel, dots, squares))
+        for rows, dot, square in zip(*parts, strict=True):
             dot += rows @ narrow
-            square += torch.linalg.vector_norm(rows, dim=1).double().square()
+            square += _squared_norms(rows)
     return dots, squares.sqrt(), mean_square.sqrt()
+
+
+def _squared_norms(rows: Tensor) -> Tensor:
+    if rows.device.type != "cpu":
+        return torch.linalg.vecdot(rows, rows)
+    array = rows.numpy()  # on a CPU NumPy hands this to BLAS, and takes half as long
+    return torch.from_numpy(np.vecdot(array, array))
 
 
 @dataclass(frozen=True)
