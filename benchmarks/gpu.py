@@ -38,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -159,13 +160,22 @@ def method_of(workload: Workload) -> FedAvg:
     return FedAvg(trainable="lora", rank=8, optimiser=Optimiser("adam", lr=1e-3))
 
 
+def adapted(workload: Workload, backbone: Backbone) -> nn.Module:
+    """What is trained stays in float32 where frozen weights are in bfloat16."""
+    model = method_of(workload).adapt(backbone)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model
+
+
 class Plain:
     """The loops that one writes without a library, on one model."""
 
     def __init__(self, workload: Workload, backbone: Backbone, federation: Federation) -> None:
         self.workload = workload
         own = replace(backbone, model=copy.deepcopy(backbone.model))
-        self.model: nn.Module = method_of(workload).adapt(own).train(False)
+        self.model = adapted(workload, own).eval()
         if workload.config is not None:
             own.model.set_attn_implementation("sdpa")
         self.device = next(self.model.parameters()).device
@@ -297,8 +307,7 @@ def contenders(
         found["CUDA-graph loop"] = graph
     found["centralised"] = plain.centralised
     precision = "bf16" if workload.bf16 else "fp32"
-    method = method_of(workload)
-    task = Task(backbone, method.adapt, precision=precision, device=device)  # type: ignore[arg-type]
+    task = Task(backbone, partial(adapted, workload), precision=precision, device=device)  # type: ignore[arg-type]
     engine = EngineConfig(precision=precision, device=str(device))  # type: ignore[arg-type]
     engines = {"fedtailor, sequential": replace(engine, executor="sequential")}
     for at_once in (1, 2, 4, 8, 16, 32, 50):

@@ -5,7 +5,7 @@
   there already; a loop over tensors and clients; and, over a tenth of the clients, laying the
   tensors side by side first.
 - weighted sum: FedAvg's aggregation of the same, against a float64 copy of every tensor.
-- krum: the scores of 50 of them, against differences of all pairs.
+- krum: the scores of 20 of them, against differences of all pairs.
 - fedmerge: 100 clients, 10 models: merge, inner products, update, against loops over clients.
 - fedhft: the best rank 32 of a cluster's adapter and c updates, B ``[1024, (1 + c) 32]`` times
   A ``[(1 + c) 32, 1024]``: dense SVD of B A, exact and randomised through the factors. The
@@ -178,7 +178,7 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
     """All of them."""
     stacked = uploads(clients, size)
     few = {name: value[: clients // 10] for name, value in stacked.items()}
-    fifty = {name: value[:50] for name, value in stacked.items()}
+    twenty = {name: value[:20] for name, value in stacked.items()}
     weights = torch.rand(clients, dtype=torch.float64)
     weights /= weights.sum()
     models, updates = torch.randn(10, size), flat(few, leading=1)
@@ -217,11 +217,11 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
             },
         ),
         Workload(
-            f"krum, {len(fifty['block.00.weight'])} x {size:,}",
+            f"krum, {len(twenty['block.00.weight'])} x {size:,}",
             {
-                READ: lambda: one_read(fifty),
-                OURS: lambda: krum_scores(fifty, 5),
-                "differences of all pairs": lambda: pair_scores(fifty, 5),
+                READ: lambda: one_read(twenty),
+                OURS: lambda: krum_scores(twenty, 4),
+                "differences of all pairs": lambda: pair_scores(twenty, 4),
             },
         ),
         Workload(

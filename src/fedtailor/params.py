@@ -15,7 +15,7 @@ Params = dict[str, Tensor]
 
 _ROWS = 64  # added up in their own type before a sum goes on in float64
 # values of so many rows of a panel: long runs, few calls; on a GPU as many as keep it busy
-_VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}
+_VALUES, _VALUES_GPU = 1 << 20, 1 << 25
 
 
 def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -84,7 +84,8 @@ def panels(stacked: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor
     if dtype is None:
         exact = table.dtype.is_floating_point and table.element_size() <= 4
         dtype = torch.float32 if exact else torch.float64
-    columns = max(1, _VALUES[stacked.device.type] // max(1, min(len(table), _ROWS)))
+    values = _VALUES if stacked.device.type == "cpu" else _VALUES_GPU
+    columns = max(1, values // max(1, min(len(table), _ROWS)))
     return (panel.to(dtype) for panel in torch.split(table, columns, dim=1))
 
 

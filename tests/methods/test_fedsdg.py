@@ -70,9 +70,9 @@ def test_equation_10(clients: int, size: int, seed: int) -> None:
 def test_equation_10_over_many_clients_and_tensors_in_float32() -> None:
     """More rows than float32 adds up, more columns than one panel, a tensor a name."""
     rng = np.random.default_rng(0)
-    updates = (rng.normal(size=(40, 28_005)) * 1e-4 + 1e-5).astype(np.float32)
+    updates = (rng.normal(size=(40, 28_005)) * 1e-4 + 1e-4).astype(np.float32)
     updates[3] *= -1
-    updates[4] *= 1e3
+    updates[4] *= 10
     stacked = torch.tensor(updates)
     by_name = {"b": stacked[:, 27_000:], "a": stacked[:, :27_000].view(40, 27, 1000)}
     expected = alignment(updates.astype(np.float64), 1e-8)
