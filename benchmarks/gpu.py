@@ -32,7 +32,6 @@ import datetime
 import json
 import platform
 import shlex
-import statistics
 import sys
 import tempfile
 import time
@@ -374,10 +373,8 @@ def table(lines: Sequence[dict[str, Any]], device: str, peaks: tuple[float, floa
         if not line["seconds"]:
             rows.append(row | {"s a round": line["left_out"] or "no time"})
             continue
-        middle = statistics.median(line["seconds"])
+        low, middle, high = np.quantile(line["seconds"], (0.25, 0.5, 0.75))
         base[line["workload"], line["contender"]] = middle
-        own = line["seconds"] * 2
-        low, _, high = statistics.quantiles(own, n=4, method="inclusive")
         rate = line["flops"] / middle / 1e12
         peak = None if peaks is None else peaks[line["bf16"]]
         sequential = base.get((line["workload"], "sequential loop"))

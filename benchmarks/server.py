@@ -39,6 +39,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor
@@ -262,8 +263,8 @@ def timed(workload: Workload, repeats: int) -> list[dict[str, Any]]:
 
 def spread(values: Sequence[float]) -> str:
     """Median, and from the first to the third quartile, in milliseconds."""
-    low, _, high = (1e3 * v for v in statistics.quantiles(values, n=4, method="inclusive"))
-    return f"{1e3 * statistics.median(values):.1f} ({low:.1f}-{high:.1f})"
+    low, middle, high = (1e3 * v for v in np.quantile(values, (0.25, 0.5, 0.75)))
+    return f"{middle:.1f} ({low:.1f}-{high:.1f})"
 
 
 def table(found: list[dict[str, Any]]) -> str:
