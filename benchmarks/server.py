@@ -1,12 +1,12 @@
 """What the server does in a round, on one thread of a CPU: aggregation, Krum, recompression.
 
 - alignment: FedSDG's weights and weighted sum over 1,000 updates of 1,000,000 parameters in 20
-  tensors, against one read of the same data (their sum); a plain form over one flat matrix that is
-  there already; a loop over tensors and clients; and, over a tenth of the clients, laying the
-  tensors side by side first.
-- weighted sum: FedAvg's aggregation of the same, against a float64 copy of every tensor.
+  tensors, against one read of the same data (their sum); over a tenth of the clients also against
+  a loop over tensors and clients, a plain form over one flat matrix that is there already, and
+  laying the tensors side by side first.
+- weighted sum: FedAvg's aggregation of the same, against float64 copies of the tensors.
 - krum: the scores of 20 of them, against differences of all pairs.
-- fedmerge: 100 clients, 10 models: merge, inner products, update, against loops over clients.
+- fedmerge: 20 clients, 10 models: merge, inner products, update, against loops over clients.
 - fedhft: the best rank 32 of a cluster's adapter and c updates, B ``[1024, (1 + c) 32]`` times
   A ``[(1 + c) 32, 1024]``: dense SVD of B A, exact and randomised through the factors. The
   updates share a part and differ in the rest, as those of clients with related data do. The error
@@ -182,13 +182,13 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
     twenty = {name: value[:20] for name, value in stacked.items()}
     weights = torch.rand(clients, dtype=torch.float64)
     weights /= weights.sum()
-    models, updates = torch.randn(10, size), flat(few, leading=1)
-    logits = torch.randn(len(updates), 10, dtype=torch.float64)
-    shares = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    updates, shares = flat(few, leading=1), torch.full((clients // 10,), 10 / clients).double()
+    models, logits = torch.randn(10, size), torch.randn(20, 10, dtype=torch.float64)
+    given = models, logits, updates[:20], torch.full((20,), 1 / 20, dtype=torch.float64)
 
     def three_products() -> None:
         merge(models, torch.softmax(logits, 1))
-        merge_backward(models, logits, updates, shares)
+        merge_backward(*given)
 
     shape = f"{clients} x {size:,}"
     return [
@@ -197,7 +197,6 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
             {
                 READ: lambda: one_read(stacked),
                 OURS: lambda: aligned(stacked),
-                "loop over tensors and clients": lambda: aligned_loop(stacked),
             },
         ),
         Workload(
@@ -205,6 +204,7 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
             {
                 READ: lambda: one_read(few),
                 OURS: lambda: aligned(few),
+                "loop over tensors and clients": lambda: aligned_loop(few),
                 "flat matrix, float32": lambda: aligned_flat(updates),
                 "laid side by side first": lambda: aligned_flat(flat(few, leading=1)),
             },
@@ -214,7 +214,14 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
             {
                 READ: lambda: one_read(stacked),
                 OURS: lambda: weighted_sum(stacked, weights),
-                "float64 copies": lambda: weighted_copies(stacked, weights),
+            },
+        ),
+        Workload(
+            f"weighted sum, {len(updates)} x {size:,}",
+            {
+                READ: lambda: one_read(few),
+                OURS: lambda: weighted_sum(few, shares),
+                "float64 copies": lambda: weighted_copies(few, shares),
             },
         ),
         Workload(
@@ -226,11 +233,11 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
             },
         ),
         Workload(
-            f"fedmerge, {len(updates)} clients, 10 models x {size:,}",
+            f"fedmerge, {len(logits)} clients, 10 models x {size:,}",
             {
-                READ: lambda: one_read(few),
+                READ: lambda: one_read(twenty),
                 OURS: three_products,
-                "loops over clients": lambda: merged_loop(models, logits, updates, shares),
+                "loops over clients": lambda: merged_loop(*given),
             },
         ),
         recompression(10, d, rank),
