@@ -177,10 +177,10 @@ def _inner_products(
 
 
 def _squared_norms(rows: Tensor) -> Tensor:
-    if rows.device.type != "cpu":
-        return torch.linalg.vecdot(rows, rows)
-    array = rows.numpy()  # on a CPU NumPy hands this to BLAS, and takes half as long
-    return torch.from_numpy(np.vecdot(array, array))
+    if rows.device.type == "cpu":  # NumPy hands it to BLAS, and takes half as long
+        return torch.from_numpy(np.vecdot(rows.numpy(), rows.numpy()))
+    squares: Tensor = torch.linalg.vecdot(rows, rows)
+    return squares
 
 
 @dataclass(frozen=True)
