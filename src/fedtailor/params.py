@@ -78,15 +78,15 @@ def panels(stacked: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor
     they are, other types become the one that holds them, if ``dtype`` doesn't say otherwise.
 
     >>> [panel.shape[1] for panel in panels(torch.zeros(64, 100, 400))]
-    [16384, 16384, 7232]
+    [13334, 13333, 13333]
     """
     table = stacked.flatten(1) if stacked.dim() > 1 else stacked[:, None]
     if dtype is None:
         exact = table.dtype.is_floating_point and table.element_size() <= 4
         dtype = torch.float32 if exact else torch.float64
     values = _VALUES if stacked.device.type == "cpu" else _VALUES_GPU
-    columns = max(1, values // max(1, min(len(table), _ROWS)))
-    return (panel.to(dtype) for panel in torch.split(table, columns, dim=1))
+    number = -(-table.shape[1] * min(len(table), _ROWS) // values)
+    return (panel.to(dtype) for panel in torch.tensor_split(table, max(1, number), dim=1))
 
 
 def combine(weights: Tensor, panel: Tensor) -> Tensor:
