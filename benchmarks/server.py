@@ -17,7 +17,8 @@ The contenders of a workload take turns. Times are CPU time of the process; wall
 
     OMP_NUM_THREADS=1 python benchmarks/server.py
 
-writes benchmarks/results/server-cpu.jsonl and .md; ``--disk`` writes server-disk-cpu.*.
+writes benchmarks/results/server-cpu.jsonl and .md; ``--only NAME`` writes server-NAME-cpu.*, and
+``--disk`` server-disk-cpu.*.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def recompression(clients: int, d: int, rank: int) -> Workload:
     return Workload(f"fedhft, {d} x {d}, c = {clients}, R = {B.shape[1]}", contenders, notes)
 
 
-def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
-    """All of them."""
+def aggregations(clients: int, size: int) -> list[Workload]:
+    """All over stacked uploads."""
     stacked = uploads(clients, size)
     few = {name: value[: clients // 10] for name, value in stacked.items()}
     twenty = {name: value[:20] for name, value in stacked.items()}
@@ -240,8 +241,6 @@ def workloads(clients: int, size: int, d: int, rank: int) -> list[Workload]:
                 "loops over clients": lambda: merged_loop(*given),
             },
         ),
-        recompression(10, d, rank),
-        recompression(50, d, rank),
     ]
 
 
@@ -386,6 +385,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=("alignment", "weighted sum", "krum", "fedmerge"))
     parser.add_argument("--disk", type=int, metavar="C", help="FedAvg over C models on disk, alone")
     options = parser.parse_args()
     load = os.getloadavg()[0]
@@ -394,12 +394,14 @@ def main() -> None:
         text = tabulate(lines, headers="keys", tablefmt="github", floatfmt=".1f")
         _write("FedAvg over uploads on disk", "server-disk-cpu", lines, text, load)
         return
-    found = [
-        line
-        for workload in workloads(options.clients, options.parameters, 1024, 32)
-        for line in timed(workload, options.repeats)
-    ]
-    _write("The server's work in a round", "server-cpu", found, table(found), load)
+    chosen = aggregations(options.clients, options.parameters)
+    if options.only is None:
+        chosen += [recompression(10, 1024, 32), recompression(50, 1024, 32)]
+    else:
+        chosen = [workload for workload in chosen if workload.name.startswith(options.only)]
+    found = [line for workload in chosen for line in timed(workload, options.repeats)]
+    name = "server-cpu" if options.only is None else f"server-{options.only.replace(' ', '-')}-cpu"
+    _write("The server's work in a round", name, found, table(found), load)
 
 
 if __name__ == "__main__":
