@@ -20,7 +20,7 @@ from .client import client_round
 from .costs import Costs, measure, wire_bytes
 from .errors import DivergedError, InputError
 from .evaluation import Evaluation, evaluate_each, evaluate_one
-from .executors import EngineConfig, Job, UploadStack, execute
+from .executors import EngineConfig, Job, execute
 from .federation import Federation
 from .method import Cohort, Method, Server
 from .optim import Context
@@ -29,6 +29,7 @@ from .plan import Plan
 from .precomputed import Precomputed
 from .store import Store
 from .task import Batch, Task
+from .uploads import UploadStack
 
 _OBSERVED = 64  # validation examples of a client that a method is shown for its figures
 
@@ -179,7 +180,7 @@ class _Simulation:
             with clock.phase("train"):
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
-                server = self._aggregate(server, uploads.params, cohort)
+                server = self._aggregate(server, uploads, cohort)
         self.store.stage(clients, trained.private)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -200,16 +201,16 @@ class _Simulation:
             seconds=clock.seconds,
         )
 
-    def _aggregate(self, server: Server, uploads: Params, cohort: Cohort) -> Server:
+    def _aggregate(self, server: Server, uploads: UploadStack, cohort: Cohort) -> Server:
         """On the uploads' device: the task's, or the CPU for those on disk."""
-        device = next((value.device for value in uploads.values()), self.task.device)
+        device = next((value.device for value in uploads.params.values()), self.task.device)
         # running statistics would drown what clients ask for: they are far larger than updates
-        scored = {name: v for name, v in uploads.items() if name not in self.task.buffers}
+        scored = {name: v for name, v in uploads.params.items() if name not in self.task.buffers}
         rows = self.method.robust.select(scored)
         if rows is not None:
-            uploads = {name: value[rows] for name, value in uploads.items()}
+            uploads.keep(rows)
             cohort = cohort.only(rows)
-        server = self.method.aggregate(self.task, _to(server, device), uploads, cohort)
+        server = self.method.aggregate(self.task, _to(server, device), uploads.params, cohort)
         return _to(server, self.task.device)
 
     def _train(

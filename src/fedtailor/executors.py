@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .federation import pad_and_stack
@@ -86,31 +84,3 @@ def _alike(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in params.items()}
-
-
-class UploadStack:
-    """A cohort's uploads, stacked ``[c, ...]``; memory-mapped in ``folder`` if beyond ``limit``
-    bytes."""
-
-    def __init__(self, cohort_size: int, limit: float, folder: str) -> None:
-        self._size = cohort_size
-        self._limit = limit
-        self._folder = Path(folder)
-        self.params: Params = {}
-
-    def put(self, position: int, upload: Params) -> None:
-        """Set row ``position``."""
-        if not self.params:
-            nbytes = self._size * sum(v.numel() * v.element_size() for v in upload.values())
-            on_disk = nbytes > self._limit
-            for name, value in upload.items():
-                self.params[name] = self._allocate(len(self.params), value, on_disk)
-        for name, value in upload.items():
-            self.params[name][position].copy_(value)
-
-    def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
-        shape = (self._size, *like.shape)
-        if not on_disk:
-            return like.new_empty(shape)
-        path, size = str(self._folder / f"{number}.bin"), self._size * like.numel()
-        return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)

@@ -5,7 +5,7 @@ Every function is pure. "Stacked" params carry one more leading axis, usually th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from safetensors.torch import load, save
@@ -13,7 +13,9 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 
-_COLUMNS = 1 << 18  # of stacked params that are brought to float64 at a time
+_ROWS = 64  # added up in their own type before a sum goes on in float64
+# values of so many rows of a panel: long runs, few calls; on a GPU as many as keep it busy
+_VALUES, _VALUES_GPU = 1 << 20, 1 << 25
 
 
 def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -69,19 +71,50 @@ def row(stacked: Params, index: int) -> Params:
     return {name: value[index] for name, value in stacked.items()}
 
 
+def panels(stacked: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
+    """The columns of ``[c, ...]`` a few at a time, as ``[c, columns]``, where they lie.
+
+    What has been read of a panel once is in cache for a second look. Float32 and float64 stay what
+    they are, other types become the one that holds them, if ``dtype`` doesn't say otherwise.
+
+    >>> [panel.shape[1] for panel in panels(torch.zeros(64, 100, 400))]
+    [13334, 13333, 13333]
+    """
+    table = stacked.flatten(1) if stacked.dim() > 1 else stacked[:, None]
+    if dtype is None:
+        exact = table.dtype.is_floating_point and table.element_size() <= 4
+        dtype = torch.float32 if exact else torch.float64
+    values = _VALUES if stacked.device.type == "cpu" else _VALUES_GPU
+    number = -(-table.shape[1] * min(len(table), _ROWS) // values)
+    return (panel.to(dtype) for panel in torch.tensor_split(table, max(1, number), dim=1))
+
+
+def combine(weights: Tensor, panel: Tensor) -> Tensor:
+    """``weights @ panel``, float64 ``[..., columns]``, ``weights`` being ``[..., c]``.
+
+    >>> combine(torch.tensor([0.5, 0.5]), torch.tensor([[1.0], [3.0]]))
+    tensor([2.], dtype=torch.float64)
+    """
+    shape = (*weights.shape[:-1], panel.shape[1])
+    total = torch.zeros(shape, dtype=torch.float64, device=panel.device)
+    parts = torch.split(weights.to(panel), _ROWS, dim=-1), torch.split(panel, _ROWS)
+    for w, rows in zip(*parts, strict=True):
+        total += w @ rows
+    return total
+
+
 def weighted_sum(stacked: Params, weights: Tensor) -> Params:
-    """``sum_c weights[c] * stacked[c]``, accumulated in float64; ``weights`` is ``[c]``.
+    """``sum_c weights[c] * stacked[c]`` in one read; ``weights`` is ``[c]``.
+
+    Sums of 64 clients in float32 (float64 for float64), added up in float64.
 
     >>> weighted_sum({"x": torch.tensor([[1.0], [3.0]])}, torch.tensor([0.5, 0.5]))
     {'x': tensor([2.])}
     """
-    weights = weights.double()
 
     def one(value: Tensor) -> Tensor:
-        columns = value.flatten(1) if value.dim() > 1 else value[:, None]
-        parts = torch.split(columns, _COLUMNS, dim=1)
-        summed = torch.cat([weights.to(value.device) @ part.double() for part in parts])
-        return summed.to(value.dtype).view(value.shape[1:])
+        summed = [combine(weights, panel).to(value.dtype) for panel in panels(value)]
+        return torch.cat(summed).view(value.shape[1:])
 
     return {name: one(value) for name, value in stacked.items()}
 

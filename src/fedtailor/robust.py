@@ -24,9 +24,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from .errors import InputError
-from .params import Params
-
-_COLUMNS = 1 << 18  # of the uploads that are brought to float64 at a time
+from .params import Params, panels
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,8 @@ def _squared_distances(uploads: Params) -> Tensor:
     """float64 ``[c, c]``, from the Gram matrix of the centred uploads, in one read of them."""
     first = next(iter(uploads.values()))
     gram = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
-    for value in uploads.values():
-        for part in torch.split(value.reshape(len(value), -1), _COLUMNS, dim=1):
-            centred = part.double() - part.double().mean(0)  # [c, columns]
-            gram += centred @ centred.T
+    for panel in (panel for v in uploads.values() for panel in panels(v, torch.float64)):
+        centred = panel - panel.mean(0)  # [c, columns]
+        gram.addmm_(centred, centred.T)
     squares = gram.diagonal()
     return (squares[:, None] + squares - 2 * gram).clamp(min=0)

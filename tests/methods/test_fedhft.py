@@ -134,7 +134,7 @@ def test_recompression_of_a_product_of_lower_rank_pads_with_zeros() -> None:
 
 
 def test_the_gram_of_updates_is_that_of_their_products() -> None:
-    Bs, As = RNG.normal(size=(4, 6, 2)), RNG.normal(size=(4, 2, 5))
+    Bs, As = RNG.normal(size=(20, 6, 2)), RNG.normal(size=(20, 2, 5))
     updates = np.stack([(B @ A).ravel() for B, A in zip(Bs, As, strict=True)])
     got = update_gram(torch.tensor(Bs), torch.tensor(As))
     np.testing.assert_allclose(got.numpy(), updates @ updates.T, atol=1e-12)

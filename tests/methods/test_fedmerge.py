@@ -99,7 +99,7 @@ def test_both_updates_descend_the_objective() -> None:
 
 
 def test_many_columns_go_chunk_by_chunk_and_small_differences_survive() -> None:
-    size = (1 << 18) + 5
+    size = (1 << 19) + 5
     rng = np.random.default_rng(1)
     common = 100 * rng.normal(size=size)
     Theta = (common + 1e-3 * rng.normal(size=(2, size))).astype(np.float32)

@@ -67,6 +67,34 @@ def test_equation_10(clients: int, size: int, seed: int) -> None:
     np.testing.assert_allclose(got.numpy(), alignment(updates, 1e-8), atol=1e-9)
 
 
+def test_equation_10_over_many_clients_and_tensors_in_float32() -> None:
+    """More rows than float32 adds up, more columns than one panel, a tensor a name."""
+    rng = np.random.default_rng(0)
+    updates = (rng.normal(size=(40, 28_005)) * 1e-4 + 1e-4).astype(np.float32)
+    updates[3] *= -1
+    updates[4] *= 10
+    stacked = torch.tensor(updates)
+    by_name = {"b": stacked[:, 27_000:], "a": stacked[:, :27_000].view(40, 27, 1000)}
+    expected = alignment(updates.astype(np.float64), 1e-8)
+    assert expected[3] == 0
+    for given_as in (stacked, by_name):
+        np.testing.assert_allclose(alignment_weights(given_as), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_leave_one_out_survives_an_update_that_is_far_larger() -> None:
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(5, 50)).astype(np.float32)
+    updates[2] *= 1e4
+    u = updates.astype(np.float64)
+    others = [np.delete(u, k, 0).mean(0) for k in range(5)]
+    cosines = [
+        a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in zip(u, others, strict=True)
+    ]
+    e = np.exp(cosines)
+    got = leave_one_out_weights(torch.tensor(updates), 1.0)
+    np.testing.assert_allclose(got, e / e.sum(), rtol=1e-6)
+
+
 def test_a_zero_update_and_a_zero_mean_get_no_weight() -> None:
     one_zero = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     assert alignment_weights(one_zero).tolist() == pytest.approx([1.0, 0.0])

@@ -61,6 +61,7 @@ from ..task import Backbone, Batch, Task
 
 Ratio = Annotated[float, Ge(0), Lt(1)]
 
+_TOGETHER = 16  # clients whose inner products with all others are worked out at once
 _RANK, _RATIO = "budget.rank", "budget.mask_ratio"  # a client's own
 
 
@@ -98,14 +99,15 @@ def update_gram(Bs: Tensor, As: Tensor) -> Tensor:
     >>> update_gram(torch.ones(2, 3, 1), torch.tensor([[[1.0, 0.0]], [[1.0, 2.0]]])).tolist()
     [[3.0, 3.0], [3.0, 15.0]]
     """
-    Bs, As = Bs.double(), As.double()
     K, _, r = Bs.shape
-    left, right = Bs.movedim(1, 0).flatten(1), As.flatten(0, 1)  # [d_out, K r], [K r, d_in]
+    left = Bs.double().movedim(1, 0).flatten(1)  # [d_out, K r]
+    right = As.double().flatten(0, 1)  # [K r, d_in]
+    some = _TOGETHER * r
     rows = [
-        ((B.mT @ left) * (A @ right.mT)).view(r, K, r).sum((0, 2))
-        for B, A in zip(Bs, As, strict=True)
+        ((B.mT @ left) * (A @ right.mT)).view(-1, r, K, r).sum((1, 3))
+        for B, A in zip(torch.split(left, some, 1), torch.split(right, some), strict=True)
     ]
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
 def assign(gram: Tensor, p: Tensor, components: int, reg_covar: float, seed: int) -> Tensor:

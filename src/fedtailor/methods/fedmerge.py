@@ -26,7 +26,7 @@ Differs from the paper:
   others are drawn anew, but LoRA and pretrained models are copies with noise of ``jitter`` times a
   tensor's root mean square: equal models would stay equal for ever.
 - Running statistics of batch normalisation follow equations 4 and 8; variances stay >= 0.
-- Everything on the server is summed in float64.
+- Sums of 64 models or updates are float32's, all others on the server float64's.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ from ..errors import InputError
 from ..layers import copied, different_starts
 from ..method import Cohort, FineTuning, Paper, Server
 from ..optim import Context, train
-from ..params import Params, prefixed, subtract, under, weighted_sum
+from ..params import Params, combine, panels, prefixed, subtract, under, weighted_sum
 from ..task import Batch, Task
 
 _BANK = "bank."
-_COLUMNS = 1 << 18  # of models and updates that are brought to float64 at a time
 
 
 def merge(models: Tensor, weights: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ def merge(models: Tensor, weights: Tensor) -> Tensor:
         weights: w ``[m, d]``, a client a row.
 
     Returns:
-        theta ``[m, P]``, summed in float64, of the models' type.
+        theta ``[m, P]``, of the models' type; sums as in `weighted_sum`.
 
     Raises:
         InputError: no model, or shapes that don't fit.
@@ -69,9 +68,7 @@ def merge(models: Tensor, weights: Tensor) -> Tensor:
             [3., 4.]])
     """
     _check(models, "weights", weights)
-    w = weights.double().to(models.device)
-    parts = torch.split(models, _COLUMNS, dim=1)
-    return torch.cat([(w @ part.double()).to(models.dtype) for part in parts], dim=1)
+    return torch.cat([combine(weights, panel).to(models.dtype) for panel in panels(models)], dim=1)
 
 
 def merge_backward(
@@ -123,10 +120,11 @@ def merge_backward(
 def _inner_products(updates: Tensor, models: Tensor) -> Tensor:
     """<Theta_j - Theta_1, Delta_i>, float64 ``[m, d]``; what all models share would only round."""
     S = torch.zeros(len(updates), len(models), dtype=torch.float64, device=updates.device)
-    for Delta, Theta in zip(
-        torch.split(updates, _COLUMNS, dim=1), torch.split(models, _COLUMNS, dim=1), strict=True
-    ):
-        S += Delta.double() @ (Theta.double() - Theta[:1].double()).T
+    start = 0
+    for Delta in panels(updates, torch.float64):
+        Theta = models[:, start : start + Delta.shape[1]].double()
+        S.addmm_(Delta, (Theta - Theta[:1]).T)
+        start += Delta.shape[1]
     return S
 
 

@@ -22,7 +22,8 @@ Differs from the paper:
   ``form="factor"`` is the literal reading, (B_g + m B_p)(A_g + m A_p).
 - B_p starts at N(0, 0.01^2), not 0: with B_p = 0 a gate gets no gradient from the task, and Adam
   walks it down on the penalty alone. ``private_init="zero"`` restores 0. A starts at N(0, 1/r).
-- Aggregation weights are computed in float64. Where the mean update is 0 nothing moves.
+- Of the aggregation weights, products are in the updates' own type and sums over columns in
+  float64: cosines to 1e-6. Where the mean update is 0 nothing moves.
 - ``aggregation`` offers what the paper doesn't: uniform, by examples, and leave-one-out alignment
   (each update against the mean of the others, a softmax over cosine / temperature).
 """
@@ -33,6 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
@@ -42,12 +44,12 @@ from .. import random
 from ..layers import check_rank, replace
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, train
-from ..params import Params, add, flat, subtract, weighted_sum
+from ..params import Params, add, combine, flat, panels, subtract, weighted_sum
 from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Form = Literal["branch", "factor"]
-_COLUMNS = 1 << 18  # of the updates that are brought to float64 at a time
+_ROWS = 16  # of a panel, in cache for the second of two products
 
 
 class LowRank(nn.Module):
@@ -113,11 +115,11 @@ def fused_factors(
     return torch.cat([shared["A"], private["A"]]), torch.cat([shared["B"], private["B"]], 1), scales
 
 
-def alignment_weights(updates: Tensor, eps: float = 1e-8) -> Tensor:
+def alignment_weights(updates: Tensor | Params, eps: float = 1e-8) -> Tensor:
     """Equation 10: the aggregation weight of every update, by its cosine with their mean.
 
     Args:
-        updates: ``[M, P]``, one flat update a client.
+        updates: ``[M, P]``, one flat update a client; or tensors ``[M, ...]`` by name.
         eps: added to both denominators.
 
     Returns:
@@ -131,13 +133,16 @@ def alignment_weights(updates: Tensor, eps: float = 1e-8) -> Tensor:
     return alpha / (alpha.sum() + eps)
 
 
-def leave_one_out_weights(updates: Tensor, temperature: float, eps: float = 1e-8) -> Tensor:
+def leave_one_out_weights(
+    updates: Tensor | Params, temperature: float, eps: float = 1e-8
+) -> Tensor:
     """A softmax over cosine / ``temperature`` of every update with the mean of the others.
 
-    ``updates`` is ``[M, P]``; returns float64 ``[M]`` that sums to 1. A zero update gets none.
+    ``updates`` as above; returns float64 ``[M]`` that sums to 1. A zero update gets none.
     """
-    dots, norms, mean_norm = _inner_products(updates)
-    M = len(updates)
+    # what is left of a difference: float32's products would not do where one update is far larger
+    dots, norms, mean_norm = _inner_products(updates, torch.float64)
+    M = len(dots)
     if M == 1:
         return torch.ones_like(dots)
     others_dot = (M * dots - norms**2) / (M - 1)
@@ -147,17 +152,35 @@ def leave_one_out_weights(updates: Tensor, temperature: float, eps: float = 1e-8
     return torch.softmax(scores.masked_fill(norms == 0, -torch.inf), 0).nan_to_num(0.0)
 
 
-def _inner_products(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """<Delta_k, mean> ``[M]``, ||Delta_k|| ``[M]`` and ||mean||, in float64 and one read."""
-    dots = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
-    squares, mean_square = torch.zeros_like(dots), dots.new_zeros(())
-    for part in torch.split(updates, _COLUMNS, dim=1):
-        block = part.double()  # [M, columns]
-        mean = block.mean(0)
-        dots += block @ mean
-        squares += block.square().sum(1)
+def _inner_products(
+    updates: Tensor | Params, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """<Delta_k, mean> ``[M]``, ||Delta_k|| ``[M]`` and ||mean||, float64.
+
+    Panel by panel: the mean of one, then the products while it is in cache. Products are those of
+    ``dtype`` (None: the updates' own), their sums over the panels float64.
+    """
+    tables = [updates] if isinstance(updates, Tensor) else [updates[n] for n in sorted(updates)]
+    M, device = len(tables[0]), tables[0].device
+    dots, squares = torch.zeros(2, M, dtype=torch.float64, device=device)
+    mean_square = dots.new_zeros(())
+    share = torch.full_like(dots, 1 / M)
+    for panel in (panel for table in tables for panel in panels(table, dtype)):
+        mean = combine(share, panel)  # [columns]
         mean_square += mean @ mean
+        narrow = mean.to(panel.dtype)
+        products = [(rows @ narrow, _squared_norms(rows)) for rows in torch.split(panel, _ROWS)]
+        dot, square = map(torch.cat, zip(*products, strict=True))
+        dots += dot
+        squares += square
     return dots, squares.sqrt(), mean_square.sqrt()
+
+
+def _squared_norms(rows: Tensor) -> Tensor:
+    if rows.device.type == "cpu":  # NumPy hands it to BLAS, and takes half as long
+        return torch.from_numpy(np.vecdot(rows.numpy(), rows.numpy()))
+    squares: Tensor = torch.linalg.vecdot(rows, rows)
+    return squares
 
 
 @dataclass(frozen=True)
@@ -258,10 +281,9 @@ class FedSDG(Method):
             return cohort.shares
         if self.aggregation == "uniform":
             return torch.full_like(cohort.shares, 1 / len(cohort.shares))
-        updates = flat(uploads, leading=1)  # [c, P]
         if self.aggregation == "alignment":
-            return alignment_weights(updates, self.eps)
-        return leave_one_out_weights(updates, self.temperature, self.eps)
+            return alignment_weights(uploads, self.eps)
+        return leave_one_out_weights(uploads, self.temperature, self.eps)
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         if self.private_head:

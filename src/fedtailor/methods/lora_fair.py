@@ -99,6 +99,5 @@ class LoRAFAIR(Method):
         mean = weighted_sum(uploads, p)
         for path, (A, B) in lora_pairs(uploads).items():
             name = f"{path}.lora_B.default.weight"
-            exact = weighted_sum({name: B.double()}, p)[name]
-            mean[name] = (exact + correction(A, B, p, self.lam)).to(B.dtype)
+            mean[name] = (mean[name] + correction(A, B, p, self.lam)).to(B.dtype)
         return mean

@@ -1,0 +1,437 @@
+"""One GPU: our executors against plain PyTorch and PEFT loops and against centralised training.
+
+Not run on a GPU yet; `--tiny` has been run on a CPU, where the CUDA graph is left out.
+
+Workloads, all weights random, nothing is downloaded:
+
+- a: the network `cnn` on 32 x 32 colour pictures, 50 clients x 5 steps of 10, SGD, all of it, fp32
+- d-bert, d-vit: BERT-base on 128 tokens and ViT-B/16 on 224 x 224, LoRA of rank 8 and the head,
+  32 clients x 4 steps of 8, Adam, bf16 autocast
+- e-smollm2, e-llama: SmolLM2-135M on 16 clients x 4 steps of 4 x 256 tokens, and a model of
+  Llama-3-8B's shape on 4 clients x 2 steps of 1 x 512; LoRA, frozen weights and arithmetic in bf16
+
+Contenders, in turns, a round each: one client after the other in plain PyTorch + PEFT with SDPA,
+eagerly (``sequential loop``) and with a step's kernels recorded once (``CUDA-graph loop``);
+``centralised``, one model on all clients' batches at once; and fedtailor's `rounds` without
+evaluation, by executor and clients a step. A contender that doesn't fit the memory is left out.
+
+Utilisation is the model's floating-point operations (forward and backward as PyTorch counts them
+in the plain loop, frozen weights' gradients not among them) over time and the chip's dense peak.
+
+    python benchmarks/gpu.py
+
+takes under 8 minutes by design (a workload stops after ``--seconds``), and writes
+benchmarks/results/gpu.jsonl, a line a contender, and the table beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import json
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig, LlamaConfig, PretrainedConfig, ViTConfig
+
+from fedtailor.data.table import Dataset, Images, Partition, Shares, Tokens
+from fedtailor.engine import rounds
+from fedtailor.evaluation import EvaluateConfig
+from fedtailor.executors import EngineConfig
+from fedtailor.federation import Federation, LocalConfig
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.models import ModelConfig, load
+from fedtailor.optim import Optimiser
+from fedtailor.plan import Plan
+from fedtailor.task import Backbone, Task
+
+OUT = Path(__file__).parent / "results" / "gpu"
+CLASSES = 10
+PEAK_TFLOPS = {  # dense, without sparsity: (float32, bfloat16)
+    "H200": (67, 989), "H100": (67, 989), "A100": (19.5, 312), "L40S": (91.6, 362),
+    "L4": (30.3, 121), "A10": (31.2, 125), "B200": (80, 2250),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and how much of it a round is. ``length`` is of token sequences; ``config`` None:
+    the built-in `cnn`."""
+
+    name: str
+    config: PretrainedConfig | None
+    clients: int
+    steps: int
+    batch: int
+    length: int = 0
+    half: bool = False  # frozen weights in bfloat16
+
+    @property
+    def kind(self) -> str:
+        return "causal-lm" if isinstance(self.config, LlamaConfig) else "classification"
+
+    @property
+    def bf16(self) -> bool:
+        return self.config is not None
+
+
+def _llama(layers: int, width: int, ffn: int, heads: int, kv: int, vocabulary: int) -> LlamaConfig:
+    return LlamaConfig(
+        num_hidden_layers=layers, hidden_size=width, intermediate_size=ffn,
+        num_attention_heads=heads, num_key_value_heads=kv, vocab_size=vocabulary,
+        tie_word_embeddings=width < 1000, use_cache=False,
+    )  # fmt: skip
+
+
+WORKLOADS = [
+    Workload("a", None, 50, 5, 10),
+    Workload("d-bert", BertConfig(), 32, 4, 8, 128),
+    Workload("d-vit", ViTConfig(), 32, 4, 8),
+    Workload("e-smollm2", _llama(30, 576, 1536, 9, 3, 49152), 16, 4, 4, 256, half=True),
+    Workload("e-llama", _llama(32, 4096, 14336, 32, 8, 128256), 4, 2, 1, 512, half=True),
+]
+_SMALL = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+TINY = [
+    Workload("a", None, 2, 2, 2),
+    Workload("d-bert", BertConfig(vocab_size=100, **_SMALL), 2, 2, 2, 8),
+    Workload("d-vit", ViTConfig(image_size=32, patch_size=16, **_SMALL), 2, 2, 2),
+    Workload("e-llama", _llama(1, 16, 16, 2, 1, 100), 2, 2, 2, 8, half=True),
+]
+
+
+def backbone_of(workload: Workload, device: torch.device) -> Backbone:
+    """The model with random weights, made on the device."""
+    modality = "text" if workload.length else "image"
+    with tempfile.TemporaryDirectory() as folder, torch.device(device):
+        name = "cnn" if workload.config is None else folder
+        if workload.config is not None:
+            workload.config.save_pretrained(folder)
+        config = ModelConfig(name, pretrained=False)
+        made = load(config, workload.kind, CLASSES, 0, modality, picture=(3, 32, 32))  # type: ignore[arg-type]
+    if workload.half:
+        made.model.to(torch.bfloat16)
+    return made
+
+
+def federation_of(workload: Workload) -> Federation:
+    """Clients of equal size, random examples."""
+    rng = np.random.default_rng(0)
+    own = workload.steps * workload.batch
+    total = workload.clients * own
+    if workload.length:
+        assert workload.config is not None
+        values = rng.integers(5, workload.config.vocab_size, total * workload.length)
+        inputs: Tokens | Images = Tokens(values, np.arange(total + 1) * workload.length)
+    else:
+        side = 32 if workload.config is None else workload.config.image_size
+        inputs = Images(rng.random((total, 3, side, side), dtype=np.float32))
+    generative = workload.kind == "causal-lm"
+    labels = None if generative else rng.integers(0, CLASSES, total)
+    classes = [] if generative else [str(c) for c in range(CLASSES)]
+    dataset = Dataset(inputs, total, workload.kind, "random", labels, classes)  # type: ignore[arg-type]
+    rows = np.arange(total).reshape(workload.clients, own)
+    none = Shares.of([rows[0, :0]] * workload.clients)
+    return Federation(dataset, Partition(Shares.of(list(rows)), none, none, "random"))
+
+
+def method_of(workload: Workload) -> FedAvg:
+    """FedAvg: all of the small network, LoRA and the head of a transformer."""
+    if workload.config is None:
+        return FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    return FedAvg(trainable="lora", rank=8, optimiser=Optimiser("adam", lr=1e-3))
+
+
+def adapted(workload: Workload, backbone: Backbone) -> nn.Module:
+    """What is trained stays in float32 where frozen weights are in bfloat16."""
+    model = method_of(workload).adapt(backbone)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model
+
+
+class Plain:
+    """The loops that one writes without a library, on one model."""
+
+    def __init__(self, workload: Workload, backbone: Backbone, federation: Federation) -> None:
+        self.workload = workload
+        own = replace(backbone, model=copy.deepcopy(backbone.model))
+        self.model = adapted(workload, own).eval()
+        if workload.config is not None:
+            own.model.set_attn_implementation("sdpa")
+        self.device = next(self.model.parameters()).device
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.start = [p.detach().clone() for p in self.trained]
+        self.batches = []  # by client
+        for client in range(workload.clients):
+            made = federation.steps(client, 1, LocalConfig(batch_size=workload.batch))
+            self.batches.append([{n: v.to(self.device) for n, v in b.items()} for b in made])
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """A new one, on what is trained."""
+        if self.workload.config is None:
+            return torch.optim.SGD(self.trained, lr=0.1)
+        return torch.optim.Adam(self.trained, lr=1e-3, capturable=self.device.type == "cuda")
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Mean cross-entropy; no mask, as all sequences have the same length."""
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.workload.bf16, cache_enabled=False
+        ):
+            if self.workload.config is None:
+                logits: Tensor = self.model(batch["pixel_values"])
+            else:
+                name = "input_ids" if self.workload.length else "pixel_values"
+                logits = self.model(**{name: batch[name]}).logits
+        if self.workload.kind == "causal-lm":
+            ids = batch["input_ids"]
+            return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+        return F.cross_entropy(logits.float(), batch["labels"])
+
+    def step(self, optimiser: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
+        """Forward, backward, update."""
+        optimiser.zero_grad(set_to_none=True)
+        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self.trained, self.start)
+
+    def _averaged(self, train: Callable[[list[dict[str, Tensor]]], None]) -> None:
+        total = [torch.zeros_like(p) for p in self.start]
+        for steps in self.batches:
+            self._restore()
+            train(steps)
+            torch._foreach_add_(total, [p.detach() for p in self.trained])
+        torch._foreach_div_(total, float(len(self.batches)))
+
+    def sequential(self) -> None:
+        """A round, one client after the other."""
+
+        def train(steps: list[dict[str, Tensor]]) -> None:
+            optimiser = self.optimiser()
+            for batch in steps:
+                self.step(optimiser, batch)
+
+        self._averaged(train)
+
+    def graph(self) -> Callable[[], None]:
+        """A round whose steps replay one recorded step."""
+        optimiser, batch = self.optimiser(), {n: v.clone() for n, v in self.batches[0][0].items()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step(optimiser, batch)
+        torch.cuda.current_stream().wait_stream(side)
+        optimiser.zero_grad(set_to_none=True)
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            self.loss(batch).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        moments = [v for s in optimiser.state.values() for v in s.values() if v is not None]
+
+        def train(steps: list[dict[str, Tensor]]) -> None:
+            for moment in moments:
+                moment.zero_()
+            for given in steps:
+                for name, value in given.items():
+                    batch[name].copy_(value)
+                recorded.replay()
+
+        return lambda: self._averaged(train)
+
+    def centralised(self) -> None:
+        """As many steps, each on all clients' batches."""
+        self._restore()
+        optimiser = self.optimiser()
+        for together in zip(*self.batches, strict=True):
+            self.step(optimiser, {n: torch.cat([b[n] for b in together]) for n in together[0]})
+
+    def flops(self) -> int:
+        """Of a round."""
+        counter = FlopCounterMode(display=False)
+        with counter:
+            self.loss(self.batches[0][0]).backward()  # type: ignore[no-untyped-call]
+        return int(counter.get_total_flops()) * self.workload.clients * self.workload.steps
+
+
+def ours(
+    workload: Workload, task: Task, federation: Federation, engine: EngineConfig
+) -> Iterator[Any]:
+    """Rounds without end or evaluation."""
+    plan = Plan(
+        10**6,
+        LocalConfig(batch_size=workload.batch),
+        engine=engine,
+        evaluate=EvaluateConfig(every=10**6),
+    )
+    return rounds(method_of(workload), task, federation, plan)
+
+
+def contenders(
+    workload: Workload, device: torch.device
+) -> tuple[dict[str, Callable[[], Any]], int]:
+    """Functions that run a round, by name, and a round's model FLOPs."""
+    backbone, federation = backbone_of(workload, device), federation_of(workload)
+    plain = Plain(workload, backbone, federation)
+    found: dict[str, Callable[[], Any]] = {"sequential loop": plain.sequential}
+    if device.type == "cuda":
+        recorded: list[Callable[[], None]] = []
+
+        def graph() -> None:
+            if not recorded:
+                recorded.append(plain.graph())
+            recorded[0]()
+
+        found["CUDA-graph loop"] = graph
+    found["centralised"] = plain.centralised
+    precision = "bf16" if workload.bf16 else "fp32"
+    task = Task(backbone, partial(adapted, workload), precision=precision, device=device)  # type: ignore[arg-type]
+    engine = EngineConfig(precision=precision, device=str(device))  # type: ignore[arg-type]
+    engines = {"fedtailor, sequential": replace(engine, executor="sequential")}
+    for at_once in (1, 2, 4, 8, 16, 32, 50):
+        if 1 < at_once <= workload.clients:
+            own = replace(engine, executor="vectorised", clients_per_step=at_once)
+            engines[f"fedtailor, vectorised, {at_once}"] = own
+    for name, chosen in engines.items():
+        iterator = ours(workload, task, federation, chosen)
+        found[name] = lambda iterator=iterator: next(iterator)
+    return found, plain.flops()
+
+
+def measured(
+    workload: Workload, device: torch.device, repeats: int, seconds: float
+) -> list[dict[str, Any]]:
+    """A line a contender: seconds of every round after the first, in turns."""
+    functions, flops = contenders(workload, device)
+    took: dict[str, list[float]] = {name: [] for name in functions}
+    memory: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    begun = time.perf_counter()
+    for repeat in range(repeats + 1):
+        for name, function in functions.items():
+            if name in left_out or (repeat > 1 and time.perf_counter() - begun > seconds):
+                continue
+            print(f"{workload.name}, {name}", file=sys.stderr)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            try:
+                function()
+            except torch.cuda.OutOfMemoryError:
+                left_out[name] = "out of memory"
+                torch.cuda.empty_cache()
+                continue
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                memory[name] = torch.cuda.max_memory_allocated() / 1e6
+            if repeat:
+                took[name].append(time.perf_counter() - start)
+    examples = workload.clients * workload.steps * workload.batch
+    return [
+        {
+            "workload": workload.name,
+            "contender": name,
+            "seconds": took[name],
+            "examples": examples,
+            "flops": flops,
+            "bf16": workload.bf16,
+            "peak_mb": memory.get(name),
+            "left_out": left_out.get(name),
+        }
+        for name in functions
+    ]
+
+
+def table(lines: Sequence[dict[str, Any]], device: str, peaks: tuple[float, float] | None) -> str:
+    """The results as Markdown."""
+    rows = []
+    base: dict[tuple[str, str], float] = {}
+    for line in lines:
+        row = {"workload": line["workload"], "contender": line["contender"]}
+        if not line["seconds"]:
+            rows.append(row | {"s a round": line["left_out"] or "no time"})
+            continue
+        low, middle, high = np.quantile(line["seconds"], (0.25, 0.5, 0.75))
+        base[line["workload"], line["contender"]] = middle
+        rate = line["flops"] / middle / 1e12
+        peak = None if peaks is None else peaks[line["bf16"]]
+        sequential = base.get((line["workload"], "sequential loop"))
+        centralised = base.get((line["workload"], "centralised"))
+        rows.append(
+            row
+            | {
+                "s a round": f"{middle:.3f} ({low:.3f}-{high:.3f})",
+                "examples/s": f"{line['examples'] / middle:.0f}",
+                "x sequential loop": f"{sequential / middle:.2f}" if sequential else "",
+                "of centralised": f"{centralised / middle:.2f}" if centralised else "",
+                "TFLOP/s": f"{rate:.3g}",
+                "utilisation": "" if peak is None else f"{rate / peak:.1%}",
+                "peak MB": "" if line["peak_mb"] is None else f"{line['peak_mb']:.0f}",
+            }
+        )
+    return f"{device}\n\n" + tabulate(
+        rows, headers="keys", tablefmt="github", disable_numparse=True
+    )
+
+
+def main() -> None:
+    """Run the workloads, print the table, write it and every time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds a contender")
+    parser.add_argument("--seconds", type=float, default=70, help="for a workload's rounds")
+    parser.add_argument("--only", nargs="*", choices=[w.name for w in WORKLOADS])
+    parser.add_argument("--tiny", action="store_true", help="on the CPU; nothing is written")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        parser.error("no GPU here; --tiny runs everything on the CPU")
+    device = torch.device("cpu" if options.tiny else "cuda")
+    chip = platform.processor() if options.tiny else torch.cuda.get_device_name()
+    peaks = next((peak for name, peak in PEAK_TFLOPS.items() if name in chip), None)
+    lines: list[dict[str, Any]] = []
+    for workload in TINY if options.tiny else WORKLOADS:
+        if options.only is None or workload.name in options.only:
+            lines += measured(workload, device, options.repeats, options.seconds)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    text = table(lines, chip, peaks)
+    print(text)
+    if options.tiny:
+        return
+    versions = {name: version(name) for name in ("fedtailor", "torch", "transformers", "peft")}
+    now = datetime.datetime.now(datetime.UTC)
+    command = shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]])
+    about = f"- {now:%Y-%m-%d %H:%M} UTC, `{command}`\n- " + ", ".join(
+        f"{name} {number}" for name, number in versions.items()
+    )
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.with_suffix(".md").write_text(f"# One GPU\n\n{about}\n- {text}\n")
+    with OUT.with_suffix(".jsonl").open("w") as file:
+        for line in lines:
+            file.write(json.dumps({"date": f"{now:%Y-%m-%d}", "chip": chip, **versions, **line}))
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
