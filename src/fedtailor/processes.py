@@ -157,6 +157,7 @@ class Processes:
         waiting = iter(items)
         busy: dict[Connection, tuple[_Child, T]] = {}
         idle = list(self._children)
+        left = True  # in the middle: what is still worked on is not wanted
         try:
             for item in waiting:
                 child = idle.pop() if idle else self._fork()
@@ -174,8 +175,9 @@ class Processes:
                         busy[ready] = child, following
                         break
                     yield item, result
+            left = False
         finally:
-            if busy:  # left in the middle: what they still work on is not wanted
+            if left:
                 self.close()
 
     def _tell(self, server: Params) -> None:
