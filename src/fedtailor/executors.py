@@ -243,7 +243,6 @@ class Auto:
         self._chosen: Executor | None = next(known, None)
         self._running = self._chosen or first
         self._paces: dict[tuple[Executor, str], _Pace] = {}
-        self._spent = 0.0
 
     @property
     def name(self) -> str | None:
@@ -273,10 +272,14 @@ class Auto:
 
     def _at_first(self, name: str, items: Iterator[AnyItem]) -> Iterator[AnyItem]:
         """``items`` until enough of the work is known."""
-        while self._spent < self._patience or not self._pace(self._first, name).size:
+        while not self._pace(self._first, name).size or self._spent() < self._patience:
             if (item := next(items, None)) is None:
                 return
             yield item
+
+    def _spent(self) -> float:
+        """Seconds, all works together."""
+        return sum(pace.seconds for pace in self._paces.values())
 
     def _timed(
         self, executor: Executor, name: str, server: Params, items: Iterator[AnyItem]
@@ -285,7 +288,6 @@ class Auto:
         for item, result in executor.map(name, server, items):
             now = time.perf_counter()
             pace.add(item.size, now - before)
-            self._spent += now - before
             before = now
             yield item, result
 
