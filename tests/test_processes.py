@@ -275,7 +275,7 @@ class Train:
         net(torch.randn(64, 3, 8, 8)).square().sum().backward()
         return (torch.randn(300, 300) @ torch.randn(300, 300)).sum(), os.getpid()
 
-torch.set_num_threads(4)
+torch.set_num_threads(2)
 Train().one({}, 0)  # PyTorch's threads have started
 processes = Processes({"train": Train()}, 2)
 pids = {pid for _, (_, pid) in processes.map("train", {"x": torch.ones(2)}, range(8))}
