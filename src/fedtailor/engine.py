@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,25 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from . import random
-from .client import client_round
-from .costs import Costs, measure, wire_bytes
+from .client import Assessed, Assessment, Training, observe
+from .costs import Costs
 from .errors import DivergedError, InputError
-from .evaluation import Evaluation, evaluate_each, evaluate_one
-from .executors import EngineConfig, Job, execute
+from .evaluation import SPLITS, Evaluation, Scoring, evaluate_one, evaluations
+from .executors import EngineConfig, Executor, Turn, executor_for
 from .federation import Federation
 from .method import Cohort, Method, Server
-from .optim import Context
-from .params import Params, prefixed, same_tensors, stack
+from .params import Params, clone, prefixed, same_tensors, stack, to_device
 from .plan import Plan
 from .precomputed import Precomputed
+from .processes import Work, check_processes
 from .store import Store
 from .task import Batch, Task
 from .uploads import UploadStack
-
-_OBSERVED = 64  # validation examples of a client that a method is shown for its figures
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ class Round:
     evaluations: tuple[Evaluation, ...]
     observed: Params
     seconds: dict[str, float]
+    executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
 
 
 def new_store(
@@ -75,6 +74,8 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
             f"to take part; allowed: 0 to {federation.num_clients - 1}"
         )
     cohort_size = plan.cohort.count(taking_part)
+    if plan.engine.executor == "processes":
+        check_processes(task.device)
     method.robust.check(cohort_size)
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
@@ -107,15 +108,18 @@ def rounds(
     store: Store | None = None,
     server: Server | None = None,
     start: int = 1,
+    executor: str | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
     The cohort's private states are staged in ``store`` when a round is handed out, and committed
     when the next one is asked for: the caller can make the round durable in between. To resume,
-    give ``store`` and ``server`` as they were and ``start``, the first round to run.
+    give ``store`` and ``server`` as they were, ``start``, the first round to run, and the
+    ``executor`` that the last round names.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
+        ChildProcessError: a process that clients are run in has died.
     """
     federation.check()
     check(method, task, federation, plan)
@@ -123,21 +127,38 @@ def rounds(
     if server is None:
         key = random.key(federation.seed, "server")
         server = method.init_server(task, federation.num_clients, key)
-    server = _to(server, task.device)
+    server = to_device(server, task.device)
     federation = _with_precomputed(method, task, federation, plan.engine)
     public = _public(federation, task) if method.needs_public else None
-    simulation = _Simulation(method, task, federation, plan, store, public)
-    for number in range(start, plan.rounds + 1):
-        done = simulation.round(server, number)
-        server = done.server
-        yield done
-        store.commit()
+    works = _works(method, task, federation, plan, public)
+    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    runner = executor_for(plan.engine, works, task.device, size, executor)
+    simulation = _Simulation(method, task, federation, plan, store, runner)
+    try:
+        for number in range(start, plan.rounds + 1):
+            done = simulation.round(server, number)
+            server = done.server
+            yield done
+            store.commit()
+    finally:
+        runner.close()
+
+
+def _works(
+    method: Method, task: Task, federation: Federation, plan: Plan, public: Batch | None
+) -> dict[str, Work]:
+    given = method, task, federation
+    return {
+        "train": Training(*given, plan.local, public),
+        "assess": Assessment(*given, plan.local, public, plan.evaluate.batch_size),
+        "score": Scoring(*given),
+    }
 
 
 def _public(federation: Federation, task: Task) -> Batch:
     assert federation.public is not None
     rows = np.arange(federation.public.num_train)
-    return _to(federation.public.batch(rows), task.device)
+    return to_device(federation.public.batch(rows), task.device)
 
 
 def _with_precomputed(
@@ -147,21 +168,23 @@ def _with_precomputed(
         return federation
 
     def compute(batch: Batch) -> Params:
-        return method.precompute(task, _to(batch, task.device))
+        return method.precompute(task, to_device(batch, task.device))
 
     precomputed = Precomputed(compute, federation.dataset, federation.partition.rows)
     fits = precomputed.fits(engine.cache_mb)
     return replace(federation, precomputed=precomputed) if fits else federation
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Simulation:
     method: Method
     task: Task
     federation: Federation
     plan: Plan
     store: Store
-    public: Batch | None
+    executor: Executor
+    known: dict[int, Assessed] = field(default_factory=dict)  # of clients whose state is the same
+    known_with: Params = field(default_factory=dict)  # the server's state behind `known`
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
@@ -182,6 +205,8 @@ class _Simulation:
             with clock.phase("aggregate"):
                 server = self._aggregate(server, uploads, cohort)
         self.store.stage(clients, trained.private)
+        for client in clients:
+            self.known.pop(client, None)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
             evaluations, observed = self._evaluate(server, number) if due else ([], {})
@@ -199,6 +224,7 @@ class _Simulation:
             evaluations=tuple(evaluations),
             observed=observed,
             seconds=clock.seconds,
+            executor=self.executor.name,
         )
 
     def _aggregate(self, server: Server, uploads: UploadStack, cohort: Cohort) -> Server:
@@ -210,8 +236,8 @@ class _Simulation:
         if rows is not None:
             uploads.keep(rows)
             cohort = cohort.only(rows)
-        server = self.method.aggregate(self.task, _to(server, device), uploads.params, cohort)
-        return _to(server, self.task.device)
+        server = self.method.aggregate(self.task, to_device(server, device), uploads.params, cohort)
+        return to_device(server, self.task.device)
 
     def _train(
         self,
@@ -224,67 +250,51 @@ class _Simulation:
     ) -> None:
         # clients of equal length run together: less padding, the same numbers
         order = sorted(range(len(steps)), key=lambda at: (steps[at], at))
-        jobs = self._jobs(
-            server, cohort.clients, order, cohort.round, "train", 1, clock, self.store.read
+        scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
+        sizes = dict(zip(cohort.clients, steps, strict=True))
+        turns = self._turns(
+            [cohort.clients[at] for at in order], cohort.round, "train", 1, sizes, scale
         )
-        work = partial(client_round, self.method, self.task)
-        for job, (upload, private, loss) in execute(self.plan.engine, work, jobs):
-            self._check(loss, upload, private, cohort, job.position)
-            trained.losses[job.position] = loss.item()
-            trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
-            packed = self.method.pack(self.task, upload)
-            uploads.put(job.position, self.method.unpack(self.task, packed))
-            trained.bytes_down += sum(wire_bytes(job.received).values())
-            trained.bytes_up += sum(wire_bytes(packed).values())
-            if trained.costs is None:
-                trained.costs = measure(self.task, job.received, private, packed)
+        positions = {client: position for position, client in enumerate(cohort.clients)}
+        wrong: dict[int, str] = {}  # by place in the order
+        for turn, result in self.executor.map("train", server, turns):
+            position = positions[turn.client]
+            if result.wrong is not None:
+                wrong[turn.position] = result.wrong
+                continue
+            trained.losses[position] = result.loss
+            trained.private[position] = clone(result.private)
+            uploads.put(position, self.method.unpack(self.task, result.packed))
+            trained.bytes_down += sum(result.costs.down.values())
+            trained.bytes_up += sum(result.costs.up.values())
+            trained.data_seconds += result.data_seconds
+            if turn.position == 0:
+                trained.costs = result.costs
+        clock.move(trained.data_seconds / self.executor.processes, "train", "data")
+        if wrong:
+            raise DivergedError(
+                f"{wrong[min(wrong)]} in round {cohort.round} of {self.method.name}; lower the "
+                "learning rate or set optimiser.clip"
+            )
 
-    def _jobs(
+    def _turns(
         self,
-        server: Server,
         clients: Sequence[int],
-        order: Sequence[int],
         number: int,
         purpose: str,
         passes: int,
-        clock: _Clock,
-        private: Callable[[int], Params],
-    ) -> Iterator[Job]:
-        device = self.task.device
-        training = purpose == "train"
-        scale = self.plan.schedule.factor(number, self.plan.rounds) if training else 1.0
-        for position in order:
-            client = clients[position]
-            with clock.phase("data", inside="train"):
-                batches = self.federation.steps(
-                    client, number, self.plan.local, purpose=purpose, passes=passes
-                )
-                key = random.key(self.federation.seed, number, client, purpose)
-                job = Job(
-                    position,
-                    self.method.send(self.task, server, client),
-                    _to(private(client), device),
-                    [_to(batch, device) for batch in batches],
-                    Context(key.to(device), scale, number, self.public),
-                )
-            yield job
-
-    def _check(
-        self, loss: Tensor, upload: Params, private: Params, cohort: Cohort, position: int
-    ) -> None:
-        wrong = None if loss.isfinite() else f"the loss of client {{}} is {loss.item()}"
-        for name, value in {**private, **upload}.items():
-            if wrong is None and not value.isfinite().all():
-                wrong = f"client {{}} has trained {name} to values that are not finite"
-        if wrong is not None:
-            raise DivergedError(
-                f"{wrong.format(cohort.clients[position])} in round {cohort.round} of "
-                f"{self.method.name}; lower the learning rate or set optimiser.clip"
-            )
+        sizes: Mapping[int, int],
+        lr_scale: float = 1.0,
+        private: Callable[[int], Params] | None = None,
+    ) -> Iterator[Turn]:
+        read = private or self.store.read
+        for at, client in enumerate(clients):
+            size = sizes[client]
+            yield Turn(at, client, number, read(client), purpose, passes, lr_scale, size)
 
     def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method = self.plan.evaluate, self.method
-        novel = self.federation.novel(self.plan.cohort.novel)
+        novel = sorted(self.federation.novel(self.plan.cohort.novel))
         clients = self.federation.evaluation_clients(config.clients, self.plan.cohort.novel)
         shared = method.global_state(self.task, server)
         # with nothing private, nothing personal in what is sent and no fine-tuning: one model
@@ -294,29 +304,58 @@ class _Simulation:
             and method.personal_passes == 0
             and all(same_tensors(method.send(self.task, server, k), shared) for k in clients)
         )
-        watch = _Watch(method, self.task, self.federation)
         found: list[Evaluation] = []
         if shared is not None and (single or config.global_model):
-            found += evaluate_one(
-                method, self.task, self.federation, shared, clients, config.batch_size
-            )
+            scores_of = partial(self.executor.map, "score", shared)
+            found += evaluate_one(scores_of, self.federation, clients, config.batch_size)
         if shared is not None and single:
             personal = [replace(evaluation, model="personal") for evaluation in found]
-            for client in clients:
-                watch(client, shared)
+            given = method, self.task, self.federation
+            seen = {client: observe(*given, client, shared) for client in clients}
         else:
-            states = self._personal_states(server, clients, number, self.store.read)
-            personal = self._each(watch.each(states))
+            assessed = self._assess_known(server, clients, number)
+            personal = evaluations("personal", clients, _sums(assessed, clients))
+            seen = {client: assessed[client].seen for client in clients}
         if novel:
-            joined = self._joined(server, sorted(novel), number)
-            states = self._personal_states(server, sorted(novel), number, joined.__getitem__)
-            personal += [replace(evaluation, model="novel") for evaluation in self._each(states)]
-        return personal + (found if config.global_model else []), watch.observed(server, clients)
+            joined = self._joined(server, novel, number)
+            assessed = self._assess(server, novel, number, joined.__getitem__)
+            personal += evaluations("novel", novel, _sums(assessed, novel))
+        observed = self._observed(server, clients, seen)
+        return personal + (found if config.global_model else []), observed
 
-    def _each(self, states: Iterator[tuple[int, Params]]) -> list[Evaluation]:
-        return evaluate_each(
-            self.method, self.task, self.federation, states, self.plan.evaluate.batch_size
-        )
+    def _assess_known(
+        self, server: Server, clients: Sequence[int], number: int
+    ) -> dict[int, Assessed]:
+        """As `_assess`; where the server's state is the very same as the last time, only of clients
+        that have trained since."""
+        if self.method.personal_passes or not same_tensors(server, self.known_with):
+            self.known.clear()
+        self.known_with = server
+        left = [client for client in clients if client not in self.known]
+        self.known.update(self._assess(server, left, number, self.store.read))
+        return self.known
+
+    def _assess(
+        self,
+        server: Server,
+        clients: Sequence[int],
+        number: int,
+        private: Callable[[int], Params],
+    ) -> dict[int, Assessed]:
+        """By client: the model it uses, fine-tuned where the method does that, on its examples."""
+        passes, federation = self.method.personal_passes, self.federation
+        sizes = {
+            client: federation.num_steps(client, self.plan.local, passes)
+            if passes
+            else sum(len(federation.rows(client, split)) for split in SPLITS)
+            for client in clients
+        }
+        order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients
+        turns = self._turns(order, number, "personalise", passes, sizes, private=private)
+        return {
+            turn.client: replace(result, seen=None if result.seen is None else clone(result.seen))
+            for turn, result in self.executor.map("assess", server, turns)
+        }
 
     def _joined(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
         """The private states of clients that have just joined: trained for a few passes, of which
@@ -324,73 +363,30 @@ class _Simulation:
         passes = self.plan.evaluate.novel_passes
         if not self.store.has_states or passes == 0:
             return {client: self.store.read(client) for client in clients}
-        order = range(len(clients))
-        jobs = self._jobs(server, clients, order, number, "join", passes, _Clock(), self.store.read)
-        work = partial(client_round, self.method, self.task)
-        done = execute(self.plan.engine, work, jobs)
-        return {clients[job.position]: private for job, (_, private, _) in done}
+        sizes = {k: self.federation.num_steps(k, self.plan.local, passes) for k in clients}
+        turns = self._turns(clients, number, "join", passes, sizes)
+        done = self.executor.map("train", server, turns)
+        return {turn.client: clone(result.private) for turn, result in done}
 
-    def _personal_states(
-        self,
-        server: Server,
-        clients: Sequence[int],
-        number: int,
-        private: Callable[[int], Params],
-    ) -> Iterator[tuple[int, Params]]:
-        """(client, the state it uses), fine-tuned where the method does that."""
-        if self.method.personal_passes == 0:
-            for client in clients:
-                own = _to(private(client), self.task.device)
-                yield client, {**self.method.send(self.task, server, client), **own}
-            return
-
-        def work(
-            received: Params, private: Params, steps: Sequence[Batch], context: Context
-        ) -> Params:
-            return self.method.personalise(self.task, {**received, **private}, steps, context)
-
-        passes = self.method.personal_passes
-        steps = [self.federation.num_steps(client, self.plan.local, passes) for client in clients]
-        order = sorted(range(len(clients)), key=lambda at: (steps[at], at))
-        jobs = self._jobs(server, clients, order, number, "personalise", passes, _Clock(), private)
-        for job, state in execute(self.plan.engine, work, jobs):
-            yield clients[job.position], state
-
-
-class _Watch:
-    """What a method shows of its states, gathered while they are evaluated."""
-
-    def __init__(self, method: Method, task: Task, federation: Federation) -> None:
-        self._method, self._task, self._federation = method, task, federation
-        self._seen: dict[int, Params] = {}
-        self._idle = False  # once a client has nothing to show
-
-    def __call__(self, client: int, state: Params) -> None:
-        rows = self._federation.rows(client, "validation")[:_OBSERVED]
-        if self._idle or not len(rows):
-            return
-        batch = _to(self._federation.batch(rows), self._task.device)
-        with torch.no_grad():
-            seen = self._method.observe_client(self._task, state, batch)
-        self._seen[client] = {name: value.cpu() for name, value in seen.items()}
-        self._idle = not seen
-
-    def each(self, states: Iterator[tuple[int, Params]]) -> Iterator[tuple[int, Params]]:
-        for client, state in states:
-            self(client, state)
-            yield client, state
-
-    def observed(self, server: Server, clients: Sequence[int]) -> Params:
-        """By client where a client showed it; ``clients`` and ``server_clients`` say whose."""
-        shown = self._method.observe_server(self._task, server, clients)
+    def _observed(
+        self, server: Server, clients: Sequence[int], seen: Mapping[int, Params | None]
+    ) -> Params:
+        """What the method shows of its states; by client where a client showed it: ``clients`` and
+        ``server_clients`` say whose."""
+        shown = self.method.observe_server(self.task, server, clients)
         found = {f"server/{name}": value.cpu() for name, value in shown.items()}
-        if self._seen and not self._idle:
-            order = sorted(self._seen)
-            found |= prefixed(stack([self._seen[client] for client in order]), "client/")
+        by_client = {client: state for client, state in seen.items() if state is not None}
+        if by_client and all(by_client.values()):
+            order = sorted(by_client)
+            found |= prefixed(stack([by_client[client] for client in order]), "client/")
             found["clients"] = torch.tensor(order)
         if shown:
             found["server_clients"] = torch.tensor(list(clients))
         return found
+
+
+def _sums(assessed: Mapping[int, Assessed], clients: Sequence[int]) -> NDArray[np.float64]:
+    return np.stack([assessed[client].sums for client in clients])
 
 
 @dataclass
@@ -402,6 +398,7 @@ class _Trained:
     bytes_down: int = 0
     bytes_up: int = 0
     costs: Costs | None = None
+    data_seconds: float = 0.0
 
 
 @dataclass
@@ -411,15 +408,13 @@ class _Clock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def phase(self, name: str, inside: str | None = None) -> Iterator[None]:
-        """Add the time spent in the block to ``name``, and take it off ``inside``."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent in the block to ``name``."""
         start = time.perf_counter()
         yield
-        spent = time.perf_counter() - start
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent
-        if inside is not None:
-            self.seconds[inside] = self.seconds.get(inside, 0.0) - spent
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-
-def _to(tensors: Params | Batch, device: torch.device) -> Params:
-    return {name: value.to(device) for name, value in tensors.items()}
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Take time off one phase, and add it to another."""
+        for name, change in ((source, -seconds), (target, seconds)):
+            self.seconds[name] = self.seconds.get(name, 0.0) + change

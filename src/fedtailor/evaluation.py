@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .data.table import Indices
 from .federation import Federation
 from .method import Method
-from .params import Params
+from .params import Params, to_device
 from .task import Task
 
 Split = Literal["validation", "test"]
@@ -49,50 +49,70 @@ class Evaluation:
     accuracy: tuple[float | None, ...]
 
 
+@dataclass(frozen=True)
+class Portion:
+    """Examples that share a batch: ``rows`` of the data set, the ones at ``places`` of a split."""
+
+    split: int
+    places: Indices
+    rows: Indices
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Work on a `Portion` with one state: its examples' scores, ``[b, 3]``."""
+
+    method: Method
+    task: Task
+    federation: Federation
+
+    def one(self, server: Params, item: Portion) -> NDArray[np.float64]:
+        return _score_batch(self.method, self.task, self.federation, server, item.rows)
+
+
 def evaluate_one(
-    method: Method,
-    task: Task,
+    scores_of: Callable[[Iterable[Portion]], Iterable[tuple[Portion, NDArray[np.float64]]]],
     federation: Federation,
-    state: Params,
     clients: Sequence[int],
     batch_size: int,
 ) -> list[Evaluation]:
-    """One state, as the global model of all ``clients``: their examples share batches."""
-    found = []
-    for split in SPLITS:
-        rows = [federation.rows(client, split) for client in clients]
-        owner = np.repeat(np.arange(len(clients)), [len(part) for part in rows])
-        scores = _score(method, task, federation, state, np.concatenate(rows), batch_size)
-        sums = np.zeros((len(clients), 3))
-        np.add.at(sums, owner, scores)
-        found.append(_evaluation("global", split, clients, sums))
-    return found
+    """One state, as the global model of all ``clients``: their examples share batches, whose scores
+    ``scores_of`` gives in any order."""
+    rows = [
+        np.concatenate([federation.rows(client, split) for client in clients]) for split in SPLITS
+    ]
+    portions = (
+        Portion(split, places, there[places])
+        for split, there in enumerate(rows)
+        for places in _by_length(federation.dataset.inputs.lengths(there), batch_size)
+    )
+    scores = [np.zeros((len(there), 3)) for there in rows]
+    for portion, found in scores_of(portions):
+        scores[portion.split][portion.places] = found
+    sums = np.zeros((len(clients), len(SPLITS), 3))
+    for number, split in enumerate(SPLITS):
+        sizes = [len(federation.rows(client, split)) for client in clients]
+        np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), scores[number])
+    return evaluations("global", clients, sums)
 
 
-def evaluate_each(
-    method: Method,
-    task: Task,
-    federation: Federation,
-    states: Iterable[tuple[int, Params]],
-    batch_size: int,
+def evaluations(
+    model: Literal["personal", "global", "novel"],
+    clients: Sequence[int],
+    sums: NDArray[np.float64],
 ) -> list[Evaluation]:
-    """(client, personal state) pairs in any order, each on its own client's examples."""
-    sums: dict[int, NDArray[np.float64]] = {}
-    for client, state in states:
-        sums[client] = np.stack(
-            [
-                _score(method, task, federation, state, federation.rows(client, split), batch_size)
-                .sum(0)
-                for split in SPLITS
-            ]
-        )  # fmt: skip
-    clients = sorted(sums)
-    table = np.stack([sums[client] for client in clients])  # [n, split, 3]
-    return [_evaluation("personal", s, clients, table[:, i]) for i, s in enumerate(SPLITS)]
+    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client."""
+    return [
+        _evaluation(model, split, clients, sums[:, number]) for number, split in enumerate(SPLITS)
+    ]
 
 
 def _evaluation(
-    model: Literal["personal", "global"],
+    model: Literal["personal", "global", "novel"],
     split: Split,
     clients: Sequence[int],
     sums: NDArray[np.float64],
@@ -104,7 +124,7 @@ def _evaluation(
     return Evaluation(model, split, tuple(clients), counts, mean(0), mean(1))
 
 
-def _score(
+def score(
     method: Method,
     task: Task,
     federation: Federation,
@@ -115,13 +135,18 @@ def _score(
     """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``."""
     scores = np.zeros((len(rows), 3))
     for at in _by_length(federation.dataset.inputs.lengths(rows), batch_size):
-        batch = federation.batch(rows[at])
-        batch = {name: value.to(task.device) for name, value in batch.items()}
-        with torch.no_grad():
-            result = task.score(method.predict(task, state, batch), batch)
-        columns = (result.loss, result.correct, result.count)
-        scores[at] = torch.stack(columns, 1).cpu().double().numpy()
+        scores[at] = _score_batch(method, task, federation, state, rows[at])
     return scores
+
+
+def _score_batch(
+    method: Method, task: Task, federation: Federation, state: Params, rows: Indices
+) -> NDArray[np.float64]:
+    batch = to_device(federation.batch(rows), task.device)
+    with torch.no_grad():
+        result = task.score(method.predict(task, state, batch), batch)
+    columns = (result.loss, result.correct, result.count)
+    return torch.stack(columns, 1).cpu().double().numpy()
 
 
 def _by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:

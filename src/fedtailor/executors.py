@@ -1,11 +1,14 @@
-"""How clients' work is run: one after the other, or several at once, with the same numbers."""
+"""How clients' work is run: one after the other, several at once, in processes of their own, or
+whichever of these is measured to be the fastest; with the same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import Annotated, Any, Literal
+from itertools import chain, groupby, islice
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
 from annotated_types import Ge, Gt
@@ -14,15 +17,21 @@ from torch.utils import _pytree as pytree
 from .federation import pad_and_stack
 from .optim import Context
 from .params import Params, same_tensors, stack
+from .processes import Processes, Work, can_fork, cores
 from .task import Batch, Precision
+
+ExecutorName = Literal["sequential", "vectorised", "processes"]
+
+_PATIENCE = 1.0  # seconds of work before processes are worth their start
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How clients are run. Executors give the same numbers, up to rounding."""
 
-    executor: Literal["sequential", "vectorised"] = "sequential"
+    executor: Literal["auto", "sequential", "vectorised", "processes"] = "auto"
     clients_per_step: Annotated[int, Gt(0)] = 5  # vectorised: clients trained at once
+    processes: Annotated[int, Gt(0)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
@@ -30,56 +39,285 @@ class EngineConfig:
     cache_mb: Annotated[float, Ge(0)] = 2000.0
 
 
+class Item(Protocol):
+    """What some work is done with. Times are compared by ``size``."""
+
+    @property
+    def size(self) -> int: ...
+
+
+AnyItem = TypeVar("AnyItem", bound=Item)
+
+
 @dataclass(frozen=True)
-class Job:
-    """One client's work: what a client function is called with. ``position`` tells jobs apart."""
+class Turn:
+    """One client's turn, the one at ``position``; ``private`` is what the client has kept. It works
+    on as many rounds' worth of its data as ``passes``, drawn for ``purpose``."""
 
     position: int
+    client: int
+    round: int
+    private: Params
+    purpose: str
+    passes: int
+    lr_scale: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client function is called with, and the ``seconds`` that it took to make it."""
+
     received: Params
     private: Params
     steps: list[Batch]
     context: Context
+    seconds: float
 
 
-ClientFunction = Callable[[Params, Params, Sequence[Batch], Context], Any]
+class ClientWork(ABC):
+    """Work on clients in three parts: the one in the middle is a function of tensors."""
+
+    @property
+    def together(self) -> bool:
+        """Whether there is anything to gain in `run` for several clients at once."""
+        return True
+
+    @abstractmethod
+    def prepare(self, server: Params, turn: Turn) -> Job:
+        """What the client has and receives."""
+
+    @abstractmethod
+    def run(
+        self, received: Params, private: Params, steps: Sequence[Batch], context: Context
+    ) -> Any:
+        """Pure; for one client, or under ``torch.func.vmap`` for several."""
+
+    @abstractmethod
+    def finish(self, turn: Turn, job: Job, outcome: Any) -> Any:
+        """The result, from what `run` returned."""
+
+    def one(self, server: Params, item: Turn) -> Any:
+        """All three for one client."""
+        job = self.prepare(server, item)
+        outcome = self.run(job.received, job.private, job.steps, job.context)
+        return self.finish(item, job, outcome)
 
 
-def execute(
-    engine: EngineConfig, work: ClientFunction, jobs: Iterable[Job]
-) -> Iterator[tuple[Job, Any]]:
-    """Run ``work(received, private, steps, context)`` for every job by the configured executor."""
+class Executor(Protocol):
+    """What runs work: as it is called in a log, and how many processes it has at most."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def at_once(self) -> int:
+        """How many items are worked on at a time."""
+
+    def map(
+        self, name: str, server: Params, items: Iterable[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        """(item, result of the work of that name), in any order. Tensors of a result are valid
+        until the next one is asked for."""
+
+    def close(self) -> None: ...
+
+
+def executor_for(
+    engine: EngineConfig,
+    works: Mapping[str, Work],
+    device: torch.device,
+    cohort_size: int,
+    chosen: str | None = None,
+) -> Executor:
+    """The configured executor; for ``auto`` the one that was ``chosen`` before, or else one that
+    chooses.
+
+    On a CPU ``auto`` gives every client one thread, here or in a process of its own: the same bits
+    either way. It doesn't where cohorts are so small that most cores would be idle.
+    """
+    most = engine.processes or cores()
     if engine.executor == "sequential":
-        return _sequential(work, jobs)
-    return _vectorised(work, jobs, engine.clients_per_step)
+        return Sequential(works)
+    if engine.executor == "vectorised":
+        return Vectorised(works, engine.clients_per_step)
+    if engine.executor == "processes":
+        return Processes(works, most)
+    if device.type == "cpu":
+        if min(most, cohort_size) == 1 or 2 * cohort_size < most or not can_fork():
+            return Sequential(works)
+        return Auto(Sequential(works, threads=1), Processes(works, most), _PATIENCE, chosen)
+    return Auto(Sequential(works), Vectorised(works, engine.clients_per_step), 0.0, chosen)
 
 
-def _sequential(work: ClientFunction, jobs: Iterable[Job]) -> Iterator[tuple[Job, Any]]:
-    for job in jobs:
-        yield job, work(job.received, job.private, job.steps, job.context)
+class Sequential:
+    """One item after the other, with ``threads`` instead of all."""
+
+    name = "sequential"
+    processes = 1
+    at_once = 1
+
+    def __init__(self, works: Mapping[str, Work], threads: int | None = None) -> None:
+        self._works = works
+        self._threads = threads
+
+    def map(
+        self, name: str, server: Params, items: Iterable[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        for item in items:
+            yield item, self._one(name, server, item)
+
+    def _one(self, name: str, server: Params, item: Item) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
+            return self._works[name].one(server, item)
+        finally:
+            torch.set_num_threads(before)
+
+    def close(self) -> None:
+        """Nothing to be done."""
 
 
-def _vectorised(
-    work: ClientFunction, jobs: Iterable[Job], clients_per_step: int
-) -> Iterator[tuple[Job, Any]]:
-    for chunk in _alike(jobs, clients_per_step):
-        first = chunk[0]
-        same = all(same_tensors(job.received, first.received) for job in chunk)
-        in_dims = (None if same else 0, 0, 0, Context(0, None, None, None))  # type: ignore[arg-type]
-        results = torch.func.vmap(work, in_dims=in_dims)(
-            first.received if same else stack([job.received for job in chunk]),
-            stack([job.private for job in chunk]),
-            pad_and_stack([job.steps for job in chunk]),
-            first.context._replace(key=torch.stack([job.context.key for job in chunk])),
-        )
-        for index, job in enumerate(chunk):
-            yield job, pytree.tree_map(lambda value, at=index: value[at], results)
+class Vectorised:
+    """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
+    the same shapes; any other work one item after the other."""
+
+    name = "vectorised"
+    processes = 1
+
+    def __init__(self, works: Mapping[str, Work], clients_per_step: int) -> None:
+        self._works = works
+        self.at_once = clients_per_step
+
+    def map(
+        self, name: str, server: Params, items: Iterable[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        work = self._works[name]
+        if not isinstance(work, ClientWork) or not work.together:
+            for item in items:
+                yield item, work.one(server, item)
+            return
+        prepared: Iterator[tuple[Any, Job]] = ((i, work.prepare(server, i)) for i in items)  # type: ignore[arg-type]
+        for chunk in _alike(prepared, self.at_once):
+            outcomes = _vectorised(work, [job for _, job in chunk])
+            for index, (turn, job) in enumerate(chunk):
+                outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
+                yield turn, work.finish(turn, job, outcome)
+
+    def close(self) -> None:
+        """Nothing to be done."""
 
 
-def _alike(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
+def _vectorised(work: ClientWork, jobs: Sequence[Job]) -> Any:
+    first = jobs[0]
+    same = all(same_tensors(job.received, first.received) for job in jobs)
+    in_dims = (None if same else 0, 0, 0, Context(0, None, None, None))  # type: ignore[arg-type]
+    return torch.func.vmap(work.run, in_dims=in_dims)(
+        first.received if same else stack([job.received for job in jobs]),
+        stack([job.private for job in jobs]),
+        pad_and_stack([job.steps for job in jobs]),
+        first.context._replace(key=torch.stack([job.context.key for job in jobs])),
+    )
+
+
+def _alike(jobs: Iterable[tuple[AnyItem, Job]], most: int) -> Iterator[list[tuple[AnyItem, Job]]]:
     """Chunks of successive jobs, each of states of the same shapes."""
-    for _, group in groupby(jobs, key=lambda job: _shapes(job.received) | _shapes(job.private)):
+    for _, group in groupby(jobs, key=lambda of: _shapes(of[1].received) | _shapes(of[1].private)):
         while chunk := list(islice(group, most)):
             yield chunk
+
+
+class Auto:
+    """One executor, ``first``, until it has worked for ``patience`` seconds; ``second`` with what
+    is left of that round; from then on the one that was faster."""
+
+    def __init__(
+        self, first: Executor, second: Executor, patience: float, chosen: str | None = None
+    ) -> None:
+        self._first, self._second, self._patience = first, second, patience
+        known = (executor for executor in (first, second) if executor.name == chosen)
+        self._chosen: Executor | None = next(known, None)
+        self._running = self._chosen or first
+        self._paces: dict[tuple[Executor, str], _Pace] = {}
+
+    @property
+    def name(self) -> str | None:
+        """None while nothing is chosen."""
+        return self._chosen.name if self._chosen else None
+
+    @property
+    def processes(self) -> int:
+        return self._running.processes
+
+    @property
+    def at_once(self) -> int:
+        return self._running.at_once
+
+    def map(
+        self, name: str, server: Params, items: Iterable[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        if self._chosen is not None:
+            yield from self._chosen.map(name, server, items)
+            return
+        items = iter(items)
+        yield from self._timed(self._first, name, server, self._at_first(name, items))
+        for item in items:  # at most once: it takes all
+            self._running = self._second
+            yield from self._timed(self._second, name, server, chain([item], items))
+            self._choose(name)
+
+    def _at_first(self, name: str, items: Iterator[AnyItem]) -> Iterator[AnyItem]:
+        """``items`` until enough of the work is known."""
+        while not self._pace(self._first, name).size or self._spent() < self._patience:
+            if (item := next(items, None)) is None:
+                return
+            yield item
+
+    def _spent(self) -> float:
+        """Seconds, all works together."""
+        return sum(pace.seconds for pace in self._paces.values())
+
+    def _timed(
+        self, executor: Executor, name: str, server: Params, items: Iterator[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        pace, before = self._pace(executor, name), time.perf_counter()
+        for item, result in executor.map(name, server, items):
+            now = time.perf_counter()
+            pace.add(item.size, now - before)
+            before = now
+            yield item, result
+
+    def _pace(self, executor: Executor, name: str) -> _Pace:
+        return self._paces.setdefault((executor, name), _Pace(executor.at_once))
+
+    def _choose(self, name: str) -> None:
+        first, second = (self._pace(which, name) for which in (self._first, self._second))
+        slower = bool(second.size) and second.seconds / second.size > first.seconds / first.size
+        self._chosen = self._running = self._first if slower else self._second
+        if slower:
+            self._second.close()
+
+    def close(self) -> None:
+        self._first.close()
+        self._second.close()
+
+
+@dataclass
+class _Pace:
+    """The time that work takes, without that of the first items: they start things up."""
+
+    left_out: int
+    seconds: float = 0.0
+    size: int = 0
+
+    def add(self, size: int, seconds: float) -> None:
+        if self.left_out:
+            self.left_out -= 1
+        else:
+            self.seconds += seconds
+            self.size += size
 
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:

@@ -154,6 +154,15 @@ class RunFolder:
             store.commit()
         return under(state, "server/")
 
+    @property
+    def executor(self) -> str | None:
+        """What ran the clients of the last committed round; None if nothing was chosen yet."""
+        if self.commit.round == 0:
+            return None
+        last = self._log("timings").read_bytes()[: self.commit.bytes["timings"]].splitlines()[-1]
+        name: str | None = json.loads(last)["executor"]
+        return name
+
     def write(self, done: Round, store: Store) -> None:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
@@ -224,7 +233,12 @@ def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
 
 def _timings(done: Round) -> dict[str, Any]:
     seconds = {name: round(value, 4) for name, value in done.seconds.items()}
-    return {"round": done.number, "seconds": seconds, "peak_memory_mb": round(peak_memory_mb(), 1)}
+    return {
+        "round": done.number,
+        "seconds": seconds,
+        "executor": done.executor,
+        "peak_memory_mb": round(peak_memory_mb(), 1),
+    }
 
 
 def read_private(path: Path, client: int) -> Params:

@@ -140,6 +140,16 @@ def unflat(vector: Tensor, like: Params) -> Params:
     return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
+def clone(params: Params) -> Params:
+    """Copies of the tensors."""
+    return {name: value.clone() for name, value in params.items()}
+
+
+def to_device(params: Params, device: torch.device) -> Params:
+    """The same tensors on ``device``; not copied where they are there."""
+    return {name: value.to(device) for name, value in params.items()}
+
+
 def same_tensors(a: Params, b: Params) -> bool:
     """Whether two trees hold the very same tensors by name, not only equal ones.
 

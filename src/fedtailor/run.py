@@ -300,7 +300,8 @@ def _run_method(
     done = folder.commit.round
     progress = tqdm(
         rounds(
-            method, task, federation, experiment.plan, store=store, server=server, start=done + 1
+            method, task, federation, experiment.plan, store=store, server=server, start=done + 1,
+            executor=folder.executor,
         ),
         desc=title, total=experiment.rounds, initial=done, unit="round", disable=None,
     )  # fmt: skip

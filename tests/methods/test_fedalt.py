@@ -147,7 +147,10 @@ def test_what_the_others_hold_is_not_trained_and_not_sent_back() -> None:
 
 def test_the_individual_lora_alone_is_training_alone() -> None:
     sgd = Optimiser("sgd", lr=0.1)
-    method, local = FedALT(mixing="fixed", weight=1.0, optimiser=sgd), Local("lora", optimiser=sgd)
+    method, local = (
+        FedALT(mixing="fixed", weight=1.0, optimiser=sgd),
+        Local(trainable="lora", optimiser=sgd),
+    )
     ours, theirs = (Task(digits_backbone(), m.adapt) for m in (method, local))
     start = ours.state
     other = dict(theirs.state)
