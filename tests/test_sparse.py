@@ -42,7 +42,8 @@ def run(
         used["weight"] = torch.cat([*own, parts[0][:0]])
     y = functional_call(layer, used, (x,))
     direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    found = torch.autograd.grad((y * direction).sum(), [x, *state.values(), gates])
+    inputs = [x, *state.values(), gates]
+    found = torch.autograd.grad((y * direction).sum(), inputs, materialize_grads=True)
     return [y.detach(), *found]
 
 
