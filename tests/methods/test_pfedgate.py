@@ -1,5 +1,6 @@
 """pFedGate by hand, equation by equation, in NumPy; its degenerate case, options and errors."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.golden import linear_backbone, logit_gradient
-from tests.small import digits_backbone
+from tests.small import digits_backbone, digits_federation
 from torch import nn
 
 from fedtailor.client import client_round
+from fedtailor.engine import check
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
+from fedtailor.federation import LocalConfig
 from fedtailor.gating import GatingLayer, Moments, SwitchableNorm
 from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
@@ -22,6 +25,7 @@ from fedtailor.methods.pfedgate import PFedGate, block_sizes
 from fedtailor.models.cnn import cnn
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
+from fedtailor.plan import Plan
 from fedtailor.random import key
 from fedtailor.sparse import Blocks, adapted
 from fedtailor.task import Backbone, Batch, Task
@@ -353,6 +357,15 @@ def test_a_batch_of_one_example_is_not_trained_on() -> None:
     upload = method.unpack(task, packed)
     new = method.aggregate(task, received, stack([upload, upload]), cohort(1.0, 1.0))
     assert all(new[name].equal(received[name]) for name in received)
+
+
+def test_batches_of_one_example_are_refused() -> None:
+    method, federation = PFedGate(), digits_federation()
+    task = Task(digits_backbone(), method.adapt)
+    plan = Plan(rounds=1, local=LocalConfig(batch_size=1))
+    with pytest.raises(InputError, match=r"fewer than 2 examples; local\.batch_size is 1"):
+        check(method, task, federation, plan)
+    check(method, task, federation, replace(plan, local=LocalConfig(batch_size=2)))
 
 
 def test_only_touched_blocks_travel() -> None:

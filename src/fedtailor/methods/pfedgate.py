@@ -128,6 +128,8 @@ class PFedGate(Method):
         "theta[b] <- theta[b] + sum_k p_k Delta_k[b] over the clients that sent block b",
     )
 
+    smallest_batch: ClassVar[int] = 2
+
     sparsity: Budget | tuple[Budget, ...] = 0.5
     blocks: Annotated[int, Ge(2)] = 5
     min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.05
