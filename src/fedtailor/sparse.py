@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .errors import InputError
 from .layers import replace
 from .params import Params, Ranges, take
 
@@ -94,6 +96,35 @@ def _contents(
     return tuple(found)
 
 
+def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
+    """How a flat parameter is cut (pFedGate, section 5.2.2): a first block, then equal ones.
+
+    Args:
+        numel: the parameter's size d_l.
+        blocks: B, at least 2.
+        min_sparsity: the first block's share, rounded down.
+
+    Returns:
+        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
+        blocks.
+
+    Raises:
+        InputError: a number out of range.
+
+    >>> block_sizes(100, 5, 0.1)
+    [10, 23, 23, 23, 21]
+    """
+    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
+        raise InputError(
+            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
+            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
+        )
+    first = math.floor(numel * min_sparsity)
+    size = -(-(numel - first) // (blocks - 1))
+    ends = [min(numel, first + size * number) for number in range(blocks)]
+    return [first, *(b - a for a, b in pairwise(ends))]
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of several parameters: names and, for each, its blocks' sizes. All of them
@@ -101,6 +132,15 @@ class Blocks:
 
     names: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
+        """Every parameter of ``model`` cut by `block_sizes`."""
+        sizes = {
+            name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
+            for name, parameter in model.named_parameters()
+        }
+        return cls(tuple(sizes), tuple(sizes.values()))
 
     @cached_property
     def W(self) -> NDArray[np.int64]:  # noqa: N802

@@ -21,13 +21,13 @@ from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
 from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.pfedgate import PFedGate, block_sizes
+from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.models.cnn import cnn
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.plan import Plan
 from fedtailor.random import key
-from fedtailor.sparse import Blocks, adapted
+from fedtailor.sparse import Blocks, adapted, block_sizes
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]

@@ -43,7 +43,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -65,46 +64,9 @@ Solver = Literal["exact", "greedy"]
 Budget = Annotated[float, Gt(0), Le(1)]
 
 
-def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
-    """How a flat parameter is cut (section 5.2.2): a first block, then equal ones.
-
-    Args:
-        numel: the parameter's size d_l.
-        blocks: B, at least 2.
-        min_sparsity: the first block's share, rounded down.
-
-    Returns:
-        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
-        blocks.
-
-    Raises:
-        InputError: a number out of range.
-
-    >>> block_sizes(100, 5, 0.1)
-    [10, 23, 23, 23, 21]
-    """
-    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
-        raise InputError(
-            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
-            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
-        )
-    first = math.floor(numel * min_sparsity)
-    size = -(-(numel - first) // (blocks - 1))
-    ends = [min(numel, first + size * number) for number in range(blocks)]
-    return [first, *(b - a for a, b in pairwise(ends))]
-
-
 def _capacity(s: float, d: int) -> int:
     """s d, rounded down; 0.29 * 100 is 28.999999999999996 in floating point, and 29."""
     return math.floor(s * d + 1e-6)
-
-
-def _cut(model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
-    sizes = {
-        name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
-        for name, parameter in model.named_parameters()
-    }
-    return Blocks(tuple(sizes), tuple(sizes.values()))
 
 
 @dataclass(frozen=True)
@@ -148,7 +110,7 @@ class PFedGate(Method):
     def adapt(self, backbone: Backbone) -> nn.Module:
         source = Source.of(backbone, self.pool)
         model = train_only(backbone.model, lambda name: True)
-        blocks = _cut(model, self.blocks, self.min_sparsity)
+        blocks = Blocks.of(model, self.blocks, self.min_sparsity)
         if self.straight_through == "kept":
             gate_rows(model, blocks)
         one_input = self.adaptation == "client"
