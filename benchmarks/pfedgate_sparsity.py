@@ -5,7 +5,11 @@ contender trains in a process of its own, a fresh one each repeat, and the repea
 turns. A round is one call of `Method.local`; a step's time is the round's over its steps. Time is
 CPU time of the process (wall time beside it: on a busy machine it says little). Memory is the
 highest resident set while training, without what was resident after the imports (Linux's VmHWM
-and VmRSS): model, state, gradients, activations.
+and VmRSS): model, state, gradients, activations. PyTorch imports much when it is first used (about
+100 MB); so every process has trained a tiny network by the same method before it starts counting.
+
+The floor is FedAvg on a network with as many hidden units as s = 0.3 keeps: without gates, and
+without the parameters that pFedGate stores but doesn't use.
 
     OMP_NUM_THREADS=1 python benchmarks/pfedgate_sparsity.py
 
@@ -30,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 FEDAVG = "fedavg"
-CONTENDERS = (FEDAVG, "1", "0.5", "0.3", "0.1")  # pFedGate by its sparsity s
+FLOOR = "floor"
+CONTENDERS = (FEDAVG, FLOOR, "1", "0.5", "0.3", "0.1")  # pFedGate by its sparsity s
+KEPT = 102  # hidden units of which s = 0.3 keeps all weights, with pFedGate's default blocks
 OUT = Path(__file__).parent / "results" / "pfedgate_sparsity-cpu"
 
 
@@ -46,6 +52,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
     """Train ``contender`` in this process: seconds a step of each round, megabytes, parameters."""
     import numpy as np
     import torch
+    from torch import nn
 
     from fedtailor import random
     from fedtailor.knapsack import knapsack
@@ -53,32 +60,40 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
     from fedtailor.methods.pfedgate import PFedGate
     from fedtailor.models.cnn import cnn
     from fedtailor.optim import Context, Optimiser
-    from fedtailor.task import Backbone, Task
+    from fedtailor.params import Params
+    from fedtailor.task import Backbone, Batch, Task
 
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    shape = (steps, batch_size, 1, 28, 28)
-    pictures = torch.rand(shape, generator=generator)
-    labels = torch.randint(10, shape[:2], generator=generator)
-    batches = [{"pixel_values": x, "labels": y} for x, y in zip(pictures, labels, strict=True)]
     sgd = Optimiser("sgd", lr=0.1, clip=10.0)
-    resident = _megabytes("VmRSS")
-
-    torch.manual_seed(0)
-    network = cnn((1, 28, 28), 10)
-    size = sum(parameter.numel() for parameter in network.parameters())
-    backbone = Backbone(network, prepare=lambda batch: {"input": batch["pixel_values"]})
     method = (
         FedAvg(optimiser=sgd)
-        if contender == FEDAVG
+        if contender in (FEDAVG, FLOOR)
         else PFedGate(sparsity=float(contender), optimiser=sgd)
     )
-    task = Task(backbone, method.adapt)
-    del network, backbone
-    method.check(task, 1, 1, rounds)
     key = random.key(0, 0, "benchmark")
-    state = {**task.state, **method.init_client(task, 0, key)}
-    state, _ = method.local(task, state, batches[:2], Context(key))
+
+    def start(width: float, batch_size: int) -> tuple[Task, Params, list[Batch], int]:
+        """A task, the client's state after two steps, batches, and the network's size."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (steps, batch_size, 1, 28, 28)
+        pictures = torch.rand(shape, generator=generator)
+        labels = torch.randint(10, shape[:2], generator=generator)
+        batches = [{"pixel_values": x, "labels": y} for x, y in zip(pictures, labels, strict=True)]
+        torch.manual_seed(0)
+        network = cnn((1, 28, 28), 10, width)
+        if contender == FLOOR and width == 1:
+            network.hidden, network.head = nn.Linear(1024, KEPT), nn.Linear(KEPT, 10)
+        size = sum(parameter.numel() for parameter in network.parameters())
+        backbone = Backbone(network, prepare=lambda batch: {"input": batch["pixel_values"]})
+        task = Task(backbone, method.adapt)
+        method.check(task, 1, 1, rounds)
+        state = {**task.state, **method.init_client(task, 0, key)}
+        state, _ = method.local(task, state, batches[:2], Context(key))
+        return task, state, batches, size
+
+    start(0.1, 2)
+    resident = _megabytes("VmRSS")
+    task, state, batches, size = start(1.0, batch_size)
     wall, cpu = [], []
     for _ in range(rounds):
         start = time.perf_counter(), time.process_time()
@@ -90,7 +105,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
         "wall_s": wall, "cpu_s": cpu, "memory_mb": _megabytes("VmHWM") - resident,
         "parameters": size,
     }  # fmt: skip
-    if contender == FEDAVG:
+    if contender in (FEDAVG, FLOOR):
         return found
 
     with torch.no_grad():
@@ -148,7 +163,8 @@ def table(results: dict[str, list[dict[str, Any]]], about: Sequence[str]) -> str
             "wall_s": [x for repeat in repeats for x in repeat["wall_s"]],
             "memory_mb": [repeat["memory_mb"] for repeat in repeats],
         }
-        cells = ["FedAvg" if contender == FEDAVG else f"pFedGate, s = {contender}"]
+        names = {FEDAVG: "FedAvg", FLOOR: f"FedAvg, {KEPT} hidden units: the floor"}
+        cells = [names.get(contender, f"pFedGate, s = {contender}")]
         for name, factor in (("cpu_s", 1e3), ("wall_s", 1e3), ("memory_mb", 1)):
             middle = statistics.median(values[name])
             cells += [
@@ -178,6 +194,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds a process")
     parser.add_argument("--steps", type=int, default=8, help="steps a round")
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -185,10 +202,11 @@ def main() -> None:
         print(json.dumps(found))
         return
     load = os.getloadavg()[0]
-    results: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    contenders = [contender for contender in CONTENDERS if contender in options.contenders]
+    results: dict[str, list[dict[str, Any]]] = {contender: [] for contender in contenders}
     for repeat in range(options.repeats):
-        first = repeat % len(CONTENDERS)
-        for contender in CONTENDERS[first:] + CONTENDERS[:first]:
+        first = repeat % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
             print(f"repeat {repeat}: {contender}", file=sys.stderr)
             results[contender].append({"repeat": repeat} | run(contender, options))
     versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
@@ -206,7 +224,8 @@ def main() -> None:
         "default",
         f"{options.repeats} processes a contender, in turns, each {options.rounds} rounds of "
         f"{options.steps} steps after two steps to warm up; medians (first to third quartile)",
-        "memory: the highest resident set while training, less that after the imports",
+        "memory: the highest resident set while training, less that after the imports and "
+        "the first steps of a tiny network",
         "share kept: parameters in kept blocks, at most s; the knapsack is timed alone, on random "
         "importances",
     )

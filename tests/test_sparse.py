@@ -28,14 +28,22 @@ def by_hand(weight: Tensor, gates: list[float], sizes: tuple[int, ...]) -> Tenso
     return flat.view(weight.shape)
 
 
-def run(layer: nn.Module, x: Tensor, kept: tuple[bool, ...] | None, gates: Tensor) -> list[Tensor]:
+def run(
+    layer: GatedLinear | GatedConv2d, x: Tensor, kept: tuple[bool, ...] | None, gates: Tensor
+) -> list[Tensor]:
     """The output, and the gradients of its weighted sum in x, weight, bias and gates."""
     layer.kept = kept
     state = {n: p.detach().clone().requires_grad_() for n, p in layer.named_parameters()}
     x, gates = x.clone().requires_grad_(), gates.clone().requires_grad_()
-    y = functional_call(layer, {**state, "gates": gates}, (x,))
+    used = {**state, "gates": gates}
+    if kept is not None:
+        parts = torch.split(state["weight"].flatten(), list(layer.sizes))
+        own = [part for part, keep in zip(parts, kept, strict=True) if keep]
+        used["weight"] = torch.cat([*own, parts[0][:0]])
+    y = functional_call(layer, used, (x,))
     direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    found = torch.autograd.grad((y * direction).sum(), [x, *state.values(), gates])
+    inputs = [x, *state.values(), gates]
+    found = torch.autograd.grad((y * direction).sum(), inputs, materialize_grads=True)
     return [y.detach(), *found]
 
 
@@ -51,7 +59,7 @@ def test_a_gated_layer_is_the_layer_with_its_weight_multiplied(
     base: nn.Module
     if kind == "conv":
         base, x = nn.Conv2d(2, 5, 3, stride=2, padding=1).double(), torch.randn(4, 2, 7, 6).double()
-        gated_layer: nn.Module = GatedConv2d(copy.deepcopy(base), sizes)  # type: ignore[arg-type]
+        gated_layer: GatedLinear | GatedConv2d = GatedConv2d(copy.deepcopy(base), sizes)  # type: ignore[arg-type]
     else:
         base, x = nn.Linear(9, 10).double(), torch.randn(4, 9).double()
         x = x if kind == "linear" else torch.randn(2, 3, 9).double()
@@ -126,7 +134,7 @@ def test_only_layers_that_can_leave_rows_out_are_replaced() -> None:
         "attention": nn.MultiheadAttention(4, 2),
     })  # fmt: skip
     before = dict(model.named_parameters())
-    gate_rows(model, lambda weight: (weight.numel(),))
+    gate_rows(model, Blocks(tuple(before), tuple((p.numel(),) for p in before.values())))
     replaced = {n for n, m in model.named_modules() if isinstance(m, GatedLinear | GatedConv2d)}
     assert replaced == {"linear", "conv"}
     assert dict(model.named_parameters()) == before

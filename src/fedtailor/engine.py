@@ -77,6 +77,11 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
     if plan.engine.executor == "processes":
         check_processes(task.device)
     method.robust.check(cohort_size)
+    if plan.local.batch_size < method.smallest_batch:
+        raise InputError(
+            f"{method.name} does not train on batches of fewer than {method.smallest_batch} "
+            f"examples; local.batch_size is {plan.local.batch_size}"
+        )
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
     if method.needs_public_labels:

@@ -8,10 +8,13 @@ Two equal paths, each of switchable normalisation, a linear layer, batch normali
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,7 +52,8 @@ class Moments(Stepwise):
         """``real`` ``[b, P]`` (None: all) and ``weight`` ``[b]`` are 0 for padding."""
         if real is None:
             count = torch.full_like(weight, x.shape[2])
-            var, mean = torch.var_mean(x, 2, correction=0)  # [b, C]
+            mean = x.mean(2)  # [b, C]
+            var = (x - mean[:, :, None]).square().mean(2)  # much faster than torch.var_mean
         else:
             count = real.sum(1).clamp(min=1)
             mean = (x * real[:, None]).sum(2) / count[:, None]
@@ -211,7 +215,6 @@ class GatingLayer(Stepwise):
         self.moments = Moments(source.channels) if pre_norm else None
         self.weights, self.importance = path(), path()
         self.source, self.layout = source, layout
-        self.rows: frozenset[str] = frozenset()  # weights that gate their rows themselves
         self._sigmoid = sigmoid
         self._scale = torch.tensor([gate_max, 1.0])
         self.register_buffer("budget", torch.tensor(layout.d))
@@ -229,3 +232,92 @@ class GatingLayer(Stepwise):
         both = torch.stack([path(x, real, moments) for path in (self.weights, self.importance)])
         bounded = torch.sigmoid(both) if self._sigmoid else 0.5 + both / 4
         return bounded * self._scale.to(both.device)[:, None, None]
+
+
+Solver = Callable[[NDArray[np.float64], int], NDArray[np.bool_]]
+"""From importances ``[L]`` and a budget to the blocks that are kept, bool ``[L]``."""
+
+
+class Choice(NamedTuple):
+    """Which blocks are kept, bool ``[L]``; and the same in Python, or None."""
+
+    kept: Tensor
+    known: tuple[bool, ...] | None
+
+
+def choose(solve: Solver, importance: Tensor, budget: Tensor) -> Choice:
+    """What ``solve`` keeps, with importances rounded to 2^-20.
+
+    Under ``torch.func.vmap``, where the clients of a chunk keep different blocks, it isn't known in
+    Python: this is the place that tells whether products can be cut to what is kept, or are dense.
+    """
+    known: list[NDArray[np.bool_]] = []
+    choice: Any = _Choice
+    kept: Tensor = choice.apply(importance, budget, solve, known)
+    return Choice(kept, tuple(known[0].tolist()) if known else None)
+
+
+def one_client(value: Tensor) -> bool:
+    """Whether a tensor of a state is one client's alone, and not several clients' under vmap."""
+    nothing = np.zeros(0, dtype=bool)
+    return choose(lambda *_: nothing, value.double(), value).known is not None
+
+
+class _Choice(torch.autograd.Function):
+    """`choose`; ``known`` takes up the result where it is one client's."""
+
+    @staticmethod
+    def forward(
+        importance: Tensor, budget: Tensor, solve: Solver, known: list[NDArray[np.bool_]]
+    ) -> Tensor:
+        rounded = (importance.detach().double() * 2**20).round().cpu().numpy()
+        known.append(solve(rounded, int(budget)))
+        return torch.from_numpy(known[-1]).to(importance.device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None, None]:
+        return None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, importance: Tensor, budget: Tensor, solve: Solver, known: Any
+    ) -> tuple[Tensor, int]:
+        importances, budgets = (
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            for value, dim in ((importance, in_dims[0]), (budget, in_dims[1]))
+        )
+        rows = zip(importances, budgets, strict=True)
+        return torch.stack([_Choice.forward(G, s, solve, []) for G, s in rows]), 0
+
+
+class _Chain(nn.Module):
+    """The modules of an nn.Sequential, one after the other, beside which others may stand."""
+
+    def __init__(self, chain: nn.Sequential) -> None:
+        super().__init__()
+        for name, module in chain.named_children():
+            self.add_module(name, module)
+        self._chain = [name for name, _ in chain.named_children()]
+
+    def forward(self, input: Any) -> Any:
+        for name in self._chain:
+            input = self._modules[name](input)  # type: ignore[misc]
+        return input
+
+
+def beside(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """``model`` with ``module`` as a child that its forward pass doesn't call.
+
+    Raises:
+        InputError: it has something of that name.
+    """
+    if hasattr(model, name):
+        raise InputError(f"the model has a {name!r} of its own; the method adds one")
+    if type(model).forward is nn.Sequential.forward:
+        model = _Chain(model)  # type: ignore[arg-type]
+    model.add_module(name, module)
+    return model

@@ -66,6 +66,7 @@ class Method(ABC):
     family: ClassVar[str]  # global, split, regularised, mixture, cluster, sparse, adapter, local
     paper: ClassVar[Paper]
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
+    smallest_batch: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     robust: Robust = field(default=Robust(), kw_only=True)  # which uploads are let through
 

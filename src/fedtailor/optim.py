@@ -91,6 +91,7 @@ def train(
     only: Callable[[str], bool] | None = None,
     loss: Loss | None = None,
     mask: Callable[[Params], Params] | None = None,
+    taken: int | Tensor = 0,
 ) -> tuple[Params, Tensor]:
     """Minimise the task's loss plus ``penalty(state)``, one optimiser step a batch.
 
@@ -105,6 +106,7 @@ def train(
         loss: instead of ``task.loss``: from (state, batch, key) the loss and new state buffers.
         mask: from a step's new state buffers, bool tensors by parameter name, each broadcast to its
             parameter: where False, the parameter and its momentum are left alone in this step.
+        taken: steps of the same training that were taken before; keys go on from there.
 
     Returns:
         The new state and the mean loss over the steps, without the penalty (scalar).
@@ -125,8 +127,8 @@ def train(
     vector = flat(theta)
     memory = optimiser.start(vector)
     losses, active = [], []
-    taken: int | Tensor = 0  # real steps so far: padding before a second pass shifts no keys
     for batch in steps:
+        # by real steps so far: padding before a second pass shifts no keys
         key = random.fold_in(context.key, taken)
         gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
         new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)

@@ -1,18 +1,21 @@
 """Linear layers and convolutions with a weight that is gated block by block; what a dropped block
-would have cost is not computed.
+would have cost is neither computed nor stored.
 
 The blocks are pieces, of given sizes, of the weight's flat vector. Each is multiplied by its gate
 or dropped. A row (an output feature or channel) without a kept block is left out of the matrix
-product or convolution, and so out of their gradients. Under ``torch.func.vmap``, where the clients
-of a chunk drop different rows, the same numbers come from the dense product.
+product or convolution, and so out of their gradients. Where it is known in Python which blocks are
+kept, a weight is given by their values alone, one block after the other. Under ``torch.func.vmap``,
+where the clients of a chunk drop different blocks, the same numbers come from the dense product.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .errors import InputError
 from .layers import replace
+from .params import Params, Ranges, take
 
-_LARGE = 1 << 17  # values of a weight from which on copying it costs more than many small products
+_LARGE = (
+    1 << 17
+)  # kept values of a weight from which on copying it costs more than many small products
 
 
 def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -43,6 +50,81 @@ def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(scaled).view(tensor.shape)
 
 
+def spread(
+    values: Tensor,
+    gates: Tensor,
+    sizes: tuple[int, ...],
+    kept: tuple[bool, ...],
+    spans: tuple[tuple[int, int], ...],
+) -> Tensor:
+    """`gated`, from the kept blocks' values alone, and only these spans of the flat vector.
+
+    Args:
+        values: the kept blocks, one after the other, a vector.
+        gates: ``[B]``, one a block.
+        sizes: the blocks' sizes, B integers.
+        kept: which blocks are kept.
+        spans: (start, end); no kept block may lie partly in one.
+
+    >>> spread(torch.ones(3), torch.tensor([1.0, 5.0]), (1, 3), (False, True), ((0, 4),))
+    tensor([0., 5., 5., 5.])
+    """
+    present = [
+        number for number, (size, keep) in enumerate(zip(sizes, kept, strict=True)) if size and keep
+    ]
+    parts = torch.split(values, [sizes[number] for number in present])
+    gate = gates.unbind()
+    scaled = {b: part * gate[b] for b, part in zip(present, parts, strict=True)}
+    return torch.cat([
+        values.new_zeros(size) if block is None else scaled[block]
+        for block, size in _contents(sizes, kept, spans)
+    ])  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _contents(
+    sizes: tuple[int, ...], kept: tuple[bool, ...], spans: tuple[tuple[int, int], ...]
+) -> tuple[tuple[int | None, int], ...]:
+    """(kept block or None, size) of what lies in ``spans``, in order."""
+    found: list[tuple[int | None, int]] = []
+    ends = np.cumsum(sizes).tolist()
+    for start, end in spans:
+        for block, (size, last, keep) in enumerate(zip(sizes, ends, kept, strict=True)):
+            length = min(last, end) - max(last - size, start)
+            if length > 0:
+                found.append((block if keep else None, length))
+    return tuple(found)
+
+
+def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
+    """How a flat parameter is cut (pFedGate, section 5.2.2): a first block, then equal ones.
+
+    Args:
+        numel: the parameter's size d_l.
+        blocks: B, at least 2.
+        min_sparsity: the first block's share, rounded down.
+
+    Returns:
+        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
+        blocks.
+
+    Raises:
+        InputError: a number out of range.
+
+    >>> block_sizes(100, 5, 0.1)
+    [10, 23, 23, 23, 21]
+    """
+    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
+        raise InputError(
+            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
+            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
+        )
+    first = math.floor(numel * min_sparsity)
+    size = -(-(numel - first) // (blocks - 1))
+    ends = [min(numel, first + size * number) for number in range(blocks)]
+    return [first, *(b - a for a, b in pairwise(ends))]
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of several parameters: names and, for each, its blocks' sizes. All of them
@@ -50,6 +132,15 @@ class Blocks:
 
     names: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
+        """Every parameter of ``model`` cut by `block_sizes`."""
+        sizes = {
+            name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
+            for name, parameter in model.named_parameters()
+        }
+        return cls(tuple(sizes), tuple(sizes.values()))
 
     @cached_property
     def W(self) -> NDArray[np.int64]:  # noqa: N802
@@ -80,6 +171,17 @@ class Blocks:
             for number, (size, end) in enumerate(zip(sizes, ends, strict=True), place.start):
                 if size:
                     yield number, name, end - size, end
+
+    def ranges(self, kept: Sequence[bool]) -> Ranges:
+        """Where the kept blocks are, bool ``[L]``."""
+        found: Ranges = {name: [] for name in self.names}
+        for number, name, start, end in self.pieces():
+            if not kept[number]:
+                continue
+            if found[name] and found[name][-1][1] == start:
+                start, _ = found[name].pop()
+            found[name].append((start, end))
+        return found
 
 
 class Piece(NamedTuple):
@@ -136,8 +238,9 @@ class GatedLinear(nn.Linear):
     """A linear layer with a gated weight; the bias is used as it is.
 
     ``gates`` ``[B]`` is None, and the layer an ordinary one, unless a functional call gives it.
-    Whoever does that says, too, which blocks are ``kept``: the others have gates of 0. None stands
-    for blocks that aren't known in Python, because several clients are run at once.
+    Whoever does that says, too, which blocks are ``kept``, and gives their values alone as the
+    weight; the others have gates of 0. None stands for blocks that aren't known in Python, because
+    several clients are run at once; then the weight is whole.
     """
 
     gates: Tensor | None
@@ -155,32 +258,32 @@ class GatedLinear(nn.Linear):
             return F.linear(x, gated(self.weight, self.gates, self.sizes), self.bias)
         rows = x.reshape(-1, self.in_features)
         if self.weight.numel() < _LARGE:
-            weight = gated(self.weight, self.gates, self.sizes)
-            y = _over_rows(F.linear, rows, weight, row_ranges(self.sizes, self.kept, x.shape[-1]))
+            y = _over_rows(self, F.linear, rows, (self.out_features, self.in_features))
         else:
             y = self._by_pieces(rows, self.gates.unbind(), self.kept)
-        y = y.view(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
+        return y.view(*x.shape[:-1], self.out_features)
 
     def _by_pieces(self, x: Tensor, gates: Sequence[Tensor], kept: tuple[bool, ...]) -> Tensor:
         """``[n, width]`` to ``[n, rows]``, without a copy of the weight: whole rows of a block are
         gated after the product; only rows that several blocks share are put together."""
         pieces = cut(self.sizes, kept, self.in_features)
-        values = torch.split(self.weight.reshape(-1), [piece.size for piece in pieces])
+        values = iter(torch.split(self.weight, [piece.size for piece in pieces if piece.kept]))
         columns: list[Tensor] = []
         shared: list[Tensor] = []
-        for piece, value in zip(pieces, values, strict=True):
+        for piece in pieces:
             if piece.rows and piece.kept:
-                product = F.linear(x, value.view(piece.rows, -1))
+                product = F.linear(x, next(values).view(piece.rows, -1))
                 columns.append(product * gates[piece.block])
             elif piece.rows:
                 columns.append(x.new_zeros(len(x), piece.rows))
             else:
-                shared.append(value * gates[piece.block])
+                part = next(values) * gates[piece.block] if piece.kept else None
+                shared.append(x.new_zeros(piece.size) if part is None else part)
                 if sum(map(len, shared)) == self.in_features:
                     columns.append(x @ torch.cat(shared)[:, None])
                     shared = []
-        return torch.cat([column.to(columns[0].dtype) for column in columns], 1)
+        y = torch.cat([column.to(columns[0].dtype) for column in columns], 1)
+        return y if self.bias is None else y + self.bias
 
 
 class GatedConv2d(nn.Conv2d):
@@ -197,17 +300,16 @@ class GatedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self.gates is None:
             return self._convolve(x, self.weight, self.bias)
-        weight = gated(self.weight, self.gates, self.sizes)
         if self.kept is None:
-            return self._convolve(x, weight, self.bias)
-        ranges = row_ranges(self.sizes, self.kept, self.weight[0].numel())
-        if ranges == ((0, self.out_channels),):
-            return self._convolve(x, weight, self.bias)
-        y = _over_rows(self._convolve, x, weight, ranges)
-        return y if self.bias is None else y + self.bias[:, None, None]
+            return self._convolve(x, gated(self.weight, self.gates, self.sizes), self.bias)
+        shape = (self.out_channels, self.in_channels, *self.kernel_size)
+        return _over_rows(self, self._convolve, x, shape)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation)
+
+
+Gated = GatedLinear | GatedConv2d
 
 
 def _take_over(layer: Any, base: nn.Module, sizes: Sequence[int]) -> None:
@@ -220,35 +322,73 @@ def _take_over(layer: Any, base: nn.Module, sizes: Sequence[int]) -> None:
 
 
 def _over_rows(
-    product: Callable[[Tensor, Tensor], Tensor],
+    layer: Gated,
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     x: Tensor,
-    weight: Tensor,
-    ranges: tuple[tuple[int, int], ...],
+    shape: tuple[int, ...],
 ) -> Tensor:
-    """``product(x, weight)``, whose axis 1 are the rows, from the rows in ``ranges`` alone."""
-    if ranges == ((0, len(weight)),):
-        return product(x, weight)
+    """``product`` of ``x`` with the layer's weight, of ``shape`` if it were whole, and its bias,
+    from the rows with a kept block; axis 1 are the rows. In the others the bias is all."""
+    assert layer.gates is not None
+    assert layer.kept is not None
+    rows, width = shape[0], math.prod(shape[1:])
     # with no row at all one is taken along, for the output's shape
-    taken = ranges or ((0, 1),)
-    y = product(x, torch.cat([weight[a:b] for a, b in taken]))
-    parts = torch.split(y, [b - a for a, b in taken], 1)
+    taken = row_ranges(layer.sizes, layer.kept, width) or ((0, 1),)
+    spans = tuple((a * width, b * width) for a, b in taken)
+    flat = spread(layer.weight, layer.gates, layer.sizes, layer.kept, spans)
+    weight, bias = flat.view(-1, *shape[1:]), layer.bias
+    if taken == ((0, rows),):
+        return product(x, weight, bias)
+    y = product(x, weight, None if bias is None else torch.cat([bias[a:b] for a, b in taken]))
+    others = x.new_zeros(rows) if bias is None else bias
+    others = others.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
     columns, row = [], 0
-    for (a, b), part in zip(taken, parts, strict=True):
-        columns += [y.new_zeros(len(y), a - row, *y.shape[2:]), part]
+    for (a, b), part in zip(taken, torch.split(y, [b - a for a, b in taken], 1), strict=True):
+        columns += [others[row:a].expand(len(y), -1, *y.shape[2:]), part]
         row = b
-    columns.append(y.new_zeros(len(y), len(weight) - row, *y.shape[2:]))
-    return torch.cat(columns, 1)
+    return torch.cat([*columns, others[row:].expand(len(y), -1, *y.shape[2:])], 1)
 
 
-def gate_rows(model: nn.Module, sizes: Callable[[Tensor], Sequence[int]]) -> None:
+def adapted(
+    model: nn.Module, blocks: Blocks, state: Params, gates: Tensor, kept: tuple[bool, ...] | None
+) -> Params:
+    """The tensors by name that ``model`` uses when ``state``'s parameters are gated.
+
+    Args:
+        model: with layers from `gate_rows`, which are told what is kept.
+        blocks: the parameters and how each is cut.
+        state: the parameters, whole, or the kept blocks' values alone as in `Blocks.ranges`.
+        gates: ``[L]``, 0 for dropped blocks.
+        kept: bool ``[L]``; None where it isn't known in Python.
+    """
+    used = dict(state)
+    where = None if kept is None else blocks.ranges(kept)
+    for name, place, sizes in blocks.parts():
+        path, _, leaf = name.rpartition(".")
+        layer, value, size = model.get_submodule(path), state[name], sum(sizes)
+        known = None if kept is None else kept[place]
+        if where is not None and value.numel() == size:
+            value = take(state, {name: where[name]})[name]
+        if isinstance(layer, Gated) and leaf == "weight":
+            layer.kept = known
+            used |= {name: value, f"{path}.gates": gates[place]}
+        elif known is None:
+            used[name] = gated(value, gates[place], sizes)
+        else:
+            shape = model.get_parameter(name).shape
+            used[name] = spread(value, gates[place], sizes, known, ((0, size),)).view(shape)
+    return used
+
+
+def gate_rows(model: nn.Module, blocks: Blocks) -> None:
     """Replace the layers of ``model`` that can leave rows out by gated ones, in place.
 
     These are plain nn.Linear and nn.Conv2d with one group and a numeric padding of zeros. Weights
     that several modules share stay as they are, and so do layers inside torch's own attention and
     transformer modules, which read them without calling them.
-
-    ``sizes`` gives the blocks of a weight.
     """
+    by_name = dict(zip(blocks.names, blocks.sizes, strict=True))
+    sizes: dict[Tensor, tuple[int, ...]] = {p: by_name[n] for n, p in model.named_parameters()}
     inside: set[nn.Module] = set()
     uses: Counter[Tensor] = Counter()
     for _, module in model.named_modules(remove_duplicate=False):
@@ -261,9 +401,9 @@ def gate_rows(model: nn.Module, sizes: Callable[[Tensor], Sequence[int]]) -> Non
         if uses[module.weight] > 1:
             continue
         if type(module) is nn.Linear:
-            replace(model, path, GatedLinear(module, sizes(module.weight)))
+            replace(model, path, GatedLinear(module, sizes[module.weight]))
         elif type(module) is nn.Conv2d and _can_leave_rows_out(module):
-            replace(model, path, GatedConv2d(module, sizes(module.weight)))
+            replace(model, path, GatedConv2d(module, sizes[module.weight]))
 
 
 def _can_leave_rows_out(layer: nn.Conv2d) -> bool:

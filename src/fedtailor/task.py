@@ -159,6 +159,14 @@ class Task:
         """What the model's submodule at ``path`` makes of ``inputs``, with ``state``'s tensors."""
         return functional_call(self.model.get_submodule(path), under(state, f"{path}."), inputs)
 
+    def module_step(
+        self, path: str, state: Params, batch: Batch, *inputs: Any
+    ) -> tuple[Any, Params]:
+        """`module` in a training step on ``batch``, for one without dropout: its output, and the
+        new values of state buffers."""
+        self._step.enter(training=True, weight=batch.get("weight"))
+        return self.module(path, state, *inputs), self._step.leave()
+
     def features(self, batch: Batch) -> Params:
         """For `Method.precompute`: what the frozen layers below the first trained one give, as
         ``features`` ``[b, ...]``. A batch that has them as ``cached.features`` is not sent through

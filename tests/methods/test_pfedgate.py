@@ -1,5 +1,6 @@
 """pFedGate by hand, equation by equation, in NumPy; its degenerate case, options and errors."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,22 +8,26 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.golden import linear_backbone, logit_gradient
-from tests.small import digits_backbone
+from tests.small import digits_backbone, digits_federation
 from torch import nn
 
 from fedtailor.client import client_round
+from fedtailor.engine import check
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
+from fedtailor.federation import LocalConfig
 from fedtailor.gating import GatingLayer, Moments, SwitchableNorm
 from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
 from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.pfedgate import PFedGate, _Gates, block_sizes
+from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.models.cnn import cnn
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
+from fedtailor.plan import Plan
 from fedtailor.random import key
+from fedtailor.sparse import Blocks, adapted, block_sizes
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
@@ -192,6 +197,12 @@ def start(method: PFedGate, client: int = 0, seed: int = 0) -> tuple[Task, Param
     return task, {**method.init_server(task, 3, key(0)), **private}
 
 
+def layout_of(task: Task) -> Blocks:
+    gate = task.model.get_submodule("gate")
+    assert isinstance(gate, GatingLayer)
+    return gate.layout
+
+
 def test_all_blocks_with_open_gates_is_fedavg() -> None:
     ours, theirs = PFedGate(sparsity=1.0, gate_max=1.0, optimiser=SGD), FedAvg(optimiser=SGD)
     task, state = start(ours)
@@ -223,17 +234,18 @@ def test_the_budget_always_holds(s: float, evaluation: str) -> None:
         task, state = start(method, seed=seed)
         state, _ = method.local(task, state, [pictures(seed=s) for s in range(3)], Context(key(0)))
         d = sum(state[n].numel() for n in task.trained if not method.is_private(task, n))
-        for part, gates in method._evaluated(task, pictures(4, seed=7)):
-            used = gates(state, part)
+        for part in method._parts(pictures(4, seed=7)):
+            values, choice = method._in_use(task, state, part)
+            assert choice.known is not None
+            layout = layout_of(task)
+            used = adapted(task.model, layout, state, values, choice.known)
             nonzero = 0
-            for name, place, sizes in task.model.get_submodule("gate").layout.parts():  # type: ignore[union-attr]
-                values = used.get(f"{name.removesuffix('weight')}gates")
-                if values is None:  # put into the tensor itself
-                    values = gates.values[place]
-                    assert (used[name] != 0).sum() <= sum(
-                        size for v, size in zip(values, sizes, strict=True) if v
-                    )
-                nonzero += sum(size for v, size in zip(values, sizes, strict=True) if v != 0)
+            for name, place, sizes in layout.parts():
+                kept = sum(size for v, size in zip(values[place], sizes, strict=True) if v)
+                nonzero += kept
+                assert (used[name] != 0).sum() <= kept
+                if f"{name.removesuffix('weight')}gates" in used:  # nothing else is there
+                    assert used[name].shape == (kept,)
             assert nonzero <= s * d
         shown = method.observe_client(task, state, pictures(4, seed=7))
         assert shown["sparsity"] <= s
@@ -246,12 +258,9 @@ def test_importance_decides_which_blocks_are_kept() -> None:
     bias = torch.full((35,), -8.0)
     bias[16] = 8.0  # a block of the hidden layer's weight
     state["gate.importance.post.bias"] = bias
-    gates = _Gates(method, task, "batch")
-    gates(state, pictures())
-    assert gates.kept[16]
+    assert method._in_use(task, state, pictures())[1].kept[16]
     state["gate.importance.post.bias"] = -bias
-    gates(state, pictures())
-    assert not gates.kept[16]
+    assert not method._in_use(task, state, pictures())[1].kept[16]
 
 
 def test_a_tuple_gives_clients_budgets_in_turn() -> None:
@@ -266,16 +275,17 @@ def test_a_tuple_gives_clients_budgets_in_turn() -> None:
 
 
 def test_the_solver_is_the_one_that_is_chosen() -> None:
-    task, _ = start(PFedGate())
-    W = task.model.get_submodule("gate").layout.W  # type: ignore[union-attr]
+    task, state = start(PFedGate())
+    W = layout_of(task).W
+    state["gate.budget"] = torch.tensor(int(0.4 * W.sum()))
     drawn = np.random.default_rng(0)
     gains = []
     for _ in range(20):
         G = drawn.random(len(W))
         value = {}
         for solver in ("exact", "greedy"):
-            gates = _Gates(PFedGate(solver=solver), task, "batch")  # type: ignore[arg-type]
-            kept = gates.solve(G, int(0.4 * W.sum()))
+            method = PFedGate(solver=solver)  # type: ignore[arg-type]
+            kept = method._choose(task, state, torch.tensor(G)).kept.numpy()
             assert kept @ W <= 0.4 * W.sum()
             value[solver] = float(kept @ G)
         gains.append(value["exact"] - value["greedy"])
@@ -295,8 +305,7 @@ def test_the_smallest_sparsity_that_the_message_names_can_be_reached() -> None:
 
 
 def dropped_by(task: Task, state: Params, trained: Params) -> list[tuple[str, int, int, int]]:
-    layout = task.model.get_submodule("gate").layout  # type: ignore[union-attr]
-    return [p for p in layout.pieces() if not trained["touched"][p[0]]]
+    return [p for p in layout_of(task).pieces() if not trained["touched"][p[0]]]
 
 
 @pytest.mark.parametrize(
@@ -350,6 +359,15 @@ def test_a_batch_of_one_example_is_not_trained_on() -> None:
     assert all(new[name].equal(received[name]) for name in received)
 
 
+def test_batches_of_one_example_are_refused() -> None:
+    method, federation = PFedGate(), digits_federation()
+    task = Task(digits_backbone(), method.adapt)
+    plan = Plan(rounds=1, local=LocalConfig(batch_size=1))
+    with pytest.raises(InputError, match=r"fewer than 2 examples; local\.batch_size is 1"):
+        check(method, task, federation, plan)
+    check(method, task, federation, replace(plan, local=LocalConfig(batch_size=2)))
+
+
 def test_only_touched_blocks_travel() -> None:
     method = PFedGate(sparsity=0.3)
     task, state = start(method)
@@ -357,7 +375,7 @@ def test_only_touched_blocks_travel() -> None:
     trained, _ = method.local(task, state, [pictures()], Context(key(0)))
     upload = method.upload(task, received, {n: trained[n] for n in [*received, "touched"]})
     packed = method.pack(task, upload)
-    layout = task.model.get_submodule("gate").layout  # type: ignore[union-attr]
+    layout = layout_of(task)
     assert packed["values"].numel() == layout.W[upload["touched"].numpy()].sum()
     assert packed["values"].numel() <= 0.3 * layout.d
     assert packed["blocks"].dtype == torch.uint8
@@ -399,11 +417,9 @@ def test_gates_by_client_are_the_mean_over_its_training_examples() -> None:
     steps = [pictures(6, seed=1), {**pictures(4, seed=2), "weight": torch.tensor([1.0, 1, 0, 0])}]
     state, _ = method.local(task, state, steps, Context(key(0)))
     x = torch.cat([steps[0]["pixel_values"], steps[1]["pixel_values"][:2]])
-    expected = _Gates(PFedGate(), task, "batch")
-    expected(state, {"pixel_values": x, "labels": torch.zeros(8)})
-    used = _Gates(method, task, "means")
-    used(state, pictures(3))
-    torch.testing.assert_close(used.values, expected.values)
+    expected, _ = PFedGate()._in_use(task, state, {"pixel_values": x, "labels": torch.zeros(8)})
+    used, _ = method._in_use(task, state, pictures(3))
+    torch.testing.assert_close(used, expected)
     assert not method.observe_client(task, state, pictures(3))["gates"].equal(
         PFedGate().observe_client(task, state, pictures(3))["gates"]
     )
@@ -443,9 +459,8 @@ def test_gates_start_at_half_their_largest_value() -> None:
     for gate_max in (1.0, 2.0):
         method = PFedGate(sparsity=1.0, gate_max=gate_max)
         task, state = start(method)
-        gates = _Gates(method, task, "batch")
-        task.loss(state, pictures(40), key(0), through=gates)  # the batch's own statistics
-        assert gates.values.mean().item() == pytest.approx(gate_max / 2, abs=0.05)
+        M, _, _ = method._in_training(task, state, pictures(40))  # the batch's own statistics
+        assert M.mean().item() == pytest.approx(gate_max / 2, abs=0.05)
 
 
 def test_pictures_are_averaged_to_the_pool() -> None:

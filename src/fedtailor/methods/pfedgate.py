@@ -41,117 +41,32 @@ Differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..gating import GatingLayer, Source, average, seen
+from ..gating import Choice, GatingLayer, Source, average, beside, choose, one_client, seen
 from ..knapsack import greedy, knapsack
 from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
-from ..params import Params, add, subtract, weighted_sum
+from ..optim import Context, Optimiser, real_steps, train
+from ..params import Params, add, put, subtract, take, weighted_sum
 from ..parts import train_only
-from ..sparse import Blocks, GatedConv2d, GatedLinear, gate_rows, gated
+from ..sparse import Blocks, adapted, gate_rows, gated
 from ..task import Backbone, Batch, Task
 
 Solver = Literal["exact", "greedy"]
 Budget = Annotated[float, Gt(0), Le(1)]
 
 
-def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
-    """How a flat parameter is cut (section 5.2.2): a first block, then equal ones.
-
-    Args:
-        numel: the parameter's size d_l.
-        blocks: B, at least 2.
-        min_sparsity: the first block's share, rounded down.
-
-    Returns:
-        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
-        blocks.
-
-    Raises:
-        InputError: a number out of range.
-
-    >>> block_sizes(100, 5, 0.1)
-    [10, 23, 23, 23, 21]
-    """
-    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
-        raise InputError(
-            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
-            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
-        )
-    first = math.floor(numel * min_sparsity)
-    size = -(-(numel - first) // (blocks - 1))
-    ends = [min(numel, first + size * number) for number in range(blocks)]
-    return [first, *(b - a for a, b in pairwise(ends))]
-
-
 def _capacity(s: float, d: int) -> int:
     """s d, rounded down; 0.29 * 100 is 28.999999999999996 in floating point, and 29."""
     return math.floor(s * d + 1e-6)
-
-
-def _cut(model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
-    sizes = {
-        name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
-        for name, parameter in model.named_parameters()
-    }
-    return Blocks(tuple(sizes), tuple(sizes.values()))
-
-
-class _Choice(torch.autograd.Function):
-    """I*, bool ``[L]``, from the importances and the budget in parameters. ``gates.known`` is set
-    to it where it is one client's."""
-
-    @staticmethod
-    def forward(G: Tensor, budget: Tensor, gates: _Gates) -> Tensor:
-        importance = (G.detach().double() * 2**20).round().cpu().numpy()
-        gates.known = gates.solve(importance, int(budget))
-        return torch.from_numpy(gates.known).to(G.device)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, None, None]:
-        return None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, G: Tensor, budget: Tensor, gates: _Gates
-    ) -> tuple[Tensor, int]:
-        Gs, budgets = (
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in ((G, in_dims[0]), (budget, in_dims[1]))
-        )
-        kept = [_Choice.forward(G, b, gates) for G, b in zip(Gs, budgets, strict=True)]
-        gates.known = None
-        return torch.stack(kept), 0
-
-
-class _Chain(nn.Module):
-    """The modules of an nn.Sequential, one after the other, beside which others may stand."""
-
-    def __init__(self, chain: nn.Sequential) -> None:
-        super().__init__()
-        for name, module in chain.named_children():
-            self.add_module(name, module)
-        self._chain = [name for name, _ in chain.named_children()]
-
-    def forward(self, input: Any) -> Any:
-        for name in self._chain:
-            input = self._modules[name](input)  # type: ignore[misc]
-        return input
 
 
 @dataclass(frozen=True)
@@ -175,6 +90,8 @@ class PFedGate(Method):
         "theta[b] <- theta[b] + sum_k p_k Delta_k[b] over the clients that sent block b",
     )
 
+    smallest_batch: ClassVar[int] = 2
+
     sparsity: Budget | tuple[Budget, ...] = 0.5
     blocks: Annotated[int, Ge(2)] = 5
     min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.05
@@ -193,28 +110,16 @@ class PFedGate(Method):
     def adapt(self, backbone: Backbone) -> nn.Module:
         source = Source.of(backbone, self.pool)
         model = train_only(backbone.model, lambda name: True)
-        if type(model).forward is nn.Sequential.forward:
-            model = _Chain(model)  # type: ignore[arg-type]
-        if hasattr(model, "gate"):
-            raise InputError(f"model {backbone.name!r} has a 'gate' of its own; pfedgate adds one")
-        layout = _cut(model, self.blocks, self.min_sparsity)
+        blocks = Blocks.of(model, self.blocks, self.min_sparsity)
+        if self.straight_through == "kept":
+            gate_rows(model, blocks)
         one_input = self.adaptation == "client"
         gate = GatingLayer(
-            source, layout, pre_norm=self.pre_norm, post_norm=self.post_norm,
+            source, blocks, pre_norm=self.pre_norm, post_norm=self.post_norm,
             sigmoid=self.sigmoid, gate_max=self.gate_max, one_input=one_input,
             keep_means=self.evaluation == "client" and not one_input,
         )  # fmt: skip
-        if self.straight_through == "kept":
-            sizes = dict(zip(layout.names, layout.sizes, strict=True))
-            names = {parameter: name for name, parameter in model.named_parameters()}
-            gate_rows(model, lambda weight: sizes[names[weight]])  # type: ignore[index]
-            gate.rows = frozenset(
-                f"{path}.weight"
-                for path, module in model.named_modules()
-                if isinstance(module, GatedLinear | GatedConv2d)
-            )
-        model.add_module("gate", gate)
-        return model
+        return beside(model, "gate", gate)
 
     @property
     def _budgets(self) -> tuple[float, ...]:
@@ -256,35 +161,114 @@ class PFedGate(Method):
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
     ) -> tuple[Params, Tensor]:
-        layout = _gate(task).layout
-        nothing = torch.zeros(len(layout.W), dtype=torch.bool, device=task.device)
+        nothing = torch.zeros(len(_gate(task).layout.W), dtype=torch.bool, device=task.device)
         state = {**state, "touched": nothing}
         if self.adaptation == "client":
             state["gate.features"] = self._mean_features(task, steps)
+        real = [_without_singles(batch) for batch in steps]
+        sgd = self.optimiser.name == "sgd" and not self.optimiser.momentum  # without a memory
+        known = self.straight_through == "kept" and one_client(state["gate.budget"])
+        train_on = self._train_kept if sgd and known else self._train_whole
+        trained, mean = train_on(task, state, real, context)
+        if "gate.means" in state:
+            trained["gate.means"] = self._mean_gates(task, trained, steps)
+        return trained, mean
 
-        def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
-            gates = _Gates(self, task, "features" if self.adaptation == "client" else "batch")
-            value, buffers = task.loss(state, batch, key, through=gates)
-            return value, {**buffers, "kept": gates.kept, "touched": state["touched"] | gates.kept}
+    def _train_kept(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        """Each step on the blocks that its batch keeps: there is nothing else in the gradient and
+        the optimiser."""
+        layout = _gate(task).layout
+        theta = {name: state[name].clone() for name in layout.names}
+        state, taken, losses = {**state, **theta}, torch.zeros((), dtype=torch.long), []
+        for batch in steps:
+            choice = self._choice(task, state, batch)
+            assert choice.known is not None
+            used = layout.ranges(choice.known)
+            part = {**state, **take(theta, used)}
+            trained, value = self._train(task, part, [batch], context, choice, taken=taken)
+            put(theta, used, trained)
+            state = {**trained, **theta}
+            taken = taken + real_steps([batch])
+            losses.append(value)
+        return state, torch.stack(losses).sum() / taken.clamp(min=1)
+
+    def _train_whole(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+    ) -> tuple[Params, Tensor]:
+        """The same with every gradient whole, and what a batch dropped left alone afterwards."""
 
         def mask(buffers: Params) -> Params:
             kept = buffers["kept"].float()
             return {
                 name: gated(torch.ones_like(state[name]), kept[place], sizes) > 0
-                for name, place, sizes in layout.parts()
+                for name, place, sizes in _gate(task).layout.parts()
             }
 
         # a dropped block's gradient is 0, so that plain SGD leaves it alone by itself
         o = self.optimiser
         plain = o.name == "sgd" and not o.momentum and not o.weight_decay
-        trained, mean = train(
-            task, state, [_without_singles(batch) for batch in steps], context, self.optimiser,
+        return self._train(task, state, steps, context, mask=None if plain else mask)
+
+    def _train(
+        self, task: Task, state: Params, steps: Sequence[Batch], context: Context,
+        choice: Choice | None = None, **options: Any,
+    ) -> tuple[Params, Tensor]:  # fmt: skip
+        def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
+            M, G, statistics = self._in_training(task, state, batch)
+            kept, known = choice or self._choose(task, state, G)
+            gates, layout = self._values(M, G, kept), _gate(task).layout
+            theta = adapted(task.model, layout, state, gates, known)
+            value, buffers = task.loss(state, batch, key, through=lambda *_: theta)
+            touched = state["touched"] | kept
+            return value, {**statistics, **buffers, "kept": kept, "touched": touched}
+
+        return train(
+            task, state, steps, context, self.optimiser,
             lr=lambda name: self.lr_gate if self.is_private(task, name) else self.optimiser.lr,
-            loss=loss, mask=None if plain else mask,
+            loss=loss, **options,
         )  # fmt: skip
-        if "gate.means" in state:
-            trained["gate.means"] = self._mean_gates(task, trained, steps)
-        return trained, mean
+
+    def _choice(self, task: Task, state: Params, batch: Batch) -> Choice:
+        """What a training batch keeps."""
+        with torch.no_grad():
+            _, G, _ = self._in_training(task, state, batch)
+            return self._choose(task, state, G)
+
+    def _in_training(
+        self, task: Task, state: Params, batch: Batch
+    ) -> tuple[Tensor, Tensor, Params]:
+        """M and G, each ``[L]``, and new statistics."""
+        x, real, weight = self._seen(task, state, batch)
+        both, statistics = task.module_step("gate", state, batch, x, real, weight)
+        M, G = _mean(both, weight)
+        return M, G, statistics
+
+    def _seen(
+        self, task: Task, state: Params, batch: Batch
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What the gating layer sees: the batch's examples, or the client's mean input."""
+        if self.adaptation == "batch":
+            return _examples(task, batch)
+        x = state["gate.features"][None]
+        return x, None, torch.ones_like(x[:, 0, 0])
+
+    def _choose(self, task: Task, state: Params, G: Tensor) -> Choice:
+        """Equation 6."""
+        layout = _gate(task).layout
+        solver = knapsack if self.solver == "exact" else greedy
+        kept, known = choose(
+            lambda G, budget: solver(G, layout.W, budget, layout.always), G, state["gate.budget"]
+        )
+        return Choice(kept, known if self.straight_through == "kept" else None)
+
+    def _values(self, M: Tensor, G: Tensor, kept: Tensor) -> Tensor:
+        """M', ``[L]``."""
+        I = kept.to(G.dtype)  # noqa: E741
+        if self.straight_through == "kept":
+            return M * I * (1 + G - G.detach())
+        return M * (I + (G - G.detach()))
 
     def _mean_features(self, task: Task, steps: Sequence[Batch]) -> Tensor:
         """The mean over the local training examples of what the gating layer sees, ``[C, P]``."""
@@ -294,7 +278,7 @@ class PFedGate(Method):
                 x = average(x, real)
             return (x * weight[:, None, None]).sum(0)
 
-        return _mean(task, steps, total)
+        return _over_steps(task, steps, total)
 
     def _mean_gates(self, task: Task, state: Params, steps: Sequence[Batch]) -> Tensor:
         """M and G, averaged over the local training examples, ``[2, L]``."""
@@ -303,35 +287,29 @@ class PFedGate(Method):
             both: Tensor = task.module("gate", state, x, real, weight)  # [2, b, L]
             return weight @ both
 
-        return _mean(task, steps, total)
+        return _over_steps(task, steps, total)
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         delta = subtract({name: trained[name] for name in received}, received)
         return {**delta, "touched": trained["touched"]}
 
     def pack(self, task: Task, upload: Params) -> Params:
-        layout, touched = _gate(task).layout, upload["touched"].cpu().numpy()
-        pieces = [
-            upload[name].reshape(-1)[start:end]
-            for number, name, start, end in layout.pieces()
-            if touched[number]
-        ]
-        bits = torch.from_numpy(np.packbits(touched)).to(task.device)
-        values = torch.cat(pieces) if pieces else torch.zeros(0, device=task.device)
+        touched = upload["touched"].cpu().numpy()
+        parts = take(upload, _gate(task).layout.ranges(touched.tolist()))
+        values = [part for part in parts.values() if len(part)]
         rest = {name: upload[name] for name in upload.keys() & task.buffers}
-        return {**rest, "blocks": bits, "values": values}
+        bits = torch.from_numpy(np.packbits(touched)).to(task.device)
+        nothing = torch.zeros(0, device=task.device)
+        return {**rest, "blocks": bits, "values": torch.cat(values) if values else nothing}
 
     def unpack(self, task: Task, packed: Params) -> Params:
         layout = _gate(task).layout
-        L = len(layout.W)
-        touched = np.unpackbits(packed["blocks"].cpu().numpy(), count=L).astype(bool)
+        touched = np.unpackbits(packed["blocks"].cpu().numpy(), count=len(layout.W)).astype(bool)
+        ranges = layout.ranges(touched.tolist())
+        sizes = [sum(end - start for start, end in places) for places in ranges.values()]
+        parts = dict(zip(ranges, torch.split(packed["values"], sizes), strict=True))
         delta = {name: torch.zeros_like(task.state[name]) for name in layout.names}
-        at = 0
-        for number, name, start, end in layout.pieces():
-            if touched[number]:
-                size = end - start
-                delta[name].view(-1)[start:end] = packed["values"][at : at + size]
-                at += size
+        put(delta, ranges, parts)
         rest = {name: packed[name] for name in packed.keys() & task.buffers}
         return {**rest, **delta, "touched": torch.from_numpy(touched).to(task.device)}
 
@@ -350,85 +328,39 @@ class PFedGate(Method):
         return add(server, {**moved, **change})
 
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
-        logits = [task.logits(state, part, gates) for part, gates in self._evaluated(task, batch)]
+        layout, logits = _gate(task).layout, []
+        for part in self._parts(batch):
+            gates, choice = self._in_use(task, state, part)
+            theta = adapted(task.model, layout, state, gates, choice.known)
+            logits.append(task.logits(theta, part))
         return torch.cat(logits)
-
-    def _evaluated(self, task: Task, batch: Batch) -> Iterator[tuple[Batch, _Gates]]:
-        """The parts of a batch that have gates of their own."""
-        if self.evaluation == "sample":
-            for number in range(len(next(iter(batch.values())))):
-                example = {name: value[number : number + 1] for name, value in batch.items()}
-                yield example, _Gates(self, task, "batch")
-        elif self.evaluation == "client":
-            yield batch, _Gates(self, task, "features" if self.adaptation == "client" else "means")
-        else:
-            yield batch, _Gates(self, task, "batch")
 
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
         """The gates M' ``[L]`` and the sparsity that they reach, means over what has its own."""
         W = torch.from_numpy(_gate(task).layout.W).to(task.device)
-        shown = []
-        for part, gates in self._evaluated(task, batch):
-            gates(state, part)
-            shown.append((gates.values, (gates.kept * W).sum() / W.sum()))
-        values, sparsity = (torch.stack(column).mean(0) for column in zip(*shown, strict=True))
-        return {"gates": values, "sparsity": sparsity}
+        shown = [self._in_use(task, state, part) for part in self._parts(batch)]
+        sparsity = torch.stack([(choice.kept * W).sum() / W.sum() for _, choice in shown])
+        return {
+            "gates": torch.stack([gates for gates, _ in shown]).mean(0),
+            "sparsity": sparsity.mean(0),
+        }
 
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """The parts of a batch that have gates of their own."""
+        if self.evaluation != "sample":
+            return [batch]
+        number = len(next(iter(batch.values())))
+        return [{name: value[n : n + 1] for name, value in batch.items()} for n in range(number)]
 
-class _Gates:
-    """From a state and a batch to the tensors that the model uses: theta' (equation 5).
-
-    ``basis``: the batch's examples, the client's mean input, or its mean M and G. After a call
-    ``values`` holds M' and ``kept`` I*, both ``[L]``.
-    """
-
-    def __init__(
-        self, method: PFedGate, task: Task, basis: Literal["batch", "features", "means"]
-    ) -> None:
-        self._method, self._task, self._basis = method, task, basis
-        self._gate = _gate(task)
-        self.known: NDArray[np.bool_] | None = None  # I* outside vmap
-
-    def solve(self, importance: NDArray[np.float64], budget: int) -> NDArray[np.bool_]:
-        """Equation 6."""
-        layout = self._gate.layout
-        solver = knapsack if self._method.solver == "exact" else greedy
-        return solver(importance, layout.W, budget, layout.always)
-
-    def __call__(self, state: Params, batch: Batch) -> Params:
-        M, G = self._predicted(state, batch)
-        choice: Any = _Choice
-        self.kept: Tensor = choice.apply(G, state["gate.budget"], self)
-        I = self.kept.to(G.dtype)  # noqa: E741
-        if self._method.straight_through == "kept":
-            self.values = M * I * (1 + G - G.detach())
-        else:
-            self.values = M * (I + (G - G.detach()))
-        used = {name: value for name, value in state.items() if name in self._task.state}
-        for name, place, sizes in self._gate.layout.parts():
-            if name in self._gate.rows:
-                path = name.removesuffix(".weight")
-                used[f"{path}.gates"] = self.values[place]
-                layer: Any = self._task.model.get_submodule(path)
-                layer.kept = None if self.known is None else tuple(self.known[place].tolist())
-            else:
-                used[name] = gated(state[name], self.values[place], sizes)
-        return used
-
-    def _predicted(self, state: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """M and G, each ``[L]``."""
-        if self._basis == "means":
+    def _in_use(self, task: Task, state: Params, batch: Batch) -> tuple[Tensor, Choice]:
+        """M' ``[L]`` and I* outside training."""
+        if self.adaptation == "batch" and self.evaluation == "client":
             M, G = state["gate.means"]
-            return M, G
-        if self._basis == "features":
-            x, real = state["gate.features"][None], None
-            weight = torch.ones_like(x[:, 0, 0])
         else:
-            x, real = seen(self._task, self._gate.source, batch)
-            weight = _weights(batch, x)
-        both = self._task.module("gate", state, x, real, weight)  # [2, b, L]
-        M, G = weight @ both / weight.sum().clamp(min=1)
-        return M, G
+            x, real, weight = self._seen(task, state, batch)
+            M, G = _mean(task.module("gate", state, x, real, weight), weight)
+        choice = self._choose(task, state, G)
+        return self._values(M, G, choice.kept), choice
 
 
 def _gate(task: Task) -> GatingLayer:
@@ -437,25 +369,31 @@ def _gate(task: Task) -> GatingLayer:
     return gate
 
 
-def _mean(
+def _examples(task: Task, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
+    """What the gating layer sees of a batch, the real positions, and each example's weight ``[b]``:
+    0 for padding."""
+    x, real = seen(task, _gate(task).source, batch)
+    weight = batch["weight"].to(x.dtype) if "weight" in batch else torch.ones_like(x[:, 0, 0])
+    return x, real, weight
+
+
+def _mean(both: Tensor, weight: Tensor) -> Tensor:
+    """``[2, b, L]`` to its mean over the real examples."""
+    return weight @ both / weight.sum().clamp(min=1)
+
+
+def _over_steps(
     task: Task,
     steps: Sequence[Batch],
     total: Callable[[Tensor, Tensor | None, Tensor], Tensor],
 ) -> Tensor:
-    """A mean over the examples of ``steps``; ``total`` gives a batch's weighted sum, from what the
-    gating layer sees, the real positions and the examples' weights."""
+    """A mean over the examples of ``steps``; ``total`` gives a batch's weighted sum."""
     totals, counts = [], []
     for batch in steps:
-        x, real = seen(task, _gate(task).source, batch)
-        weight = _weights(batch, x)
+        x, real, weight = _examples(task, batch)
         totals.append(total(x, real, weight))
         counts.append(weight.sum())
     return torch.stack(totals).sum(0) / torch.stack(counts).sum().clamp(min=1)
-
-
-def _weights(batch: Batch, like: Tensor) -> Tensor:
-    """1 for real examples, 0 for padding, ``[b]``."""
-    return batch["weight"].to(like.dtype) if "weight" in batch else torch.ones_like(like[:, 0, 0])
 
 
 def _without_singles(batch: Batch) -> Batch:
