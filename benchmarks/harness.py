@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def run(contender: Contender, folder: Path) -> Record:
         cpu = [samples.cpu_at(end) for end in ends]
         found |= {
             "first_s": ends[0] - start,
-            "rounds_s": [b - a for a, b in zip(ends, ends[1:], strict=False)],
-            "rounds_cpu_s": [b - a for a, b in zip(cpu, cpu[1:], strict=False)],
+            "rounds_s": [b - a for a, b in pairwise(ends)],
+            "rounds_cpu_s": [b - a for a, b in pairwise(cpu)],
         }
     return found
 

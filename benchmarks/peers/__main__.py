@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-
 from benchmarks.harness import Contender, Record, circumstances, in_turns, markdown, run, spread
 from benchmarks.harness import write as write_results
+
 from fedtailor.executors import EngineConfig
 
 from . import cnn
@@ -58,7 +58,7 @@ def _installed(library: str) -> bool:
     return there.is_file() and there.read_text() == (HERE / there.name).read_text()
 
 
-def cnn_contenders(threads: int, cohort: int) -> list[Contender]:
+def cnn_contenders(threads: int) -> list[Contender]:
     """The bare loop, fedtailor by executor, and the libraries that are installed; those of one
     process may use ``threads``, the others one in each of two processes."""
     wanted = [
@@ -82,7 +82,6 @@ def cnn_contenders(threads: int, cohort: int) -> list[Contender]:
         command = (
             *_python(str(own) if module in LIBRARIES else sys.executable, module),
             *("--workers", str(workers), "--precision", precision, "--mode", mode),
-            *("--cohort", str(cohort)),
         )
         contenders.append(Contender(name, command, 1 if workers > 1 else threads))
     return contenders
@@ -116,14 +115,16 @@ def _ours(executor: str, precision: str) -> str:
 
 
 def measure(
-    contenders: Sequence[Contender], rounds: int, repeats: int
+    contenders: Sequence[Contender], cohort: int, options: argparse.Namespace
 ) -> tuple[Results, dict[str, Any]]:
     """What each contender found, and what it trained in its last repeat: a list of arrays, or one
     vector."""
+    only = options.only
+    chosen = [c for c in contenders if not only or any(part in c.name for part in only)]
     results: dict[str, list[Record]] = defaultdict(list)
     trained: dict[str, Any] = {}
-    for repeat, contender in in_turns(contenders, repeats):
-        command = (*contender.command, "--rounds", str(rounds))
+    for repeat, contender in in_turns(chosen, options.repeats):
+        command = (*contender.command, "--rounds", str(options.rounds), "--cohort", str(cohort))
         with tempfile.TemporaryDirectory() as folder:
             found = run(Contender(contender.name, command, contender.threads), Path(folder))
             for path in Path(folder).glob("found.np*"):
@@ -132,7 +133,7 @@ def measure(
                     arrays if isinstance(arrays, np.ndarray) else [arrays[n] for n in arrays.files]
                 )
         results[contender.name].append({"repeat": repeat, "threads": contender.threads, **found})
-    ordered = {contender.name: results[contender.name] for contender in contenders}
+    ordered = {contender.name: results[contender.name] for contender in chosen}
     return ordered, trained
 
 
@@ -184,12 +185,12 @@ def _versions(results: Results) -> str:
 def cnn_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
     """Run, and tell: Markdown, and the records."""
     cnn.make()
-    contenders = _chosen(cnn_contenders(options.threads, options.cohort), options.only)
-    results, trained = measure(contenders, options.rounds, options.repeats)
+    cohort = _scaled(cnn.COHORT, options)
+    results, trained = measure(cnn_contenders(options.threads), cohort, options)
     losses = {name: [f"{cnn.test_loss(trained[name]):.3f}"] for name in results}
     missing = [library for library in LIBRARIES if not _installed(library)]
     notes = [
-        f"1000 clients x {cnn.EXAMPLES} examples, {options.cohort} a round, batches of {cnn.BATCH},"
+        f"1000 clients x {cnn.EXAMPLES} examples, {cohort} a round, batches of {cnn.BATCH},"
         f" 1 epoch, SGD {cnn.LR}; a network of 2 convolutions, 1,626,442 parameters",
         f"test loss: of the model after {options.rounds} rounds; all start from the same "
         "parameters, each draws its own batches and dropout",
@@ -203,12 +204,12 @@ def cnn_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
 
 def lora_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
     """Run, and tell: Markdown, and the records."""
-    contenders = _chosen(lora_contenders(options.threads), options.only)
-    results, trained = measure(contenders, options.rounds, options.repeats)
+    cohort = _scaled(10, options)
+    results, trained = measure(lora_contenders(options.threads), cohort, options)
     first = next(iter(results))
     deviation = {name: _deviation(trained[name], trained[first]) for name in results}
     notes = [
-        "10 clients x 4 steps a round, batches of 8 texts of 4 to 64 tokens (27 on average), Adam "
+        f"{cohort} clients x 4 steps a round, batches of 8 texts of 4 to 64 tokens (27 on average), Adam "
         "0.001, LoRA of rank 8 and the head",
         "update: the round's change of all trained tensors, against that of the first row: norm of "
         "the difference over the norm, and cosine; centralised does other arithmetic",
@@ -224,8 +225,8 @@ def _deviation(update: np.ndarray, base: np.ndarray) -> list[str]:
     return [f"{norm(a - b) / norm(b):.1e}", f"{a @ b / norm(a) / norm(b):.4f}"]
 
 
-def _chosen(contenders: Sequence[Contender], only: Sequence[str]) -> list[Contender]:
-    return [c for c in contenders if not only or any(part in c.name for part in only)]
+def _scaled(cohort: int, options: argparse.Namespace) -> int:
+    return max(1, round(cohort * options.scale))
 
 
 def _records(work: str, results: Results) -> list[Record]:
@@ -248,7 +249,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="parts of contenders' names")
     parser.add_argument("--rounds", type=int, default=5, help="of a repeat; the first isn't timed")
     parser.add_argument("--repeats", type=int, default=3, help="processes a contender")
-    parser.add_argument("--cohort", type=int, default=50, help="cnn: clients a round")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the cohorts' sizes")
     parser.add_argument("--threads", type=int, default=2, help="of a contender of one process")
     parser.add_argument("--out", type=Path, default=OUT, help="without suffix")
     options = parser.parse_args()

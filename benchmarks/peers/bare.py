@@ -28,7 +28,9 @@ def work(
     model = cnn.network()
     parameters = list(model.parameters())
     optimiser = torch.optim.SGD(parameters, cnn.LR)
-    autocast = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
+    autocast = (
+        torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
+    )
     for cohort in islice(cnn.cohorts(options.cohort), options.rounds):
         barrier.wait()  # the server's parameters are there
         torch._foreach_zero_(sums[rank])

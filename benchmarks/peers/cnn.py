@@ -1,6 +1,6 @@
 """The work of `python -m benchmarks.peers cnn`: FedAvg on a small convolutional network.
 
-1000 clients of 50 examples each, 50 of them a round (unless told otherwise), one epoch in batches of 10, SGD at 0.1. The
+1000 clients of 50 examples each, 50 of them a round, one epoch in batches of 10, SGD at 0.1. The
 network is that of pfl-research's speed comparison: two convolutions of 3 x 3, one pooling, one
 hidden layer of 128, dropout. The pictures are noise around a mean by class, so that there is
 something to learn: test losses show whether contenders have done the same work.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CLIENTS, EXAMPLES, BATCH, LR = 1000, 50, 10, 0.1
+CLIENTS, EXAMPLES, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.1
 TEST = 1000
 _DATA = Path(__file__).parents[1] / ".cache" / "cnn"
 

@@ -11,15 +11,15 @@ os.environ |= {  # read on import
     "RAY_raylet_start_wait_time_s": "300",  # on a busy machine 30 seconds are too few
 }
 
-import torch  # noqa: E402
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch.nn import functional as F
 
-from . import cnn  # noqa: E402
+from . import cnn
 
 client_app = ClientApp()
 

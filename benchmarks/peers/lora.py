@@ -37,49 +37,51 @@ from fedtailor.task import Batch, Task
 
 from .cnn import Stopwatch
 
-CLIENTS, STEPS, BATCH, LENGTH, CLASSES, RANK, LR = 10, 4, 8, 64, 4, 8, 1e-3
+COHORT, STEPS, BATCH, LENGTH, CLASSES, RANK, LR = 10, 4, 8, 64, 4, 8, 1e-3
 _OURS = "ours-"
 _LOCAL = LocalConfig(batch_size=BATCH, steps=STEPS)
 
 
-def federation() -> Federation:
+def federation(clients: int) -> Federation:
     """Random tokens; texts have 4 to 64 of them, 27 on average."""
     rng = np.random.default_rng(0)
-    count = CLIENTS * STEPS * BATCH
+    count = clients * STEPS * BATCH
     lengths = np.clip(rng.lognormal(3.0, 0.7, count), 4, LENGTH).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = Tokens(rng.integers(1000, 30000, offsets[-1]), offsets)
     labels = rng.integers(CLASSES, size=count)
     classes = [str(c) for c in range(CLASSES)]
     dataset = Dataset(tokens, count, "classification", "lora", labels, classes)
-    none = Shares.of([np.arange(0)] * CLIENTS)
-    own = Shares.of(np.split(np.arange(count), CLIENTS))
+    none = Shares.of([np.arange(0)] * clients)
+    own = Shares.of(np.split(np.arange(count), clients))
     return Federation(dataset, Partition(own, none, none, "lora"))
 
 
-def ours(task: Task, method: FedAvg, engine: EngineConfig, number: int) -> Iterator[list[Tensor]]:
+def ours(
+    task: Task, method: FedAvg, federation: Federation, engine: EngineConfig, number: int
+) -> Iterator[list[Tensor]]:
     """fedtailor: the server's tensors after each round, in the order of ``task.state``."""
     plan = Plan(rounds=number + 1, local=_LOCAL, engine=engine)
     plan = replace(plan, evaluate=replace(plan.evaluate, every=plan.rounds))
-    for done in islice(rounds(method, task, federation(), plan), number):
+    for done in islice(rounds(method, task, federation, plan), number):
         yield [done.server[name] for name in task.state]
 
 
-def theirs(task: Task, mode: str, number: int) -> Iterator[list[Tensor]]:
+def theirs(task: Task, federation: Federation, mode: str, number: int) -> Iterator[list[Tensor]]:
     """PEFT in a plain loop: the same."""
     model, server = _peft(task)
     for round_ in range(1, number + 1):
         if mode == "centralised":
-            server = _train(task, model, server, _merged(round_))
+            server = _train(task, model, server, _merged(federation, round_))
             yield server
             continue
         total = [torch.zeros_like(value) for value in server]
-        for client in range(CLIENTS):
+        for client in range(federation.num_clients):
             own = copy.deepcopy(model) if mode == "deepcopy" else model
-            batches = federation().steps(client, round_, _LOCAL)
+            batches = federation.steps(client, round_, _LOCAL)
             padded = batches if mode == "trimmed" else map(_padded, batches)
             torch._foreach_add_(total, _train(task, own, server, padded))
-        server = [value / CLIENTS for value in total]
+        server = [value / federation.num_clients for value in total]
         yield server
 
 
@@ -122,9 +124,9 @@ def _padded(batch: Batch) -> Batch:
     return batch | wide
 
 
-def _merged(round_: int) -> Iterator[Batch]:
+def _merged(federation: Federation, round_: int) -> Iterator[Batch]:
     """The clients' batches side by side."""
-    own = [federation().steps(client, round_, _LOCAL) for client in range(CLIENTS)]
+    own = [federation.steps(client, round_, _LOCAL) for client in range(federation.num_clients)]
     for batches in zip(*own, strict=True):
         padded = [_padded(batch) for batch in batches]
         yield {name: torch.cat([batch[name] for batch in padded]) for name in padded[0]}
@@ -134,6 +136,7 @@ def main() -> None:
     """Run as the driver says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--cohort", type=int, required=True)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--mode", required=True, help="ours-EXECUTOR, or one of PEFT's")
     parser.add_argument("--out", type=Path, required=True)
@@ -144,13 +147,13 @@ def main() -> None:
     if options.mode.startswith(_OURS):
         executor = options.mode.removeprefix(_OURS)
         engine = EngineConfig(executor=executor, precision=options.precision, device="cpu")
-        states = ours(task, method, engine, options.rounds)
+        states = ours(task, method, federation(options.cohort), engine, options.rounds)
     else:
-        states = theirs(task, options.mode, options.rounds)
+        states = theirs(task, federation(options.cohort), options.mode, options.rounds)
     watch, first = Stopwatch(), None
     for state in states:
         watch.round_ended()
-        first = first or [value - start for value, start in zip(state, task.state.values())]
+        first = first or torch._foreach_sub(state, list(task.state.values()))
     versions = {name: version(name) for name in ("fedtailor", "torch", "transformers", "peft")}
     options.out.write_text(json.dumps({"ends": watch.ends, "versions": versions}))
     update = torch.cat([value.flatten() for value in first])

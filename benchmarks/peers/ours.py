@@ -47,9 +47,11 @@ def main() -> None:
     )
     plan = replace(plan, evaluate=replace(plan.evaluate, every=plan.rounds))
     watch = cnn.Stopwatch()
+    server = {}
     for done in islice(rounds(method, task, federation(), plan), options.rounds):
+        server = done.server
         watch.round_ended()
-    state = [done.server[name] for name, _ in model.named_parameters()]
+    state = [server[name] for name, _ in model.named_parameters()]
     cnn.report(options.out, watch.ends, state, "fedtailor")
 
 

@@ -56,14 +56,14 @@ def _run(options: Namespace) -> tuple[cnn.Stopwatch, nn.Module]:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback import TrainingProcessCallback
+    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam.base import NNTrainHyperParams
     from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
-    np.random.seed(0)  # noqa: NPY002: pfl draws cohorts from it, on all workers the same
+    np.random.seed(0)  # noqa: NPY002  # pfl draws cohorts from it, the same on all workers
     torch.manual_seed(0)
 
     def loss(self: nn.Module, x: Tensor, y: Tensor) -> Tensor:
