@@ -37,6 +37,11 @@ SPAN = 20  # rounds of a run, for the time with start-up
 EXECUTORS: tuple[str, ...] = get_args(get_type_hints(EngineConfig)["executor"])
 OURS = tuple((executor, precision) for executor in EXECUTORS for precision in ("fp32", "bf16"))
 
+HEADER = (
+    "", "s a round", "of the first", "CPU s a round", "of the first", f"s for {SPAN} rounds",
+    "peak MB",
+)  # fmt: skip
+
 Results = Mapping[str, Sequence[Record]]  # by contender, one a repeat
 
 
@@ -163,9 +168,6 @@ def rows(results: Results, last: Mapping[str, Sequence[str]]) -> list[list[str]]
     return table
 
 
-HEADER = ("", "s a round", "of the first", "CPU s a round", "of the first", f"s for {SPAN} rounds", "peak MB")  # fmt: skip # noqa: E501
-
-
 def _rounds(repeats: Sequence[Record], field: str) -> list[float]:
     return [value for repeat in repeats for value in repeat[field]]
 
@@ -209,8 +211,8 @@ def lora_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
     first = next(iter(results))
     deviation = {name: _deviation(trained[name], trained[first]) for name in results}
     notes = [
-        f"{cohort} clients x 4 steps a round, batches of 8 texts of 4 to 64 tokens (27 on average), Adam "
-        "0.001, LoRA of rank 8 and the head",
+        f"{cohort} clients x 4 steps a round, batches of 8 texts of 4 to 64 tokens (27 on "
+        "average), Adam 0.001, LoRA of rank 8 and the head",
         "update: the round's change of all trained tensors, against that of the first row: norm of "
         "the difference over the norm, and cosine; centralised does other arithmetic",
         _versions(results),
