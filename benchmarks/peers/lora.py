@@ -46,7 +46,7 @@ def federation(clients: int) -> Federation:
     """Random tokens; texts have 4 to 64 of them, 27 on average."""
     rng = np.random.default_rng(0)
     count = clients * STEPS * BATCH
-    lengths = np.clip(rng.lognormal(3.0, 0.7, count), 4, LENGTH).astype(np.int64)
+    lengths = np.clip(rng.lognormal(3.15, 0.7, count), 4, LENGTH).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = Tokens(rng.integers(1000, 30000, offsets[-1]), offsets)
     labels = rng.integers(CLASSES, size=count)
