@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,10 +28,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 INTERVAL = 0.4  # seconds between two samples of memory and CPU time
+LIMIT = 1800  # seconds that a contender may take
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Record = dict[str, Any]
+
+
+class ContenderError(Exception):
+    """A contender ended with an error, or not in time."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def run(contender: Contender, folder: Path) -> Record:
     ``rounds_s`` and ``rounds_cpu_s`` of the later ones.
 
     Raises:
-        SystemExit: it failed; its output has been shown.
+        ContenderError: with the end of its output.
     """
     out = folder / "found.json"
     paths = os.pathsep.join((str(ROOT), str(ROOT / "src")))
@@ -62,16 +68,24 @@ def run(contender: Contender, folder: Path) -> Record:
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
+            start_new_session=True,
         )
         samples = _Samples(process.pid, start)
-        while process.poll() is None:
-            samples.take()
-            time.sleep(INTERVAL)
+        try:
+            while process.poll() is None and time.monotonic() - start < LIMIT:
+                samples.take()
+                time.sleep(INTERVAL)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         seconds = time.monotonic() - start
         if process.returncode:
             output.seek(0)
-            sys.stderr.buffer.write(output.read()[-4000:])
-            raise SystemExit(f"{contender.name} failed: {shlex.join(contender.command)}")
+            said = output.read()[-4000:].decode(errors="replace")
+            raise ContenderError(
+                f"{shlex.join(contender.command)} gave {process.returncode}\n{said}"
+            )
     found: Record = json.loads(out.read_text())
     found |= {"seconds": seconds, "peak_mb": samples.peak_mb}
     if ends := found.pop("ends", None):

@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from benchmarks.harness import Contender, Record, circumstances, in_turns, markdown, run, spread
+from benchmarks.harness import (
+    Contender,
+    ContenderError,
+    Record,
+    circumstances,
+    in_turns,
+    markdown,
+    run,
+    spread,
+)
 from benchmarks.harness import write as write_results
 
 from fedtailor.executors import EngineConfig
@@ -121,25 +130,31 @@ def _ours(executor: str, precision: str) -> str:
 
 def measure(
     contenders: Sequence[Contender], cohort: int, options: argparse.Namespace
-) -> tuple[Results, dict[str, Any]]:
+) -> tuple[Results, dict[str, Any], list[str]]:
     """What each contender found, and what it trained in its last repeat: a list of arrays, or one
-    vector."""
+    vector. One that fails is left out, and said to be."""
     only = options.only
     chosen = [c for c in contenders if not only or any(part in c.name for part in only)]
     results: dict[str, list[Record]] = defaultdict(list)
     trained: dict[str, Any] = {}
+    failed: set[str] = set()
     for repeat, contender in in_turns(chosen, options.repeats):
         command = (*contender.command, "--rounds", str(options.rounds), "--cohort", str(cohort))
         with tempfile.TemporaryDirectory() as folder:
-            found = run(Contender(contender.name, command, contender.threads), Path(folder))
+            try:
+                found = run(Contender(contender.name, command, contender.threads), Path(folder))
+            except ContenderError as error:
+                print(error, file=sys.stderr)
+                failed.add(contender.name)
+                continue
             for path in Path(folder).glob("found.np*"):
                 arrays = np.load(path)
                 trained[contender.name] = (
                     arrays if isinstance(arrays, np.ndarray) else [arrays[n] for n in arrays.files]
                 )
         results[contender.name].append({"repeat": repeat, "threads": contender.threads, **found})
-    ordered = {contender.name: results[contender.name] for contender in chosen}
-    return ordered, trained
+    names = [contender.name for contender in chosen if contender.name not in failed]
+    return {name: results[name] for name in names}, trained, sorted(failed)
 
 
 def rows(results: Results, last: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -188,7 +203,7 @@ def cnn_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
     """Run, and tell: Markdown, and the records."""
     cnn.make()
     cohort = _scaled(cnn.COHORT, options)
-    results, trained = measure(cnn_contenders(options.threads), cohort, options)
+    results, trained, failed = measure(cnn_contenders(options.threads), cohort, options)
     losses = {name: [f"{cnn.test_loss(trained[name]):.3f}"] for name in results}
     missing = [library for library in LIBRARIES if not _installed(library)]
     notes = [
@@ -198,6 +213,7 @@ def cnn_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
         "parameters, each draws its own batches and dropout",
         _versions(results),
         *([f"left out, not installed: {', '.join(missing)}"] if missing else []),
+        *([f"failed: {', '.join(failed)}"] if failed else []),
     ]
     table = markdown((*HEADER, "test loss"), rows(results, losses))
     text = "## FedAvg on a small convolutional network\n\n" + _listed(notes) + "\n" + table
@@ -207,7 +223,7 @@ def cnn_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
 def lora_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
     """Run, and tell: Markdown, and the records."""
     cohort = _scaled(10, options)
-    results, trained = measure(lora_contenders(options.threads), cohort, options)
+    results, trained, failed = measure(lora_contenders(options.threads), cohort, options)
     first = next(iter(results))
     deviation = {name: _deviation(trained[name], trained[first]) for name in results}
     notes = [
@@ -216,6 +232,7 @@ def lora_part(options: argparse.Namespace) -> tuple[str, list[Record]]:
         "update: the round's change of all trained tensors, against that of the first row: norm of "
         "the difference over the norm, and cosine; centralised does other arithmetic",
         _versions(results),
+        *([f"failed: {', '.join(failed)}"] if failed else []),
     ]
     table = markdown((*HEADER, "update differs by", "cosine"), rows(results, deviation))
     return "## LoRA on MiniLM-L6\n\n" + _listed(notes) + "\n" + table, _records("lora", results)

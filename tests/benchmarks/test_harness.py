@@ -2,7 +2,7 @@ import json
 import sys
 
 import pytest
-from benchmarks.harness import Contender, in_turns, markdown, run, spread
+from benchmarks.harness import Contender, ContenderError, in_turns, markdown, run, spread
 
 PROGRAM = """
 import json, pathlib, sys, time
@@ -23,9 +23,9 @@ def test_a_contender_is_run_and_what_it_found_comes_back(tmp_path):
     assert json.dumps(found)
 
 
-def test_a_contender_that_fails_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="mine failed"):
-        run(Contender("mine", (sys.executable, "-c", "raise ValueError")), tmp_path)
+def test_a_contender_that_fails_shows_its_output(tmp_path):
+    with pytest.raises(ContenderError, match="no data"):
+        run(Contender("mine", (sys.executable, "-c", "raise ValueError('no data')")), tmp_path)
 
 
 def test_turns_rotate():
