@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow lint types format fashion-mnist docs clean
+.PHONY: help quickstart test test-slow lint types format fashion-mnist bench bench-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ format: $(VENV)/.installed ## Rewrite the code in the project's style
 
 fashion-mnist: ## Fetch Fashion-MNIST from Debian's packages into the cache (needs apt-get)
 	sh requirements/fashion-mnist.sh
+
+bench: $(VENV)/.installed ## Measure fedtailor beside bare loops and the libraries at hand (minutes)
+	$(BIN)/python -m benchmarks.peers --rounds 3 --repeats 1 --scale 0.2 --out benchmarks/results/small
+
+bench-full: $(VENV)/.installed ## Install other libraries and measure everything (an hour)
+	$(BIN)/python -m benchmarks.peers --install
 
 docs: $(VENV)/.installed ## Build the documentation into site/
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
