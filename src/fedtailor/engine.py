@@ -22,11 +22,13 @@ from .errors import DivergedError, InputError
 from .evaluation import Evaluation, evaluate_each, evaluate_one
 from .executors import EngineConfig, Job, UploadStack, execute
 from .federation import Federation
+from .memory import keep_freed_memory
 from .method import Cohort, Method, Server
 from .optim import Context
 from .params import Params, prefixed, same_tensors, stack
 from .plan import Plan
 from .precomputed import Precomputed
+from .profile import phase as trace_phase
 from .store import Store
 from .task import Batch, Task
 
@@ -116,6 +118,7 @@ def rounds(
     Raises:
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
     """
+    keep_freed_memory()
     federation.check()
     check(method, task, federation, plan)
     store = store or new_store(method, task, federation)
@@ -180,7 +183,8 @@ class _Simulation:
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
                 server = self._aggregate(server, uploads.params, cohort)
-        self.store.stage(clients, trained.private)
+        with trace_phase("state"):
+            self.store.stage(clients, trained.private)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
             evaluations, observed = self._evaluate(server, number) if due else ([], {})
@@ -228,11 +232,12 @@ class _Simulation:
         )
         work = partial(client_round, self.method, self.task)
         for job, (upload, private, loss) in execute(self.plan.engine, work, jobs):
-            self._check(loss, upload, private, cohort, job.position)
-            trained.losses[job.position] = loss.item()
-            trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
-            packed = self.method.pack(self.task, upload)
-            uploads.put(job.position, self.method.unpack(self.task, packed))
+            with trace_phase("state"):
+                self._check(loss, upload, private, cohort, job.position)
+                trained.losses[job.position] = loss.item()
+                trained.private[job.position] = {n: v.cpu() for n, v in private.items()}
+                packed = self.method.pack(self.task, upload)
+                uploads.put(job.position, self.method.unpack(self.task, packed))
             trained.bytes_down += sum(wire_bytes(job.received).values())
             trained.bytes_up += sum(wire_bytes(packed).values())
             if trained.costs is None:
@@ -413,7 +418,8 @@ class _Clock:
     def phase(self, name: str, inside: str | None = None) -> Iterator[None]:
         """Add the time spent in the block to ``name``, and take it off ``inside``."""
         start = time.perf_counter()
-        yield
+        with trace_phase(name):
+            yield
         spent = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + spent
         if inside is not None:
