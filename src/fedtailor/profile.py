@@ -23,7 +23,7 @@ _MARK = "fedtailor: "
 
 def phase(name: str) -> AbstractContextManager[object]:
     """A range of the trace, if one is being written."""
-    if torch.autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled():
         return record_function(_MARK + name)
     return nullcontext()
 
