@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -267,6 +268,26 @@ def test_a_model_without_blocks_lists_candidates(
     flags = ["--set", "data.name=digits", "--set", "model.name=efficientnet-lite0"]
     message = "has no recognised transformer blocks"
     fails(["run", str(file), *flags, "--set", "data.limit=100"], message, tmp_path / "o", capfd)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_a_profile_is_a_trace_and_a_table_of_phases(
+    executor: str, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    settings = ("rounds=2", 'methods=["local"]', f"engine.executor={executor}")
+    arguments = [text for setting in settings for text in ("--set", setting)]
+    command = ["run", str(file), "--out", str(out), *arguments, "--profile"]
+    assert main(command) == 0
+    printed = capfd.readouterr().out
+    assert "local, seed 0, round 2 of this command" in printed
+    for phase in ("data", "forward", "backward", "optimiser", "state", "aggregate", "evaluate"):
+        assert re.search(rf"^{phase} +[0-9.]+ +[0-9.]+%$", printed, re.MULTILINE), phase
+    with gzip.open(out / "trace.json.gz") as trace:
+        names = {event["name"] for event in json.load(trace)["traceEvents"] if "name" in event}
+    assert {"fedtailor: round", "fedtailor: forward", "aten::addmm"} <= names
+    assert main(command) == 2
+    assert "finished: no round is left to profile" in capfd.readouterr().err
 
 
 def test_a_different_run_in_the_way_is_left_alone(

@@ -34,3 +34,18 @@ def test_normal_has_its_moments() -> None:
 def test_numpy_generators_differ_by_purpose() -> None:
     assert random.generator(0, "a").integers(1 << 40) != random.generator(0, "b").integers(1 << 40)
     assert random.generator(0, "a").integers(1 << 40) == random.generator(0, "a").integers(1 << 40)
+
+
+def test_coins_depend_on_key_and_position_alone_and_come_up_as_often_as_told() -> None:
+    keys = torch.stack([random.key(0, client) for client in range(3)])
+    small = torch.func.vmap(lambda k: random.bernoulli(k, (4, 5, 6), 0.5))(keys)
+    for client in range(3):
+        large = random.bernoulli(random.key(0, client), (5, 7, 9), 0.5)
+        assert small[client].equal(large[:4, :5, :6])
+    assert not small[0].equal(small[1])
+    for p in (0.1, 0.5, 0.9):
+        coins = random.bernoulli(random.key("coins"), (400, 1000), p).float()
+        assert abs(coins.mean() - p) < 4 * (p * (1 - p) / 400_000) ** 0.5
+        for columns in (coins[:, :-1], coins[:, 1:]), (coins[:-1], coins[1:]):
+            pair = torch.stack([part.flatten() for part in columns])
+            assert torch.corrcoef(pair)[0, 1].abs() < 0.01

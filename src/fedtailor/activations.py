@@ -98,6 +98,10 @@ UNGATED = frozenset({
 })  # fmt: skip
 
 
+# By the value of a byte, its bits from the lowest on as eight bools.
+_EIGHTS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().view(torch.int64)[:, 0]
+
+
 def tangent(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
     """phi(z) and phi'(z) of an elementwise function, each of the shape of ``z``."""
     value, pullback, *_ = torch.func.vjp(phi, z)
@@ -120,8 +124,8 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 def unpack_bits(bits: Tensor, like: Tensor) -> Tensor:
     """The inverse of `pack_bits` for a mask of the shape of ``like``."""
-    rows = (bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-    return rows.flatten(-2)[..., : _rows(like).shape[-1]].bool().view(like.shape)
+    eights = _EIGHTS.to(bits.device)[bits.int()]  # a byte's eight bools, held in one int64
+    return eights.view(torch.bool)[..., : _rows(like).shape[-1]].reshape(like.shape)
 
 
 def _rows(x: Tensor) -> Tensor:

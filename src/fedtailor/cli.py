@@ -19,6 +19,9 @@ import fedtailor
 
 from .errors import InputError, unknown
 
+if typing.TYPE_CHECKING:
+    from .profile import Trace
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 2 on bad input, 130 when interrupted."""
@@ -46,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     _take_experiment(run)
     run.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
     run.add_argument("--json", action="store_true", help="print the table as JSON")
+    run.add_argument(
+        "--profile", action="store_true",
+        help="trace one round (RUN/trace.json.gz) and print where its time went",
+    )  # fmt: skip
     run.set_defaults(command=_run)
 
     compare = commands.add_parser("compare", help="print the table of one or several runs")
@@ -106,6 +113,7 @@ def _take_experiment(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from . import experiment as experiments
     from .history import read_json
+    from .profile import Trace
     from .report import compare, write
     from .run import run
 
@@ -120,10 +128,25 @@ def _run(options: argparse.Namespace) -> None:
     else:
         experiment = experiments.load(options.experiment, options.settings)
         out = options.out or Path("runs") / experiment.name
-    run(experiment, out)
+    trace = Trace(out / "trace.json.gz") if options.profile else None
+    run(experiment, out, trace=trace)
+    if trace and not trace.title:
+        raise InputError(f"{out} is finished: no round is left to profile")
     print(compare([out], options.json))
+    if trace:
+        print(f"\n{_where_time_went(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _where_time_went(trace: Trace) -> str:
+    seconds = trace.seconds()
+    total = sum(seconds.values())
+    rows = [
+        (name, f"{spent:.3f}", f"{100 * spent / total:.1f}%") for name, spent in seconds.items()
+    ]
+    table = tabulate([*rows, ("total", f"{total:.3f}", "")], colalign=("left", "right", "right"))
+    return f"{trace.title}, in seconds (written to {trace.path}):\n{table}"
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from .federation import Federation, LocalConfig
 from .method import Method
 from .optim import Context
 from .params import Params, split, to_device
+from .profile import phase
 from .task import Batch, Task
 
 _OBSERVED = 64  # validation examples of a client that a method is shown for its figures
@@ -52,14 +53,16 @@ class _Clients(ClientWork, ABC):
 
     def prepare(self, server: Params, turn: Turn) -> Job:
         start, task = time.perf_counter(), self.task
-        batches = self.federation.steps(
-            turn.client, turn.round, self.local, purpose=turn.purpose, passes=turn.passes
-        )
+        with phase("data"):
+            drawn = self.federation.steps(
+                turn.client, turn.round, self.local, purpose=turn.purpose, passes=turn.passes
+            )
+            batches = [to_device(batch, task.device) for batch in drawn]
         key = random.key(self.federation.seed, turn.round, turn.client, turn.purpose)
         return Job(
             self.method.send(task, server, turn.client),
             to_device(turn.private, task.device),
-            [to_device(batch, task.device) for batch in batches],
+            batches,
             Context(key.to(task.device), turn.lr_scale, turn.round, self.public),
             time.perf_counter() - start,
         )

@@ -22,11 +22,13 @@ from .errors import DivergedError, InputError
 from .evaluation import SPLITS, Evaluation, Scoring, evaluate_one, evaluations
 from .executors import EngineConfig, Executor, Turn, executor_for
 from .federation import Federation
+from .memory import keep_freed_memory
 from .method import Cohort, Method, Server
 from .params import Params, clone, prefixed, same_tensors, stack, to_device
 from .plan import Plan
 from .precomputed import Precomputed
 from .processes import Work, check_processes
+from .profile import phase as trace_phase
 from .store import Store
 from .task import Batch, Task
 from .uploads import UploadStack
@@ -126,6 +128,7 @@ def rounds(
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
         ChildProcessError: a process that clients are run in has died.
     """
+    keep_freed_memory()
     federation.check()
     check(method, task, federation, plan)
     store = store or new_store(method, task, federation)
@@ -209,7 +212,8 @@ class _Simulation:
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
                 server = self._aggregate(server, uploads, cohort)
-        self.store.stage(clients, trained.private)
+        with trace_phase("state"):
+            self.store.stage(clients, trained.private)
         for client in clients:
             self.known.pop(client, None)
         with clock.phase("evaluate"):
@@ -267,9 +271,10 @@ class _Simulation:
             if result.wrong is not None:
                 wrong[turn.position] = result.wrong
                 continue
-            trained.losses[position] = result.loss
-            trained.private[position] = clone(result.private)
-            uploads.put(position, self.method.unpack(self.task, result.packed))
+            with trace_phase("state"):
+                trained.losses[position] = result.loss
+                trained.private[position] = clone(result.private)
+                uploads.put(position, self.method.unpack(self.task, result.packed))
             trained.bytes_down += sum(result.costs.down.values())
             trained.bytes_up += sum(result.costs.up.values())
             trained.data_seconds += result.data_seconds
@@ -416,7 +421,8 @@ class _Clock:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent in the block to ``name``."""
         start = time.perf_counter()
-        yield
+        with trace_phase(name):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def move(self, seconds: float, source: str, target: str) -> None:

@@ -95,11 +95,9 @@ class KeyedDropout(Stepwise):
     def forward(self, x: Tensor) -> Tensor:
         if not self.step.training or self.step.key is None:
             return x
-        counter = torch.zeros((), dtype=torch.int64, device=x.device)
-        for size in x.shape:
-            counter = counter[..., None] * 65536 + torch.arange(size, device=x.device)
-        drawn = random.uniform_at(random.fold_in(self.step.key, self.layer), counter)
-        return x * (drawn >= self.p) / (1.0 - self.p)
+        key = random.fold_in(self.step.key, self.layer)
+        kept = random.bernoulli(key, x.shape, 1.0 - self.p)
+        return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
 
 def key_dropout(model: nn.Module) -> None:

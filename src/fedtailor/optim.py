@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -12,9 +13,13 @@ from torch import Tensor
 
 from . import random
 from .params import Params, flat, split, subtract, unflat
+from .profile import phase
 from .task import Batch, Task
 
+_LARGE = 1 << 16  # values of a parameter that an optimiser takes alone
+
 Loss = Callable[[Params, Batch, Tensor], tuple[Tensor, Params]]
+Held = tuple[Tensor, ...]  # parameters, and what the optimiser keeps beside them
 
 
 class Context(NamedTuple):
@@ -50,33 +55,66 @@ class Optimiser:
     clip: Annotated[float, Gt(0)] | None = None  # largest gradient norm over all trained parameters
 
     def start(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """The state before the first step, for a parameter vector ``[P]``."""
+        """The state before the first step, for parameters of any shape."""
         zeros = torch.zeros_like(theta)
         if self.name == "sgd":
             return (zeros,) if self.momentum else ()
         return (zeros, zeros, theta.new_zeros(()))
 
-    def step(
-        self, theta: Tensor, g: Tensor, lr: Tensor, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One step from parameters ``theta`` ``[P]`` with gradient ``g`` ``[P]`` and learning rates
-        ``lr`` ``[P]``; the new parameters and state."""
-        if self.clip is not None:
-            g = g * (self.clip / g.norm().clamp(min=self.clip))
+    def clipped(self, gradient: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The blocks of a gradient, their norm over all of them at most ``clip``."""
+        if self.clip is None:
+            return gradient
+        norm = torch.stack([block.norm() for block in gradient]).norm()
+        return [block * (self.clip / norm.clamp(min=self.clip)) for block in gradient]
+
+    def step(self, g: Tensor, lr: Tensor, held: Held) -> Held:
+        """One step with gradient ``g``, clipped before, and learning rate ``lr``, a scalar or of
+        the parameters' shape; from ``held``, parameters and state, to the new ones."""
+        theta, *state = held
         if self.weight_decay and self.name != "adamw":
-            g = g + self.weight_decay * theta
+            g = torch.add(g, theta, alpha=self.weight_decay)
         if self.name == "sgd":
-            v = self.momentum * state[0] + g if self.momentum else g
-            return theta - lr * v, (v,) if self.momentum else ()
+            v = torch.add(g, state[0], alpha=self.momentum) if self.momentum else g
+            moved = torch.addcmul(theta, v, lr, value=-1)
+            return (moved, v) if self.momentum else (moved,)
         m, v, t = state
         t = t + 1
         m = torch.lerp(g, m, self.beta1)
         v = torch.lerp(g * g, v, self.beta2)
         if self.name == "adamw":
             theta = theta * (1 - lr * self.weight_decay)
-        unbiased_m = m / (1 - self.beta1**t)
-        unbiased_v = v / (1 - self.beta2**t)
-        return theta - lr * unbiased_m / (unbiased_v.sqrt() + self.eps), (m, v, t)
+        size = lr / (1 - self.beta1**t)
+        root = v.sqrt() * (1 - self.beta2**t).rsqrt()
+        return torch.addcdiv(theta, m * size, root + self.eps, value=-1), m, v, t
+
+
+class _Blocks:
+    """The parameters as an optimiser sees them: small ones as one vector, so that a step is a few
+    operations however many there are; large ones as they are, since copying them costs more."""
+
+    def __init__(self, like: Params) -> None:
+        self._large = {name: v for name, v in like.items() if v.numel() >= _LARGE}
+        self._small = {name: v for name, v in like.items() if name not in self._large}
+
+    def join(self, params: Params) -> list[Tensor]:
+        """``params`` in blocks."""
+        small = [flat({name: params[name] for name in self._small})] if self._small else []
+        return [*(params[name] for name in self._large), *small]
+
+    def part(self, blocks: Sequence[Tensor]) -> Params:
+        """The inverse of `join`."""
+        large = dict(zip(self._large, blocks, strict=False))
+        return {**large, **unflat(blocks[-1], self._small)} if self._small else large
+
+    def rates(self, rate: Callable[[str], float]) -> list[Tensor]:
+        """Learning rates in blocks: scalars, or a vector where a block has several."""
+        large = {name: v.new_tensor(rate(name)) for name, v in self._large.items()}
+        small = {name: v.new_tensor(rate(name)) for name, v in self._small.items()}
+        if len({rate(name) for name in small}) > 1:
+            small = {name: value.expand_as(self._small[name]) for name, value in small.items()}
+            return [*large.values(), flat(small)]
+        return [*large.values(), *list(small.values())[:1]]
 
 
 def train(
@@ -116,40 +154,65 @@ def train(
     if not theta:
         return state, torch.zeros(())
     rate = lr or (lambda name: optimiser.lr)
-    rates = flat({n: torch.full_like(v, rate(n) * context.lr_scale) for n, v in theta.items()})
+    blocks = _Blocks(theta)
+    rates = blocks.rates(lambda name: rate(name) * context.lr_scale)
 
-    def objective(theta: Params, batch: Batch, key: Tensor) -> tuple[Tensor, tuple[Tensor, Params]]:
+    def objective(batch: Batch, key: Tensor, theta: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         values = {**rest, **theta}
         value, buffers = measure(values, batch, key)
         return value + penalty(values) if penalty else value, (value, buffers)
 
-    gradient = torch.func.grad(objective, has_aux=True)
-    vector = flat(theta)
-    memory = optimiser.start(vector)
+    held: list[Held] = [(block, *optimiser.start(block)) for block in blocks.join(theta)]
     losses, active = [], []
     for batch in steps:
         # by real steps so far: padding before a second pass shifts no keys
         key = random.fold_in(context.key, taken)
-        gradients, (value, buffers) = gradient(unflat(vector, theta), batch, key)
-        new_vector, new_memory = optimiser.step(vector, flat(gradients), rates, memory)
+        gradients, (value, buffers) = _gradient(
+            partial(objective, batch, key), blocks.part([each[0] for each in held])
+        )
+        with phase("optimiser"):
+            g = optimiser.clipped(blocks.join(gradients))
+            new = [optimiser.step(*each) for each in zip(g, rates, held, strict=True)]
         if mask is not None:
-            moves = _mask(mask(buffers), theta)
-            new_vector = torch.where(moves, new_vector, vector)
-            new_memory = _where(moves, new_memory, memory)
+            moves = blocks.join(_everywhere(mask(buffers), theta))
+            new = [_where(*each) for each in zip(moves, new, held, strict=True)]
         real = _is_real(batch, value)
         active.append(real)
         losses.append(torch.where(real, value, 0.0))
         taken = taken + (real.long() if "weight" in batch else 1)
         if "weight" in batch:
-            vector = torch.where(real, new_vector, vector)
-            memory = tuple(torch.where(real, n, o) for n, o in zip(new_memory, memory, strict=True))
+            new = [_where(real, *each) for each in zip(new, held, strict=True)]
             buffers = {n: torch.where(real, v, rest[n]) for n, v in buffers.items() if n in rest}
-        else:
-            vector, memory = new_vector, new_memory
+        held = new
         rest = {**rest, **{n: v.detach() for n, v in buffers.items() if n in rest}}
     mean = torch.stack(losses).sum() / torch.stack(active).sum().clamp(min=1)
-    trained = {**rest, **unflat(vector, theta)}
+    trained = {**rest, **blocks.part([each[0] for each in held])}
     return {name: trained[name] for name in state}, mean
+
+
+def _gradient(
+    objective: Callable[[Params], tuple[Tensor, tuple[Tensor, Params]]], theta: Params
+) -> tuple[Params, tuple[Tensor, Params]]:
+    """The gradient of the objective by ``theta``, and what else the objective returns.
+
+    Plain autograd frees every activation on the way back, which torch.func.grad does not; only
+    inside a transform, where tensors can't be leaves, is the pull-back torch.func's.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        with phase("forward"):
+            value, pull_back, aside = torch.func.vjp(  # type: ignore[misc]  # three with has_aux
+                objective, theta, has_aux=True
+            )
+        with phase("backward"):
+            one = torch.ones_like(value)
+            (found,) = pull_back(one, retain_graph=False, create_graph=False)
+        return found, aside
+    leaves = {name: v.detach().requires_grad_() for name, v in theta.items()}
+    with phase("forward"), torch.enable_grad():
+        value, (loss, buffers) = objective(leaves)
+    with phase("backward"):
+        slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True)), (loss.detach(), buffers)
 
 
 def proximal(anchor: Params, mu: float) -> Callable[[Params], Tensor]:
@@ -177,16 +240,17 @@ def real_steps(steps: Sequence[Batch]) -> Tensor | int:
     return len(steps) - len(padded) + (torch.stack(padded).sum() if padded else 0)
 
 
-def _mask(free: Params, theta: Params) -> Tensor:
-    """bool ``[P]``: what may move; parameters that ``free`` does not name all may."""
+def _everywhere(free: Params, theta: Params) -> Params:
+    """What may move, bool of the shapes of ``theta``; what ``free`` does not name may."""
     everything = torch.ones((), dtype=torch.bool, device=next(iter(theta.values())).device)
-    return flat({name: free.get(name, everything).expand_as(v) for name, v in theta.items()})
+    return {name: free.get(name, everything).expand_as(v) for name, v in theta.items()}
 
 
-def _where(moves: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """An optimiser's vectors ``[P]`` where ``moves``; its counters always are the new ones."""
+def _where(moves: Tensor, new: Held, old: Held) -> Held:
+    """``new`` where ``moves``, of one element or an optimiser's block; of a block, its counters
+    always are the new ones."""
     pairs = zip(new, old, strict=True)
-    return tuple(torch.where(moves, n, o) if n.shape == moves.shape else n for n, o in pairs)
+    return tuple(torch.where(moves, n, o) if moves.dim() <= n.dim() else n for n, o in pairs)
 
 
 def _is_real(batch: Batch, like: Tensor) -> Tensor:

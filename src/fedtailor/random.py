@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -69,6 +70,25 @@ def uniform(k: Tensor, shape: tuple[int, ...]) -> Tensor:
 def uniform_at(k: Tensor, counter: Tensor) -> Tensor:
     """float32 in [0, 1), one for every element of ``counter`` (int64, any shape)."""
     return _shift(_mix(k + (counter + 1) * _GAMMA), 40).to(torch.float32) * 2.0**-24
+
+
+def bernoulli(k: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    """bool of ``shape``, True with probability ``p`` (to 2^-16); at most 65,536 along an axis.
+
+    What is drawn at a position does not depend on ``shape``. A word is mixed for four neighbours.
+
+    >>> bool((bernoulli(key(0), (1000,), 0.9).float().mean() - 0.9).abs() < 0.05)
+    True
+    """
+    row = torch.zeros((), dtype=torch.int64, device=k.device)
+    for size in shape[:-1]:
+        row = row[..., None] * 65536 + torch.arange(size, device=k.device)
+    word = torch.arange(1, -(-shape[-1] // 4) + 1, device=k.device) * _GAMMA
+    x = fold_in(k, row)[..., None] + word
+    for bits, factor in ((30, _MIX1), (27, _MIX2)):  # `_mix` in place: no new memory
+        x.bitwise_xor_(_shift(x, bits)).mul_(factor)
+    x.bitwise_xor_(_shift(x, 31))
+    return x.view(torch.int16)[..., : shape[-1]] < min(round(p * 65536), 65535) - 32768
 
 
 def normal(k: Tensor, shape: tuple[int, ...], std: float = 1.0) -> Tensor:

@@ -33,6 +33,7 @@ from .history import RunFolder, as_json, locked, read_json, read_private, write_
 from .method import Method
 from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
+from .profile import Trace
 from .task import Backbone, Task
 
 _PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy")
@@ -44,6 +45,7 @@ def run(
     *,
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
+    trace: Trace | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -56,6 +58,7 @@ def run(
         out: the run directory.
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
+        trace: writes the profile of one round.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
@@ -93,7 +96,7 @@ def run(
                     task = _task(experiment, method, model, seed)
                     title = f"{label}, seed {seed}"
                     try:
-                        _run_method(experiment, method, task, federation, folder, title)
+                        _run_method(experiment, method, task, federation, folder, title, trace)
                     except DivergedError as error:
                         folder.diverge(str(error))
                         if len(federations) * len(experiment.methods) > 1:
@@ -291,6 +294,7 @@ def _run_method(
     federation: Federation,
     folder: RunFolder,
     title: str,
+    trace: Trace | None,
 ) -> None:
     path = folder.path / "private.safetensors"
     if folder.commit.round:
@@ -298,11 +302,12 @@ def _run_method(
     store = new_store(method, task, federation, path)
     server = folder.restore(store)
     done = folder.commit.round
+    todo = rounds(
+        method, task, federation, experiment.plan, store=store, server=server, start=done + 1,
+        executor=folder.executor,
+    )  # fmt: skip
     progress = tqdm(
-        rounds(
-            method, task, federation, experiment.plan, store=store, server=server, start=done + 1,
-            executor=folder.executor,
-        ),
+        trace.follow(todo, title) if trace else todo,
         desc=title, total=experiment.rounds, initial=done, unit="round", disable=None,
     )  # fmt: skip
     if done:

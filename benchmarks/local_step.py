@@ -1,0 +1,329 @@
+"""The local step against a bare PyTorch loop, FedSDG and FedSQ against FedAvg, bf16 against fp32.
+
+Everything is one client's `Method.local` on the same batches from the same state, on one thread.
+The contenders of a part take turns in one process; time is CPU time of the process (on a busy
+machine wall time says little), and a ratio is taken within a turn.
+
+    OMP_NUM_THREADS=1 python benchmarks/local_step.py
+
+writes benchmarks/results/local_step-cpu.jsonl, a line a contender, and the table beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtailor.memory import keep_freed_memory
+from fedtailor.method import Method
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.fedsq import FedSQ
+from fedtailor.models import ModelConfig, load
+from fedtailor.optim import Context, Optimiser
+from fedtailor.params import Params, flat, subtract
+from fedtailor.random import key
+from fedtailor.task import CACHED, Backbone, Batch, Precision, Task
+
+OUT = Path(__file__).parent / "results" / "local_step-cpu"
+SGD, ADAM = Optimiser(lr=0.1), Optimiser("adam", lr=1e-3, eps=1e-3)
+LITE0_TOP = ("_conv_head", "_bn1", "_fc")
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Contenders by name, the first the one that the others are measured by."""
+
+    title: str
+    runs: dict[str, Run]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """CPU seconds a step of every turn, and their ratios to the first contender's."""
+
+    part: str
+    contender: str
+    cpu_s: list[float]
+    ratios: list[float]
+
+
+def measure(part: Part, repeats: int) -> list[Result]:
+    """Let the contenders take turns."""
+    for run in part.runs.values():
+        run()
+    names = list(part.runs)
+    spent: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        first = repeat % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.process_time()
+            part.runs[name]()
+            spent[name].append((time.process_time() - start) / part.steps)
+    ratios = {
+        name: [own / base for own, base in zip(spent[name], spent[names[0]], strict=True)]
+        for name in names
+    }
+    return [Result(part.title, name, spent[name], ratios[name]) for name in names]
+
+
+def local(method: Method, task: Task, steps: list[Batch]) -> Run:
+    """A client's local training, from the same state every time."""
+    return lambda: method.local(task, task.state, steps, Context(key(0)))
+
+
+def bare(
+    model: nn.Module, forward: Callable[[Batch], Tensor], steps: list[Batch], adam: bool
+) -> Run:
+    """What one writes without a library: ``model``, trained in place."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in trained]
+
+    def run() -> None:
+        with torch.no_grad():
+            for parameter, value in zip(trained, start, strict=True):
+                parameter.copy_(value)
+        kind = torch.optim.Adam if adam else torch.optim.SGD
+        optimiser = kind(trained, lr=1e-3 if adam else 0.1, foreach=True)
+        for batch in steps:
+            model.zero_grad()
+            F.cross_entropy(forward(batch), batch["labels"]).backward()
+            optimiser.step()
+
+    return run
+
+
+def pictures(count: int, size: int, shape: tuple[int, ...], classes: int = 10) -> list[Batch]:
+    """Random pictures."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        {
+            "pixel_values": torch.rand(size, *shape, generator=draw),
+            "labels": torch.randint(classes, (size,), generator=draw),
+        }
+        for _ in range(count)
+    ]
+
+
+def texts(lengths: list[list[int]], longest: int, padded: bool) -> list[Batch]:
+    """Random tokens; batches of the longest text's length, or all of ``longest``."""
+    draw = torch.Generator().manual_seed(0)
+    steps = []
+    for own in lengths:
+        length = longest if padded else max(own)
+        ids = torch.randint(1000, 20000, (len(own), longest), generator=draw)[:, :length]
+        mask = (torch.arange(length) < torch.tensor(own)[:, None]).float()
+        labels = torch.randint(20, (len(own),), generator=draw)
+        steps.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return steps
+
+
+def small_network() -> nn.Module:
+    """Two convolutions, dropout, two linear layers: 1,625,866 parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Dropout(0.25), nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def from_pictures(model: nn.Module) -> Backbone:
+    """A module whose input is the picture."""
+    return Backbone(model, prepare=lambda batch: {"input": batch["pixel_values"]})
+
+
+def with_cache(method: Method, task: Task, steps: list[Batch]) -> list[Batch]:
+    """The batches with what the method works out once an example."""
+    return [
+        batch | {CACHED + name: v for name, v in method.precompute(task, batch).items()}
+        for batch in steps
+    ]
+
+
+def network_part() -> Part:
+    """A network trained whole."""
+    steps, model = pictures(5, 10, (3, 32, 32)), small_network().train()
+    method = FedAvg(optimiser=SGD)
+    return Part(
+        "CNN, 1.6 M parameters, batch 10 of 3 x 32 x 32, SGD",
+        {
+            "bare PyTorch": bare(model, lambda b: model(b["pixel_values"]), steps, adam=False),
+            "fedavg": local(method, Task(from_pictures(small_network()), method.adapt), steps),
+        },
+        len(steps),
+    )
+
+
+def adapter_part(backbone: Backbone) -> Part:
+    """LoRA: a bare loop, FedAvg, FedSDG, each as it is and from cached features."""
+    steps = texts([[64] * 8], 64, padded=True)
+    fedavg = FedAvg(trainable="lora", optimiser=ADAM)
+    fedsdg = FedSDG(optimiser=ADAM)
+    tasks = [Task(backbone, method.adapt) for method in (fedavg, fedavg, fedsdg)]
+    for name, parameter in tasks[0].model.named_parameters():
+        parameter.requires_grad_(name in tasks[0].trained)
+
+    def forward(batch: Batch) -> Tensor:
+        inputs = backbone.prepare({n: v for n, v in batch.items() if n != "labels"})
+        return backbone.logits(tasks[0].model(**inputs))
+
+    return Part(
+        "MiniLM with LoRA of rank 8, batch 8 of 64 tokens, Adam",
+        {
+            "fedavg": local(fedavg, tasks[1], steps),
+            "bare PyTorch": bare(tasks[0].model, forward, steps, adam=True),
+            "fedsdg": local(fedsdg, tasks[2], steps),
+        },
+        len(steps),
+    )
+
+
+def gated_part(title: str, backbone: Backbone, layers: tuple[str, ...], steps: list[Batch]) -> Part:
+    """FedSQ with and without caches, and FedAvg that trains the same layers."""
+    runs = {}
+    arms: dict[str, tuple[Method, bool]] = {
+        "fedavg": (FedAvg(layers=layers, optimiser=Optimiser(lr=1e-3)), False),
+        "fedavg, features": (FedAvg(layers=layers, optimiser=Optimiser(lr=1e-3)), True),
+        "fedsq": (FedSQ(layers=layers, optimiser=Optimiser(lr=1e-3)), False),
+        "fedsq, masks and features": (FedSQ(layers=layers, optimiser=Optimiser(lr=1e-3)), True),
+    }
+    for name, (method, cached) in arms.items():
+        task = Task(backbone, method.adapt)
+        runs[name] = local(method, task, with_cache(method, task, steps) if cached else steps)
+    return Part(f"{title}: layers {', '.join(layers) or 'all'}", runs, len(steps))
+
+
+def precision_part(backbone: Backbone) -> tuple[Part, list[str]]:
+    """LoRA on texts of ragged lengths: padded fp32, trimmed, trimmed bf16; the deviations."""
+    lengths = [[8, 12, 16, 20, 24, 30, 41, 64], [6, 10, 14, 20, 24, 28, 34, 40]]  # 38% real
+    fedavg = FedAvg(trainable="lora", optimiser=ADAM)
+    padded, trimmed = texts(lengths, 64, padded=True), texts(lengths, 64, padded=False)
+    fp32, bf16 = (Task(backbone, fedavg.adapt, precision=p) for p in ("fp32", "bf16"))
+    short = texts([[16, 12], [9, 14], [11, 16], [16, 7]], 16, padded=True)
+    notes = [deviation("MiniLM LoRA, 4 steps of Adam", fedavg, fp32, bf16, short)]
+    sgd = FedAvg(optimiser=SGD)
+    precisions: tuple[Precision, Precision] = ("fp32", "bf16")
+    tasks = [Task(from_pictures(small_network()), sgd.adapt, precision=p) for p in precisions]
+    notes.append(deviation("CNN, 3 steps of SGD", sgd, *tasks, pictures(3, 10, (3, 32, 32))))
+    runs = {
+        "fp32, padded": local(fedavg, fp32, padded),
+        "fp32, trimmed": local(fedavg, fp32, trimmed),
+    }
+    if re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()):
+        runs["bf16, trimmed"] = local(fedavg, bf16, trimmed)
+    else:
+        notes.append("bf16 is not timed: this processor has no arithmetic for it")
+    return Part("MiniLM with LoRA, ragged lengths up to 64, batch 8", runs, len(lengths)), notes
+
+
+def deviation(what: str, method: Method, fp32: Task, bf16: Task, steps: list[Batch]) -> str:
+    """How far an update in bf16 is from that in fp32."""
+    moved = []
+    for task in (fp32, bf16):
+        state, _ = method.local(task, task.state, steps, Context(key(0)))
+        own: Params = {name: state[name] for name in task.trained}
+        moved.append(flat(subtract(own, {name: task.state[name] for name in own})).double())
+    distance = float((moved[1] - moved[0]).norm() / moved[0].norm())
+    cosine = float(F.cosine_similarity(*moved, dim=0))
+    return f"{what}: bf16's update differs from fp32's by {distance:.3f} of it, cosine {cosine:.4f}"
+
+
+def spread(values: list[float], factor: float, digits: int) -> str:
+    """Median, and from the first to the third quartile."""
+    low, middle, high = (q * factor for q in statistics.quantiles(values, method="inclusive"))
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def table(results: list[Result], about: list[str]) -> str:
+    """The results as Markdown."""
+    lines = [*(f"- {line}" for line in about)]
+    for title in dict.fromkeys(result.part for result in results):
+        lines += ["", f"## {title}", "", "| | CPU ms a step | ratio |", "|---|---:|---:|"]
+        lines += [
+            f"| {r.contender} | {spread(r.cpu_s, 1e3, 1)} | {spread(r.ratios, 1, 3)} |"
+            for r in results
+            if r.part == title
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def main() -> None:
+    """Run every part, print the table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=9, help="turns; of the CNN thrice as many")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # for the bare loops as well
+    load_before = os.getloadavg()[0]
+    minilm = load(ModelConfig("minilm"), "classification", 20, 0)
+    lite0 = load(
+        ModelConfig("efficientnet-lite0", batch_norm="frozen"), "classification", 10, 0, "image"
+    )
+    precision, notes = precision_part(minilm)
+    parts = [
+        (network_part(), 3 * options.repeats),
+        (adapter_part(minilm), options.repeats),
+        (
+            gated_part(
+                "FedSQ, EfficientNet-Lite0", lite0, ("_blocks.14", "_blocks.15", *LITE0_TOP),
+                pictures(1, 32, (1, 28, 28)),
+            ),
+            options.repeats,
+        ),
+        (precision, options.repeats),
+    ]  # fmt: skip
+    results = []
+    for part, repeats in parts:
+        results += measure(part, repeats)
+        print(f"{part.title} done", file=sys.stderr)
+    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
+    now = datetime.datetime.now(datetime.UTC)
+    command = shlex.join(["python", "benchmarks/local_step.py", *sys.argv[1:]])
+    about = [
+        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
+        f"{_processor()}, {os.cpu_count()} cores, one thread; load {load_before:.1f} at the start, "
+        f"{os.getloadavg()[0]:.1f} at the end",
+        f"Python {platform.python_version()}, "
+        + ", ".join(f"{n} {v}" for n, v in versions.items()),
+        "medians of turns (first to third quartile); ratios are to the first line of a table, "
+        "taken within a turn",
+        *notes,
+    ]
+    text = table(results, about)
+    print(text)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.with_suffix(".md").write_text(f"# The local step\n\n{text}")
+    with OUT.with_suffix(".jsonl").open("w") as file:
+        for result in results:
+            line = {"date": f"{now:%Y-%m-%d}", **versions, **asdict(result)}
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
