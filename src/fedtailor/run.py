@@ -35,7 +35,7 @@ from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
 from .task import Backbone, Task
 
-_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy")
+_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
 
 
 def run(
