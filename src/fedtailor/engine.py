@@ -168,6 +168,8 @@ class _Simulation:
         novel = plan.cohort.novel
         size = plan.cohort.count(federation.num_clients - novel)
         clients = federation.cohort(number, size, novel)
+        if number < plan.rounds:
+            self.store.expect(federation.cohort(number + 1, size, novel))
         sizes = [federation.num_examples(client) for client in clients]
         key = random.key(federation.seed, number, "aggregate")
         cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)

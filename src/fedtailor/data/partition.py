@@ -94,7 +94,7 @@ def _cap(rows: Indices, client: int, most: int, seed: int) -> Indices:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What cuts ``fraction`` of each client's rows off, at least 1 and leaving ``spare``; done for a
+    """What cuts ``fraction`` of each client's rows off, at least 1, leaving ``spare``; done for a
     client when it is asked for."""
 
     source: Split
