@@ -12,7 +12,7 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
-from .table import Dataset, Indices, Partition, Shares, Split
+from .table import Dataset, Indices, Labels, Partition, Shares, Split
 
 _BLOCK = 1 << 16  # rows hashed at a time
 _RECENT = 10_000  # clients whose rows, once cut, are kept
@@ -46,7 +46,7 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
     (array([431, 431, 431]), array([48, 48, 48]), array([120, 120, 120]))
     """
     seed = seed if config.seed is None else config.seed
-    labels = dataset.labels
+    labels: Labels | None = dataset.labels
     if labels is None:
         labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
     schemes.check(dataset, config, labels)
@@ -98,7 +98,7 @@ class _Cut:
     client when it is asked for."""
 
     source: Split
-    labels: Indices
+    labels: Labels
     seed: int
     purpose: str
     fraction: float
@@ -162,7 +162,7 @@ class _Side:
 
 
 def _cut(
-    rows: Indices, labels: Indices, count: int, rng: np.random.Generator
+    rows: Indices, labels: Labels, count: int, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
     """Cut ``count`` rows off, drawn from each class in proportion."""
     classes, sizes = np.unique(labels, return_counts=True)
@@ -181,7 +181,7 @@ def _apportion(weights: Indices, total: int, rng: np.random.Generator) -> Indice
 
 
 def _deal_test(
-    dataset: Dataset, config: SplitConfig, labels: Indices, dealt: Shares, seed: int
+    dataset: Dataset, config: SplitConfig, labels: Labels, dealt: Shares, seed: int
 ) -> Shares:
     first = dataset.num_train
     owner = np.full(len(dataset.inputs) - first, -1)
@@ -195,7 +195,7 @@ def _deal_test(
     return Shares.by_owner(owner, len(dealt), first)
 
 
-def _owners(test_labels: Indices, labels: Indices, dealt: Shares, seed: int) -> Indices:
+def _owners(test_labels: Labels, labels: Labels, dealt: Shares, seed: int) -> Indices:
     """The client of each test row, -1 for none: by its share of the class's training rows."""
     holder = np.repeat(np.arange(len(dealt), dtype=np.int32), dealt.sizes())
     held = labels[dealt.owned]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .. import random
 from ..errors import InputError
 from .config import SplitConfig
-from .table import Dataset, Indices, row_type
+from .table import Dataset, Indices, Labels, row_type
 
 Rows = NDArray[np.integer]  # four bytes each where they are enough
 Owners = NDArray[np.int32]  # [num_train]: the client of each row, -1 for none
@@ -25,7 +25,7 @@ _TRIES = 11  # draws with each
 _BLOCK = 1 << 18
 
 
-def check(dataset: Dataset, config: SplitConfig, labels: Indices) -> None:
+def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
     """Raise InputError if the scheme can't be carried out; ``labels`` ``[N]``, zeros for none."""
     scheme, count = config.scheme, dataset.num_train
     if scheme == "natural":
@@ -93,7 +93,7 @@ def _check_clusters(config: SplitConfig, clients: int, count: int, num_classes: 
 
 
 def deal(
-    dataset: Dataset, config: SplitConfig, labels: Indices, seed: int
+    dataset: Dataset, config: SplitConfig, labels: Labels, seed: int
 ) -> tuple[Owners, int, Indices | None]:
     """The client of each training row, K, and the clients' clusters ``[K]``.
 
@@ -149,12 +149,12 @@ def _draw_seed(seed: int, *purpose: int | str) -> int:
     return int(random.generator(seed, "partition", *purpose).integers(2**63))
 
 
-def _deal_iid(rows: Rows, labels: Indices, clients: int, config: SplitConfig, seed: int) -> Owners:
+def _deal_iid(rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int) -> Owners:
     return _owners(len(rows), rows, _even(len(rows), clients))
 
 
 def _deal_dirichlet(
-    rows: Rows, labels: Indices, clients: int, config: SplitConfig, seed: int
+    rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> Owners:
     sizes = np.bincount(labels[: len(rows)])
     for attempt in range(_REDRAWS):
@@ -195,7 +195,7 @@ def _dirichlet(
 
 
 def _deal_pathological(
-    rows: Rows, labels: Indices, clients: int, config: SplitConfig, seed: int
+    rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> Owners:
     sizes = np.bincount(labels[: len(rows)])
     names = np.flatnonzero(sizes)
@@ -234,7 +234,7 @@ def _drawn_classes(clients: int, num_classes: int, count: int, rng: np.random.Ge
 
 
 def _deal_shards(
-    rows: Rows, labels: Indices, clients: int, config: SplitConfig, seed: int
+    rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> Owners:
     shards = clients * config.shards_per_client
     # Left out from the end of the order, not of the last classes.
@@ -264,7 +264,7 @@ def _deal_natural(groups: Indices, config: SplitConfig, seed: int) -> tuple[Owne
 
 
 def _deal_clusters(
-    rows: Rows, labels: Indices, clients: int, config: SplitConfig, seed: int
+    rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> tuple[Owners, Indices]:
     sizes = config.cluster_sizes
     if sizes is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
+Labels = NDArray[np.integer]  # of classes
 Batch = dict[str, Tensor]
 
 _BLOCK = 1 << 18  # rows sorted at a time
@@ -78,16 +79,16 @@ class Dataset:
     """A data set ready for training.
 
     Rows ``[0, num_train)`` may be trained on; rows from ``num_train`` on are the official test
-    split (none if ``num_train == len(inputs)``). ``labels`` is int64 ``[N]``, None for causal
-    language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role) if the
-    source names a column for it. ``digest`` identifies the content.
+    split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
+    causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
+    if the source names a column for it. ``digest`` identifies the content.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: Literal["classification", "causal-lm"]
     digest: str
-    labels: Indices | None = None
+    labels: Labels | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
 
@@ -100,7 +101,7 @@ class Dataset:
         """The inputs and, for classification, ``labels`` int64 ``[b]``."""
         batch = self.inputs.batch(indices)
         if self.labels is not None:
-            batch["labels"] = torch.from_numpy(self.labels[indices])
+            batch["labels"] = torch.from_numpy(self.labels[indices].astype(np.int64))
         return batch
 
 
@@ -221,7 +222,7 @@ class Partition:
             held[pool.owned] = True
         return np.flatnonzero(held)
 
-    def counts(self, labels: Indices, num_classes: int, clients: slice) -> Indices:
+    def counts(self, labels: Labels, num_classes: int, clients: slice) -> Indices:
         """Examples of some clients by class, over their three splits, ``[n, classes]``."""
         start, stop, _ = clients.indices(len(self.train))
         total = np.zeros((stop - start) * num_classes, np.int64)
