@@ -230,7 +230,8 @@ def main() -> None:
             for method, clients in results:
                 print(f"repeat {repeat}: {method}, {clients:,} clients", file=sys.stderr)
                 found = run(method, clients, Path(folder), options)
-                print(f"  {found['peak_mb']:.0f} MB", file=sys.stderr)
+                milliseconds = statistics.median(found["cpu_s"]) * 1e3
+                print(f"  {found['peak_mb']:.0f} MB, {milliseconds:.0f} ms", file=sys.stderr)
                 results[method, clients].append({"repeat": repeat} | found)
     versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
     now = datetime.datetime.now(datetime.UTC)

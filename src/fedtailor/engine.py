@@ -148,6 +148,8 @@ def _with_precomputed(
     def compute(batch: Batch) -> Params:
         return method.precompute(task, _to(batch, task.device))
 
+    if not compute(federation.dataset.batch(federation.partition.train[0][:1])):
+        return federation
     precomputed = Precomputed(compute, federation.dataset, federation.partition.rows)
     fits = precomputed.fits(engine.cache_mb)
     return replace(federation, precomputed=precomputed) if fits else federation

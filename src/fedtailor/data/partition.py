@@ -50,8 +50,8 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
     if labels is None:
         labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
     schemes.check(dataset, config, labels)
-    owner, clients, clusters = schemes.deal(dataset, config, labels, seed)
-    dealt = Shares.by_owner(owner, clients)
+    dealt, clusters = schemes.deal(dataset, config, labels, seed)
+    clients = len(dealt)
     empty = np.flatnonzero(dealt.sizes() == 0)
     if len(empty):
         raise InputError(
@@ -154,7 +154,8 @@ class _Side:
         return int(self._size(np.array(self.cut.source.size(client))))
 
     def sizes(self) -> Indices:
-        return self._size(self.cut.source.sizes())
+        whole = self.cut.source.sizes()  # few sizes, many clients
+        return self._size(np.arange(whole.max(initial=0) + 1))[whole]
 
     def _size(self, whole: Indices) -> Indices:
         count = self.cut.count(whole)

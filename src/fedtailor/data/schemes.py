@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .. import random
 from ..errors import InputError
 from .config import SplitConfig
-from .table import Dataset, Indices, Labels, row_type
+from .table import Dataset, Indices, Labels, Shares, row_type
 
 Rows = NDArray[np.integer]  # four bytes each where they are enough
 Owners = NDArray[np.int32]  # [num_train]: the client of each row, -1 for none
@@ -94,8 +94,8 @@ def _check_clusters(config: SplitConfig, clients: int, count: int, num_classes: 
 
 def deal(
     dataset: Dataset, config: SplitConfig, labels: Labels, seed: int
-) -> tuple[Owners, int, Indices | None]:
-    """The client of each training row, K, and the clients' clusters ``[K]``.
+) -> tuple[Shares, Indices | None]:
+    """The training rows of each of K clients, and the clients' clusters ``[K]``.
 
     ``dirichlet`` is balanced as in the code of Yurochkin et al. (ICML 2019): a client that has its
     even share gets none of the classes still to come. Left out are: with ``shards``, the rows,
@@ -108,27 +108,22 @@ def deal(
     """
     if config.scheme == "natural":
         assert dataset.groups is not None
-        return *_deal_natural(dataset.groups[: dataset.num_train], config, seed), None
+        return _deal_natural(dataset.groups[: dataset.num_train], config, seed), None
     assert config.clients is not None
     rows = np.arange(dataset.num_train, dtype=row_type(dataset.num_train))
     random.generator(seed, "partition", "order").shuffle(rows)
+    if config.scheme == "iid":
+        return _deal_iid(rows, config.clients), None
     if config.scheme == "clusters":
         owner, clusters = _deal_clusters(rows, labels, config.clients, config, seed)
-        return owner, config.clients, clusters
+        return Shares.by_owner(owner, config.clients), clusters
     plain = {
-        "iid": _deal_iid,
         "dirichlet": _deal_dirichlet,
         "pathological": _deal_pathological,
         "shards": _deal_shards,
     }[config.scheme]
-    return plain(rows, labels, config.clients, config, seed), config.clients, None
-
-
-def _owners(count: int, rows: Rows, sizes: Indices) -> Owners:
-    """Of ``count`` rows, client k owns the next ``sizes[k]`` of ``rows``; nobody those beyond."""
-    owner = np.full(count, -1, np.int32)
-    _give(owner, rows, np.arange(len(sizes)), sizes)
-    return owner
+    owner = plain(rows, labels, config.clients, config, seed)
+    return Shares.by_owner(owner, config.clients), None
 
 
 def _give(owner: Owners, rows: Rows, clients: Indices, sizes: Indices) -> None:
@@ -149,8 +144,13 @@ def _draw_seed(seed: int, *purpose: int | str) -> int:
     return int(random.generator(seed, "partition", *purpose).integers(2**63))
 
 
-def _deal_iid(rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int) -> Owners:
-    return _owners(len(rows), rows, _even(len(rows), clients))
+def _deal_iid(rows: Rows, clients: int) -> Shares:
+    """Successive near-equal parts of ``rows``, each sorted in place."""
+    size, larger = divmod(len(rows), clients)
+    end = larger * (size + 1)
+    rows[:end].reshape(larger, size + 1).sort(axis=1)
+    rows[end:].reshape(clients - larger, size).sort(axis=1)
+    return Shares(rows, np.concatenate([[0], np.cumsum(_even(len(rows), clients))]))
 
 
 def _deal_dirichlet(
@@ -248,7 +248,7 @@ def _deal_shards(
     return owner
 
 
-def _deal_natural(groups: Indices, config: SplitConfig, seed: int) -> tuple[Owners, int]:
+def _deal_natural(groups: Indices, config: SplitConfig, seed: int) -> Shares:
     sizes = np.bincount(groups)
     large = np.flatnonzero(sizes >= config.min_examples)
     wanted = len(large) if config.clients is None else config.clients
@@ -260,7 +260,7 @@ def _deal_natural(groups: Indices, config: SplitConfig, seed: int) -> tuple[Owne
     kept = random.generator(seed, "partition", "natural").permutation(large)[:wanted]
     number = np.full(len(sizes), -1, np.int32)
     number[np.sort(kept)] = np.arange(wanted)
-    return number[groups], wanted
+    return Shares.by_owner(number[groups], wanted)
 
 
 def _deal_clusters(
