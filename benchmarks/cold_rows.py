@@ -1,6 +1,6 @@
 """What it costs to read a cohort's private rows: cold, after `RowFile.expect`, and warm.
 
-A file of 1,500 rows is written and its pages are dropped from the kernel's cache; then the rows of
+A file of 300 rows is written and its pages are dropped from the kernel's cache; then the rows of
 20 clients, drawn at random, are read. Wall time: what is waited for is the disk.
 
     python benchmarks/cold_rows.py
@@ -24,7 +24,7 @@ import torch
 from fedtailor.rows import RowFile
 
 OUT = Path(__file__).parent / "results" / "cold_rows-cpu.md"
-ROWS, COHORT, REPEATS, PAUSE = 1500, 20, 7, 1.0
+ROWS, COHORT, REPEATS, PAUSE = 300, 20, 5, 0.5
 
 
 def milliseconds(work: Callable[[], object]) -> float:
