@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedtailor as ft
 from fedtailor.data import partition
 from fedtailor.engine import new_store, rounds
 from fedtailor.history import RunFolder
+from fedtailor.report.read import read
 from tests.small import digits, digits_backbone
 
 ROOT = Path(__file__).parent.parent
@@ -111,3 +113,27 @@ def test_finished_runs_are_left_alone(finished: Path) -> None:
     run(finished)
     assert not (finished / FOLDER / "round-000002.safetensors").exists()
     assert (finished / FOLDER / "history.jsonl").read_bytes() == before
+
+
+def test_who_holds_how_much_is_kept_by_client(finished: Path) -> None:
+    dataset = digits()
+    parts = partition(dataset, EXPERIMENT.split, 0)
+    kept = read(finished).partitions[0]
+    assert kept.digest == parts.digest
+    assert kept.labels is not None
+    for client in range(3):
+        splits = (parts.train[client], parts.validation[client], parts.test[client])
+        sizes = (kept.train[client], kept.validation[client], kept.test[client])
+        assert sizes == tuple(map(len, splits))
+        held = np.bincount(dataset.labels[np.concatenate(splits)], minlength=10)
+        assert kept.labels[client].tolist() == held.tolist()
+
+
+def test_evaluating_very_many_clients_is_pointed_out(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["fedtailor.run"], "_MANY", 2)
+    run(finished)
+    assert (
+        "all 3 clients are evaluated each time; evaluate.clients = 1000" in capsys.readouterr().err
+    )

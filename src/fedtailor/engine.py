@@ -178,6 +178,8 @@ def _with_precomputed(
     def compute(batch: Batch) -> Params:
         return method.precompute(task, to_device(batch, task.device))
 
+    if not compute(federation.dataset.batch(federation.partition.train[0][:1])):
+        return federation
     precomputed = Precomputed(compute, federation.dataset, federation.partition.rows)
     fits = precomputed.fits(engine.cache_mb)
     return replace(federation, precomputed=precomputed) if fits else federation
@@ -200,6 +202,8 @@ class _Simulation:
         novel = plan.cohort.novel
         size = plan.cohort.count(federation.num_clients - novel)
         clients = federation.cohort(number, size, novel)
+        if number < plan.rounds:
+            self.store.expect(federation.cohort(number + 1, size, novel))
         sizes = [federation.num_examples(client) for client in clients]
         key = random.key(federation.seed, number, "aggregate")
         cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)

@@ -56,28 +56,35 @@ class Federation:
 
     def num_examples(self, client: int) -> int:
         """n_k: the client's training examples."""
-        return len(self.partition.train[client])
+        return self.partition.train.size(client)
 
     def novel(self, count: int) -> frozenset[int]:
         """The ``count`` clients that never take part, the same in every round."""
+        return frozenset(self._novel(count).tolist())
+
+    def _novel(self, count: int) -> Indices:
         if count == 0:
-            return frozenset()
+            return np.empty(0, np.int64)
         rng = random.generator(self.seed, "novel clients")
-        drawn: Indices = rng.choice(self.num_clients, count, replace=False, shuffle=False)
-        return frozenset(map(int, drawn))
+        return np.sort(rng.choice(self.num_clients, count, replace=False, shuffle=False))
+
+    def _draw(self, rng: np.random.Generator, count: int, novel: int) -> tuple[int, ...]:
+        """``count`` clients, ascending, none of the ``novel`` ones; all others are not listed."""
+        left_out = self._novel(novel)
+        drawn = np.sort(rng.choice(self.num_clients - novel, count, replace=False, shuffle=False))
+        drawn += np.searchsorted(left_out - np.arange(novel), drawn, side="right")
+        return tuple(drawn.tolist())
 
     def cohort(self, round_: int, size: int, novel: int = 0) -> tuple[int, ...]:
         """The ``size`` clients of a round, drawn without replacement, in ascending order; none of
         the ``novel`` ones."""
-        left_out = self.novel(novel)
         if size + novel >= self.num_clients:
-            return tuple(k for k in range(self.num_clients) if k not in left_out)
-        rng = random.generator(self.seed, "cohort", round_)
-        pool = np.setdiff1d(np.arange(self.num_clients), list(left_out)) if novel else None
-        drawn: Indices = rng.choice(
-            self.num_clients if pool is None else pool, size, replace=False, shuffle=False
-        )
-        return tuple(sorted(map(int, drawn)))
+            return self._all(novel)
+        return self._draw(random.generator(self.seed, "cohort", round_), size, novel)
+
+    def _all(self, novel: int) -> tuple[int, ...]:
+        left_out = self.novel(novel)
+        return tuple(k for k in range(self.num_clients) if k not in left_out)
 
     def num_steps(self, client: int, local: LocalConfig, passes: int = 1) -> int:
         """How many batches `steps` gives."""
@@ -132,13 +139,9 @@ class Federation:
     def evaluation_clients(self, count: int | None, novel: int = 0) -> tuple[int, ...]:
         """All clients but the ``novel`` ones, or the ``count`` that stand for them, the same in
         every round."""
-        left_out = self.novel(novel)
-        pool = tuple(k for k in range(self.num_clients) if k not in left_out)
-        if count is None or count >= len(pool):
-            return pool
-        rng = random.generator(self.seed, "evaluation clients")
-        drawn: Indices = rng.choice(len(pool), count, replace=False, shuffle=False)
-        return tuple(pool[at] for at in sorted(map(int, drawn)))
+        if count is None or count >= self.num_clients - novel:
+            return self._all(novel)
+        return self._draw(random.generator(self.seed, "evaluation clients"), count, novel)
 
     def check(self) -> None:
         """Raise InputError if a client has nothing to train on."""

@@ -34,9 +34,12 @@ from .method import Method
 from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
 from .profile import Trace
+from .rows import RowFile
 from .task import Backbone, Task
 
-_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy")
+_BLOCK = 1 << 16  # clients described at a time
+_MANY = 10_000  # clients; to evaluate them all takes far longer than a round
+_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
 
 
 def run(
@@ -84,6 +87,13 @@ def run(
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
+    evaluated = federations[experiment.seeds[0]].num_clients - experiment.cohort.novel
+    if evaluated > _MANY and experiment.evaluate.clients is None:
+        print(
+            f"all {evaluated:,} clients are evaluated each time; evaluate.clients = 1000 takes a "
+            f"fixed sample of them",
+            file=sys.stderr,
+        )
     ends: list[str | None] = []
     with locked(out):
         _check_same(experiment, out)
@@ -238,6 +248,7 @@ def _describe(experiment: Experiment, federations: Mapping[int, Federation], out
         path = out / "partitions" / f"seed-{seed}.json"
         described = _partition(federation)
         if not path.exists():
+            _write_holdings(federation, path.with_suffix(".safetensors"))
             write_atomically(path, as_json(described))
         elif any(
             read_json(path).get(key) != described[key] for key in ("data", "public", "digest")
@@ -248,27 +259,45 @@ def _describe(experiment: Experiment, federations: Mapping[int, Federation], out
 
 
 def _partition(federation: Federation) -> dict[str, Any]:
-    partition, dataset = federation.partition, federation.dataset
-    described: dict[str, Any] = {
-        "digest": partition.digest,
+    dataset = federation.dataset
+    return {
+        "digest": federation.partition.digest,
         "data": dataset.digest,
         "public": None if federation.public is None else federation.public.digest,
         "clients": federation.num_clients,
         "task": dataset.task,
         "modality": _modality(dataset),
         "picture": _picture(dataset),
-        "train": partition.train.sizes().tolist(),
-        "validation": partition.validation.sizes().tolist(),
-        "test": partition.test.sizes().tolist(),
         "classes": list(dataset.classes),
-        "clusters": None if partition.clusters is None else partition.clusters.tolist(),
     }
+
+
+def _write_holdings(federation: Federation, path: Path) -> None:
+    """Who holds how much, a row a client; a part of the clients at a time."""
+    partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
+    columns = {
+        "train": partition.train.sizes(),
+        "validation": partition.validation.sizes(),
+        "test": partition.test.sizes(),
+    }
+    if partition.clusters is not None:
+        columns["clusters"] = partition.clusters
+    row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
     if dataset.labels is not None:
-        described["labels"] = [
-            np.bincount(dataset.labels[partition.train[k]], minlength=dataset.num_classes).tolist()
-            for k in range(federation.num_clients)
-        ]
-    return described
+        most = max(int(pool.sizes().max()) for pool in partition.pools)
+        small = most * len(partition.pools) < 256
+        dtype = torch.uint8 if small else torch.int32
+        row["labels"] = torch.zeros(dataset.num_classes, dtype=dtype)
+    path.unlink(missing_ok=True)  # of a run that was killed here
+    file = RowFile(path, clients, row)
+    for start in range(0, clients, _BLOCK):
+        some = slice(start, start + _BLOCK)
+        rows = {name: torch.from_numpy(values[some]) for name, values in columns.items()}
+        if dataset.labels is not None:
+            counts = partition.counts(dataset.labels, dataset.num_classes, some)
+            rows["labels"] = torch.from_numpy(counts)
+        file.write(start, rows)
+    file.sync()
 
 
 def _environment() -> dict[str, Any]:

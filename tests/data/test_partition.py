@@ -2,9 +2,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from datasets import Dataset as Table
+from flwr_datasets.partitioner import (
+    DirichletPartitioner,
+    IidPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+    ShardPartitioner,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtailor import random
 from fedtailor.data import Dataset, Partition, SplitConfig, partition
 from fedtailor.data.table import Images
 from fedtailor.errors import InputError
@@ -86,8 +95,57 @@ def test_the_seed_decides(scheme, digits):
 
 def test_the_digest_is_the_same_on_every_machine():
     parts = partition(table([0, 1] * 6), SplitConfig(clients=2), seed=0)
-    assert parts.digest == "df11f3400ac239b1d37519fa0ea043e2d71aa7acc1889de4d4dde4777ae3e381"
+    assert parts.digest == "35e6d82db26a3a88f532495ae178f37638ec58fd3faf6995d3e56a53fec48eec"
     assert parts.train.rows.dtype == np.int64
+
+
+def flower(scheme: str, config: SplitConfig, seed: int, table: Table) -> Partitioner:
+    drawn = int(random.generator(seed, "partition", *scheme.split()).integers(2**63))
+    made = {
+        "iid": lambda: IidPartitioner(config.clients),
+        "dirichlet 0": lambda: DirichletPartitioner(
+            config.clients,
+            "by",
+            config.alpha,
+            min_partition_size=config.min_examples,
+            self_balancing=True,
+            seed=drawn,
+        ),
+        "pathological": lambda: PathologicalPartitioner(
+            config.clients,
+            "by",
+            config.classes_per_client,
+            class_assignment_mode="first-deterministic",
+            seed=drawn,
+        ),
+        "shards": lambda: ShardPartitioner(
+            config.clients, "by", config.shards_per_client, seed=drawn
+        ),
+    }[scheme]()
+    made.dataset = table
+    return made
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The specified min_partition_size",
+    "ignore:Classes.*NOT be used",
+    "ignore:Specifying null_placement",
+)
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet 0", "pathological", "shards"])
+@pytest.mark.parametrize(("clients", "seed"), [(6, 0), (17, 1), (50, 2)])
+def test_rows_are_dealt_as_flower_deals_them(scheme, clients, seed, digits):
+    dataset = replace(digits, num_train=1500)
+    config = SplitConfig(
+        clients, scheme.split()[0], alpha=2.0, classes_per_client=3, shards_per_client=3,
+        min_examples=2, validation=0,
+    )  # fmt: skip
+    rows = random.generator(seed, "partition", "order").permutation(1500)
+    if scheme == "shards":
+        rows = rows[: 1500 - 1500 % (3 * clients)]
+    theirs = flower(scheme, config, seed, Table.from_dict({"row": rows, "by": digits.labels[rows]}))
+    ours = partition(dataset, config, seed).train
+    for client in range(clients):
+        assert ours[client].tolist() == sorted(theirs.load_partition(client)["row"])
 
 
 def test_iid_is_even(digits):
@@ -312,3 +370,14 @@ def test_any_partition_holds_what_it_must(labels, num_test, config, seed):
             given_out = np.isin(dataset.labels[dataset.num_train :], trained)
             assert len(parts.test.rows) == given_out.sum()
     assert parts.digest == partition(dataset, config, seed).digest
+    for split in (parts.train, parts.validation, parts.test):
+        assert [split.size(k) for k in range(config.clients)] == split.sizes().tolist()
+        assert [len(split[k]) for k in range(config.clients)] == split.sizes().tolist()
+        assert np.array_equal(split.rows, np.concatenate([split[k] for k in range(config.clients)]))
+    assert np.array_equal(parts.rows, np.unique(rows))
+    count = parts.counts(dataset.labels, 4, slice(None))
+    assert np.array_equal(count.sum(0), counts(dataset.labels[rows], 4))
+    some = np.concatenate([held(parts, 0), parts.test[0]])
+    assert np.array_equal(
+        parts.counts(dataset.labels, 4, slice(0, 1))[0], counts(dataset.labels[some], 4)
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 K = 6
 BLOCKS = 4
@@ -116,6 +116,13 @@ def _write_trial(
         save_file(tensors, folder / "private.safetensors")
 
 
+def hold(run: Path, seed: int, **columns: Any) -> None:
+    """Set columns of what the clients hold; None takes one away."""
+    path = run / "partitions" / f"seed-{seed}.safetensors"
+    held = {**(load_file(path) if path.exists() else {}), **columns}
+    save_file({n: np.array(v, np.int32) for n, v in held.items() if v is not None}, path)
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """A function that writes a run directory and returns its path."""
@@ -151,19 +158,18 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         versions = {"fedtailor": "0.1.0", "torch": "2.13.0"}
         environment = {"versions": versions, "machine": {"cpu": "8 cores"}, "date": "2026-11-21"}
         _write(path / "environment.json", environment)
-        partition: dict[str, Any] = {
-            "clients": K,
+        partition = {"clients": K, "classes": [] if is_lm else ["a", "b", "c"]}
+        held: dict[str, Any] = {
             "train": [60, 50, 40, 30, 20, 10],
             "validation": VALIDATION,
             "test": TEST,
-            "classes": [] if is_lm else ["a", "b", "c"],
-            "clusters": None,
         }
         if not is_lm:
-            partition["labels"] = [[60 - 10 * k, 0, 0] for k in range(3)] + [[0, 10, 20]] * 3
+            held["labels"] = [[60 - 10 * k, 0, 0] for k in range(3)] + [[0, 10, 20]] * 3
         for seed in seeds:
             where = path / "partitions" / f"seed-{seed}.json"
             _write(where, partition | {"digest": f"{digest}-{seed}" + "0" * 40})
+            hold(path, seed, **held)
             for method in methods:
                 trial = path / "methods" / method / f"seed-{seed}"
                 _write_trial(

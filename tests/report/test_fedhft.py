@@ -1,6 +1,5 @@
 """What the figures of FedHFT show, from run directories."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fedtailor.report.methods.fedhft import _short, assignments, kept_rows
 from fedtailor.report.page import write
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
+from tests.report.conftest import hold
 
 K, C = 6, 2
 LAYERS = [f"net.layer.{i}.{part}.dense" for i in (0, 10, 2) for part in ("attention", "output")]
@@ -60,8 +60,7 @@ def test_assignments_are_shown_by_cluster_and_round_ordered_by_group(make_run: M
     for c, picture in enumerate(ends):
         expected = np.stack([p_after(number)[order, c] for number in (2, 4, 6)], 1)
         np.testing.assert_allclose(picture, expected, atol=1e-6)
-    where = run / "partitions" / "seed-0.json"
-    where.write_text(json.dumps({**json.loads(where.read_text()), "clusters": [0, 0, 1, 1, 2, 2]}))
+    hold(run, 0, clusters=[0, 0, 1, 1, 2, 2])
     drawing = assignments(entry(run))
     np.testing.assert_allclose(pictures(drawing)[0][:, -1], p_after(6)[:, 0], atol=1e-6)
     assert drawing is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedtailor.report.methods.fedmerge import weight_heat_map
 from fedtailor.report.page import write
 from fedtailor.report.read import read
 from fedtailor.report.select import entries
+from tests.report.conftest import hold
 
 MakeRun = Callable[..., Path]
 CLIENTS = np.array([0, 1, 2, 4, 5])  # client 3 is not evaluated
@@ -42,8 +42,8 @@ def observe(run: Path, fixed: bool = False) -> None:
 
 
 def group(run: Path, clusters: list[int] | None) -> None:
-    for path in (run / "partitions").iterdir():
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"clusters": clusters}))
+    for seed in (0, 1):
+        hold(run, seed, clusters=clusters)
 
 
 def drawn(run: Path) -> Drawing:

@@ -16,6 +16,7 @@ from fedtailor.report.methods import FIGURES
 from fedtailor.report.methods.pfedgate import clustering, gates_by_round
 from fedtailor.report.read import read, tensor_names
 from fedtailor.report.select import Entry, entries
+from tests.report.conftest import hold
 
 MakeRun = Callable[..., Path]
 Arrays = Mapping[str, NDArray[Any]]
@@ -213,9 +214,8 @@ def test_the_figures_are_the_same_each_time(gated: Path) -> None:
 def test_many_clients_are_drawn_without_their_numbers(gated: Path) -> None:
     K = 120
     file = gated / "partitions/seed-0.json"
-    partition = json.loads(file.read_text())
-    partition |= {"clients": K, "labels": [[1 + k % 3, 2, 0] for k in range(K)]}
-    file.write_text(json.dumps(partition))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "clients": K}))
+    hold(gated, 0, labels=[[1 + k % 3, 2, 0] for k in range(K)])
     x = np.random.default_rng(1).normal(size=(K, 3, 4)).astype(np.float32)
     tensors = {"__seen__": np.ones(K, np.uint8), "gate.weights.linear.weight": x}
     with matplotlib.rc_context(drawing.RC):

@@ -59,6 +59,7 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     [
         "environment.json",
         "partitions/seed-1.json",
+        "partitions/seed-1.safetensors",
         "methods/fedavg/seed-0/history.jsonl",
         "methods/fedavg/seed-0/costs.json",
     ],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
-from .table import Dataset, Indices, Partition, Shares
+from .table import Dataset, Indices, Labels, Partition, Shares, Split
+
+_BLOCK = 1 << 16  # rows hashed at a time
+_RECENT = 10_000  # clients whose rows, once cut, are kept
 
 
 def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
@@ -30,7 +33,9 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
         seed: used unless ``config.seed`` is given.
 
     Returns:
-        The rows of K clients, ascending, and a hash that is the same on every machine.
+        The rows of K clients, ascending, and a hash that is the same on every machine. Who holds
+        which rows is settled at once, with a few bytes a row; how a client's rows are cut is
+        worked out when they are asked for.
 
     Raises:
         InputError: the scheme can't be carried out on this data.
@@ -41,62 +46,124 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
     (array([431, 431, 431]), array([48, 48, 48]), array([120, 120, 120]))
     """
     seed = seed if config.seed is None else config.seed
-    labels = dataset.labels
+    labels: Labels | None = dataset.labels
     if labels is None:
-        labels = np.zeros(len(dataset.inputs), np.int64)
+        labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
     schemes.check(dataset, config, labels)
-    owned, clusters = schemes.deal(dataset, config, labels, seed)
-    empty = [client for client, rows in enumerate(owned) if len(rows) == 0]
-    if empty:
+    dealt, clusters = schemes.deal(dataset, config, labels, seed)
+    clients = len(dealt)
+    empty = np.flatnonzero(dealt.sizes() == 0)
+    if len(empty):
         raise InputError(
-            f"client {empty[0]} has no examples (so have {len(empty)} of {len(owned)} clients); "
-            f"use fewer clients than {len(owned)}"
+            f"client {empty[0]} has no examples (so have {len(empty)} of {clients} clients); "
+            f"use fewer clients than {clients}"
         )
+    own: Split = dealt
+    test: Split
     if dataset.num_train < len(dataset.inputs):
-        owned = [_cap(rows, client, config, seed) for client, rows in enumerate(owned)]
-        test = _deal_test(dataset, config, labels, owned, seed)
+        own = dealt = _capped(dealt, config, seed)
+        test = _deal_test(dataset, config, labels, dealt, seed)
     else:
-        owned, test = _cut_all(owned, labels, config.test, _test_count(config), "test", seed)
-        owned = [_cap(rows, client, config, seed) for client, rows in enumerate(owned)]
-    train, validation = _cut_all(
-        owned, labels, config.validation, lambda count: count - 1, "validation", seed
-    )
-    shares = (Shares.of(train), Shares.of(validation), Shares.of(test))
-    return Partition(*shares, _digest(shares, clusters), clusters)
+        spare = 2 if config.validation > 0 else 1
+        cut = _Cut(dealt, labels, seed, "test", config.test, spare)
+        own, test = _Side(cut, 0), _Side(cut, 1)
+        if config.max_examples is not None:  # then what nobody uses is let go
+            test = Shares.packed((test[client] for client in range(clients)), test.sizes())
+            own = _capped(own, config, seed)
+    cut = _Cut(own, labels, seed, "validation", config.validation, 1)
+    splits = (_Side(cut, 0), _Side(cut, 1), test)
+    parts = Partition(*splits, digest="", clusters=clusters)
+    return replace(parts, digest=_digest(parts, config, seed))
 
 
-def _cap(rows: Indices, client: int, config: SplitConfig, seed: int) -> Indices:
-    if config.max_examples is None or len(rows) <= config.max_examples:
+def _capped(split: Split, config: SplitConfig, seed: int) -> Shares:
+    """At most ``config.max_examples`` of each client's rows."""
+    most = config.max_examples
+    if most is None:
+        return split.pool
+    sizes = np.minimum(split.sizes(), most)
+    return Shares.packed((_cap(split[k], k, most, seed) for k in range(len(split))), sizes)
+
+
+def _cap(rows: Indices, client: int, most: int, seed: int) -> Indices:
+    if len(rows) <= most:
         return rows
     rng = random.generator(seed, "partition", "cap", client)
-    return np.sort(rng.permutation(rows)[: config.max_examples])
+    return np.sort(rng.permutation(rows)[:most])
 
 
-def _test_count(config: SplitConfig) -> Callable[[int], int]:
-    """How many of a client's rows may be for test."""
-    return lambda count: count - (2 if config.validation > 0 else 1)
+@dataclass(frozen=True)
+class _Cut:
+    """What cuts ``fraction`` of each client's rows off, at least 1, leaving ``spare``; done for a
+    client when it is asked for."""
+
+    source: Split
+    labels: Labels
+    seed: int
+    purpose: str
+    fraction: float
+    spare: int
+    recent: dict[int, tuple[Indices, Indices]] = field(default_factory=dict, repr=False)
+
+    def count(self, sizes: Indices) -> Indices:
+        """How many rows are cut off of so many."""
+        if self.fraction == 0:
+            return np.zeros_like(sizes)
+        wanted = np.maximum(1, np.rint(self.fraction * sizes).astype(np.int64))
+        return np.clip(sizes - self.spare, 0, wanted)
+
+    def sides(self, client: int) -> tuple[Indices, Indices]:
+        """(rest, cut) of a client, kept for a while."""
+        if client not in self.recent:
+            if len(self.recent) == _RECENT:
+                self.recent.clear()
+            self.recent[client] = self._sides(client)
+        return self.recent[client]
+
+    def _sides(self, client: int) -> tuple[Indices, Indices]:
+        rows = self.source[client]
+        count = int(self.count(np.array(len(rows))))
+        if count == 0:
+            return rows, rows[:0]
+        rng = random.generator(self.seed, "partition", self.purpose, client)
+        return _cut(rows, self.labels[rows], count, rng)
 
 
-def _cut_all(
-    owned: Sequence[Indices],
-    labels: Indices,
-    fraction: float,
-    most: Callable[[int], int],
-    purpose: str,
-    seed: int,
-) -> tuple[list[Indices], list[Indices]]:
-    """(rest, cut) of each client: ``fraction`` of its rows, at least 1, at most ``most``."""
-    pairs = []
-    for client, rows in enumerate(owned):
-        count = max(1, round(fraction * len(rows))) if fraction > 0 else 0
-        count = max(0, min(count, most(len(rows))))
-        rng = random.generator(seed, "partition", purpose, client)
-        pairs.append(_cut(rows, labels[rows], count, rng))
-    return [rest for rest, _ in pairs], [cut for _, cut in pairs]
+@dataclass(frozen=True)
+class _Side:
+    """The split that is one side of a cut: 0 the rest, 1 what is cut off."""
+
+    cut: _Cut
+    side: Literal[0, 1]
+
+    @property
+    def pool(self) -> Shares:
+        return self.cut.source.pool
+
+    @property
+    def rows(self) -> Indices:
+        return Shares.packed((self[client] for client in range(len(self))), self.sizes()).rows
+
+    def __len__(self) -> int:
+        return len(self.cut.source)
+
+    def __getitem__(self, client: int) -> Indices:
+        return self.cut.sides(client)[self.side]
+
+    def size(self, client: int) -> int:
+        return int(self._size(np.array(self.cut.source.size(client))))
+
+    def sizes(self) -> Indices:
+        whole = self.cut.source.sizes()  # few sizes, many clients
+        return self._size(np.arange(whole.max(initial=0) + 1))[whole]
+
+    def _size(self, whole: Indices) -> Indices:
+        count = self.cut.count(whole)
+        return count if self.side else whole - count
 
 
 def _cut(
-    rows: Indices, labels: Indices, count: int, rng: np.random.Generator
+    rows: Indices, labels: Labels, count: int, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
     """Cut ``count`` rows off, drawn from each class in proportion."""
     classes, sizes = np.unique(labels, return_counts=True)
@@ -115,39 +182,40 @@ def _apportion(weights: Indices, total: int, rng: np.random.Generator) -> Indice
 
 
 def _deal_test(
-    dataset: Dataset, config: SplitConfig, labels: Indices, owned: Sequence[Indices], seed: int
-) -> list[Indices]:
-    rows = np.arange(dataset.num_train, len(dataset.inputs))
-    owner = np.full(len(rows), -1)
+    dataset: Dataset, config: SplitConfig, labels: Labels, dealt: Shares, seed: int
+) -> Shares:
+    first = dataset.num_train
+    owner = np.full(len(dataset.inputs) - first, -1)
     if config.scheme == "natural" and dataset.groups is not None:
-        ids = np.array([dataset.groups[own[0]] for own in owned])  # ascending
-        place = np.searchsorted(ids, dataset.groups[rows]).clip(max=len(ids) - 1)
-        owner = np.where(ids[place] == dataset.groups[rows], place, -1)
+        ids = dataset.groups[dealt.owned[dealt.offsets[:-1]]]  # ascending
+        groups = dataset.groups[first:]
+        place = np.searchsorted(ids, groups).clip(max=len(ids) - 1)
+        owner = np.where(ids[place] == groups, place, -1)
     if (owner == -1).all():
-        owner = _owners(labels[rows], labels, owned, seed)
-    order = np.argsort(owner, kind="stable")
-    ends = np.searchsorted(owner[order], np.arange(len(owned) + 1))
-    return [rows[order[a:b]] for a, b in itertools.pairwise(ends)]
+        owner = _owners(labels[first:], labels, dealt, seed)
+    return Shares.by_owner(owner, len(dealt), first)
 
 
-def _owners(test_labels: Indices, labels: Indices, owned: Sequence[Indices], seed: int) -> Indices:
+def _owners(test_labels: Labels, labels: Labels, dealt: Shares, seed: int) -> Indices:
     """The client of each test row, -1 for none: by its share of the class's training rows."""
-    holder = np.repeat(np.arange(len(owned)), [len(rows) for rows in owned])
-    held = labels[np.concatenate(owned)]
+    holder = np.repeat(np.arange(len(dealt), dtype=np.int32), dealt.sizes())
+    held = labels[dealt.owned]
     owner = np.full(len(test_labels), -1)
     for name in np.unique(test_labels):
-        counts = np.bincount(holder[held == name], minlength=len(owned))
+        counts = np.bincount(holder[held == name], minlength=len(dealt))
         if counts.sum() > 0:
             rng = random.generator(seed, "partition", "official test", int(name))
             places = rng.permutation(np.flatnonzero(test_labels == name))
-            owner[places] = np.repeat(np.arange(len(owned)), _apportion(counts, len(places), rng))
+            owner[places] = np.repeat(np.arange(len(dealt)), _apportion(counts, len(places), rng))
     return owner
 
 
-def _digest(shares: Sequence[Shares], clusters: Indices | None) -> str:
-    digest = hashlib.sha256()
-    arrays = [array for share in shares for array in (share.rows, share.offsets)]
-    for array in [*arrays, *([] if clusters is None else [clusters])]:
+def _digest(parts: Partition, config: SplitConfig, seed: int) -> str:
+    """Over the rows as dealt and all that says how they are cut."""
+    digest = hashlib.sha256(repr((seed, config.test, config.validation)).encode())
+    arrays = [array for pool in parts.pools for array in (pool.offsets, pool.owned)]
+    for array in [*arrays, *([] if parts.clusters is None else [parts.clusters])]:
         digest.update(len(array).to_bytes(8, "little"))
-        digest.update(array.astype("<i8").tobytes())
+        for start in range(0, len(array), _BLOCK):
+            digest.update(array[start : start + _BLOCK].astype("<i8").tobytes())
     return digest.hexdigest()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
+Labels = NDArray[np.integer]  # of classes
 Batch = dict[str, Tensor]
+
+_BLOCK = 1 << 18  # rows sorted at a time
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,16 @@ class Dataset:
     """A data set ready for training.
 
     Rows ``[0, num_train)`` may be trained on; rows from ``num_train`` on are the official test
-    split (none if ``num_train == len(inputs)``). ``labels`` is int64 ``[N]``, None for causal
-    language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role) if the
-    source names a column for it. ``digest`` identifies the content.
+    split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
+    causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
+    if the source names a column for it. ``digest`` identifies the content.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: Literal["classification", "causal-lm"]
     digest: str
-    labels: Indices | None = None
+    labels: Labels | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
 
@@ -98,47 +101,134 @@ class Dataset:
         """The inputs and, for classification, ``labels`` int64 ``[b]``."""
         batch = self.inputs.batch(indices)
         if self.labels is not None:
-            batch["labels"] = torch.from_numpy(self.labels[indices])
+            batch["labels"] = torch.from_numpy(self.labels[indices].astype(np.int64))
         return batch
+
+
+class Split(Protocol):
+    """K disjoint lists of rows, one a client."""
+
+    @property
+    def pool(self) -> Shares:
+        """The rows that this split and perhaps others are cut from, or the split itself."""
+
+    @property
+    def rows(self) -> Indices:
+        """The rows of all clients."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int) -> Indices: ...
+
+    def size(self, client: int) -> int:
+        """The number of rows of one client."""
+
+    def sizes(self) -> Indices:
+        """The number of rows of each client, ``[K]``."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """K disjoint lists of rows: client k has ``rows[offsets[k]:offsets[k + 1]]``."""
+    """A `Split` that is written out: client k has ``owned[offsets[k]:offsets[k + 1]]``."""
 
-    rows: Indices
+    owned: NDArray[np.integer]
     offsets: Indices
+
+    @property
+    def pool(self) -> Shares:
+        return self
+
+    @property
+    def rows(self) -> Indices:
+        return self.owned.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Indices:
-        return self.rows[self.offsets[client] : self.offsets[client + 1]]
+        return self.owned[self.offsets[client] : self.offsets[client + 1]].astype(np.int64)
+
+    def size(self, client: int) -> int:
+        return int(self.offsets[client + 1] - self.offsets[client])
 
     def sizes(self) -> Indices:
-        """The number of rows of each client, ``[K]``."""
         return np.diff(self.offsets)
 
     @staticmethod
     def of(lists: Sequence[Indices]) -> Shares:
         """Pack ``lists``, one a client."""
-        offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-        rows = np.concatenate([np.asarray(part, dtype=np.int64) for part in lists])
-        return Shares(rows, offsets)
+        return Shares.packed(lists, np.array([len(part) for part in lists], np.int64))
+
+    @staticmethod
+    def packed(lists: Iterable[Indices], sizes: Indices) -> Shares:
+        """Pack ``lists``, one a client, whose lengths are known before they are."""
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        owned = np.empty(offsets[-1], np.int64)
+        for start, part in zip(offsets, lists, strict=False):
+            owned[start : start + len(part)] = part
+        return Shares(owned, offsets)
+
+    @staticmethod
+    def by_owner(owner: NDArray[np.integer], num_clients: int, first: int = 0) -> Shares:
+        """Client k has the rows, counted from ``first`` on and ascending, whose ``owner`` is k; -1
+        is nobody."""
+        sizes = np.zeros(num_clients, np.int64)
+        blocks = range(0, len(owner), _BLOCK)
+        for start in blocks:
+            part = owner[start : start + _BLOCK]
+            sizes += np.bincount(part[part >= 0], minlength=num_clients)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        owned = np.empty(offsets[-1], row_type(first + len(owner)))
+        free = offsets[:-1].copy()
+        for start in blocks:
+            order = np.argsort(owner[start : start + _BLOCK], kind="stable")
+            whose = owner[start + order]
+            order, whose = order[whose >= 0], whose[whose >= 0]
+            owned[free[whose] + np.arange(len(whose)) - np.searchsorted(whose, whose)] = (
+                first + start + order
+            )
+            free += np.bincount(whose, minlength=num_clients)
+        return Shares(owned, offsets)
+
+
+def row_type(count: int) -> type[np.integer]:
+    """What holds the numbers of ``count`` rows: four bytes where they are enough."""
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
 
 
 @dataclass(frozen=True)
 class Partition:
     """Who holds which rows, for training, validation and test, and a hash over all of it."""
 
-    train: Shares
-    validation: Shares
-    test: Shares
+    train: Split
+    validation: Split
+    test: Split
     digest: str
     clusters: Indices | None = None  # [K]: the ground-truth cluster, where the scheme has one
 
     @property
+    def pools(self) -> list[Shares]:
+        """The written-out rows that the three splits are cut from, each once; together they are
+        all that anybody holds."""
+        found = (self.train.pool, self.validation.pool, self.test.pool)
+        return list({id(pool): pool for pool in found}.values())
+
+    @property
     def rows(self) -> Indices:
         """All rows that anybody holds, ascending."""
-        parts = (self.train, self.validation, self.test)
-        return np.unique(np.concatenate([part.rows for part in parts]))
+        end = max((int(pool.owned.max(initial=-1)) for pool in self.pools), default=-1) + 1
+        held = np.zeros(end, dtype=bool)
+        for pool in self.pools:
+            held[pool.owned] = True
+        return np.flatnonzero(held)
+
+    def counts(self, labels: Labels, num_classes: int, clients: slice) -> Indices:
+        """Examples of some clients by class, over their three splits, ``[n, classes]``."""
+        start, stop, _ = clients.indices(len(self.train))
+        total = np.zeros((stop - start) * num_classes, np.int64)
+        for pool in self.pools:
+            ends = pool.offsets[start : stop + 1]
+            place = np.repeat(np.arange(stop - start), np.diff(ends)) * num_classes
+            place += labels[pool.owned[ends[0] : ends[-1]]]
+            total += np.bincount(place, minlength=len(total))
+        return total.reshape(-1, num_classes)

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .drawing import Drawing, marker, new_figure, shared_legend, style
-from .read import Evaluation, Partition, Run
+from .read import Counts, Evaluation, Run
 from .select import Choice, Entry, Metric, by_round, choose, summary
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+_MOST_COLUMNS = 2000  # clients side by side
 _MOST_DOTS = 300  # clients a method; above it the box alone is drawn
 
 
@@ -207,27 +209,33 @@ def client_ticks(axis: object, order: Sequence[int]) -> None:
         axis.set_xticks([])  # type: ignore[attr-defined]
 
 
-def _label_order(partition: Partition, counts: Floats) -> Sequence[int]:
-    groups = partition.clusters or [0] * partition.clients
-    main = counts.argmax(axis=1)
-    return sorted(range(partition.clients), key=lambda k: (groups[k], main[k], -counts[k].max()))
+def _label_order(counts: Floats, groups: Counts | None) -> Indices:
+    """By group, then by the most frequent class, then by how many of it."""
+    keys = [-counts.max(axis=1), counts.argmax(axis=1)]
+    return np.lexsort(keys if groups is None else [*keys, groups])
 
 
 def labels(run: Run) -> Drawing:
-    """Training examples by client and class for the run's first seed."""
+    """Examples by client and class for the run's first seed."""
     from matplotlib.colors import PowerNorm
 
     seed, partition = next(iter(run.partitions.items()))
     where = f"Partition of {run.name}, seed {seed}, hash {partition.digest[:12]}. "
+    # as many as can be told apart, from the first to the last
+    count = min(partition.clients, _MOST_COLUMNS)
+    shown = np.linspace(0, partition.clients - 1, count).astype(np.int64)
+    some = "" if count == partition.clients else f" {count:,} of {partition.clients:,} clients."
     if partition.labels is None:
         figure = new_figure(2.8)
         axis = figure.subplots()
-        sizes = sorted(partition.train, reverse=True)
+        sizes = np.sort(partition.train)[::-1][shown]
         axis.fill_between(range(len(sizes)), sizes, step="mid", color=style(0)["color"], alpha=0.75)
         axis.set(xlabel="clients, largest first", ylabel="training examples", ylim=(0, None))
-        return Drawing("Clients' data", figure, where + "Training examples a client, sorted.")
-    counts = np.array(partition.labels, dtype=np.float64)  # [K, classes]
-    order = _label_order(partition, counts)
+        caption = f"{where}Training examples a client, sorted.{some}"
+        return Drawing("Clients' data", figure, caption)
+    counts = partition.labels[shown].astype(np.float64)  # [n, classes]
+    groups = None if partition.clusters is None else partition.clusters[shown]
+    order = _label_order(counts, groups)
     figure = new_figure(min(6.5, max(2.4, 1.3 + 0.22 * counts.shape[1])))
     axis = figure.subplots()
     image = axis.imshow(
@@ -239,13 +247,13 @@ def labels(run: Run) -> Drawing:
     )
     if counts.shape[1] <= 24:
         axis.set_yticks(range(counts.shape[1]), [name[:24] for name in partition.classes])
-    client_ticks(axis, order)
-    axis.set(xlabel=f"{partition.clients} clients", ylabel="class")
-    figure.colorbar(image, ax=axis, label="training examples")
-    grouped = "cluster, then by " if partition.clusters else ""
+    client_ticks(axis, shown[order].tolist())
+    axis.set(xlabel=f"{len(shown)} clients", ylabel="class")
+    figure.colorbar(image, ax=axis, label="examples")
+    grouped = "" if groups is None else "cluster, then by "
     return Drawing(
         "Labels of the clients",
         figure,
-        where + f"Training examples by client and class (white: none); clients ordered by {grouped}"
-        "their most frequent class.",
+        f"{where}Examples of all splits by client and class (white: none); clients ordered by "
+        f"{grouped}their most frequent class.{some}",
     )

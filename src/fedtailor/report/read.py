@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
@@ -19,18 +20,21 @@ if TYPE_CHECKING:
     Record = TypeVar("Record", bound=DataclassInstance)
 
 
+Counts = NDArray[np.integer]
+
+
 @dataclass(frozen=True)
 class Partition:
-    """Who holds how much: sizes ``[K]``, and training examples by client and class."""
+    """Who holds how much: sizes ``[K]``, and examples of all splits by client and class."""
 
     digest: str
     clients: int
-    train: Sequence[int]
-    validation: Sequence[int]
-    test: Sequence[int]
+    train: Counts
+    validation: Counts
+    test: Counts
     classes: Sequence[str] = ()
-    labels: Sequence[Sequence[int]] | None = None  # [K][classes]; None: language modelling
-    clusters: Sequence[int] | None = None
+    labels: Counts | None = None  # [K, classes]; None: language modelling
+    clusters: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,8 @@ def read(path: Path) -> Run:
     partitions = {}
     for seed in sorted({trial.seed for trial in trials}):
         where = path / "partitions" / f"seed-{seed}.json"
-        partitions[seed] = _record(Partition, _json(where), str(where))
+        described = _json(where) | tensors(where.with_suffix(".safetensors"))
+        partitions[seed] = _record(Partition, described, str(where))
     environment = _json(path / "environment.json")
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
 

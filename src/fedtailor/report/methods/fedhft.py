@@ -44,7 +44,7 @@ def _history(trial: Trial) -> tuple[list[int], list[int], Floats]:
 def _by_group(clients: Sequence[int], last: Floats, partition: Partition) -> list[list[int]]:
     """Positions of the clients by true group, or else by the cluster they end in."""
     groups = partition.clusters
-    main = last.argmax(1).tolist() if groups is None else [groups[client] for client in clients]
+    main = (last.argmax(1) if groups is None else groups[list(clients)]).tolist()
     return [[at for at, of in enumerate(main) if of == group] for group in sorted(set(main))]
 
 

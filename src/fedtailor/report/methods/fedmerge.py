@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..drawing import Drawing, new_figure
-from ..read import Trial
+from ..read import Counts, Trial
 from ..select import Entry
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _shown(trial: Trial) -> tuple[list[int], list[tuple[int, Weights]]]:
     return clients, [maps[at] for at in _spread(len(maps))]
 
 
-def _order(clients: Sequence[int], last: Weights, clusters: Sequence[int] | None) -> list[int]:
+def _order(clients: Sequence[int], last: Weights, clusters: Counts | None) -> list[int]:
     """Positions of the clients: by true cluster and number, or else by their strongest model."""
     if clusters is not None:
         return sorted(range(len(clients)), key=lambda at: (clusters[clients[at]], clients[at]))
@@ -77,7 +77,7 @@ def weight_heat_map(entry: Entry) -> Drawing:
     for row, (trial, clients, maps) in zip(panels, trials, strict=True):
         clusters = entry.run.partitions[trial.seed].clusters
         order = _order(clients, maps[-1][1], clusters) if maps else []
-        groups = [clusters[clients[at]] if clusters is not None else 0 for at in order]
+        groups = [0 if clusters is None else int(clusters[clients[at]]) for at in order]
         for axis, (number, w) in zip(row, maps, strict=False):
             image = _draw(axis, w[order], groups, high)
             axis.set_title(f"round {number}")

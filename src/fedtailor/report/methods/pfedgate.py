@@ -155,11 +155,11 @@ def clustering(entry: Entry) -> Drawing:
         f"{' The axis starts above 0.' if low else ''}"
     )
     if partition.labels is not None:
-        counts = np.array(partition.labels, dtype=np.float64)[clients]  # [n, classes]
+        counts = partition.labels[clients].astype(np.float64)  # [n, classes]
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         if order:
             image = _strip(last, shares[leaves], partition.classes)
-            figure.colorbar(image, ax=last, label="share of the client's\ntraining examples")
+            figure.colorbar(image, ax=last, label="share of the\nclient's examples")
         caption += (
             " Below, the labels of the same clients in the same order (white: none)."
             + _agreement(distances, shares)

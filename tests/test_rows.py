@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from fedtailor.rows import RowFile
+
+ROW = {
+    "h": torch.zeros(3, dtype=torch.bfloat16),
+    "w": torch.zeros(2, 2),
+    "n": torch.zeros((), dtype=torch.int64),
+    "none": torch.zeros(0),
+    "b": torch.zeros(3, dtype=torch.bool),
+}
+
+
+def rows(count: int) -> dict[str, torch.Tensor]:
+    return {
+        "h": torch.arange(3 * count).view(count, 3).to(torch.bfloat16),
+        "w": torch.randn(count, 2, 2),
+        "n": torch.arange(count) + 7,
+        "none": torch.zeros(count, 0),
+        "b": torch.tensor([[True, False, True]] * count),
+    }
+
+
+def test_rows_are_where_safetensors_looks_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.safetensors"
+    file, new = RowFile(path, 6, ROW), rows(3)
+    file.write(2, new)
+    file.sync()
+    loaded = load_file(path)
+    for name, value in new.items():
+        assert loaded[name].dtype == ROW[name].dtype
+        assert loaded[name][2:5].equal(value)
+        assert not loaded[name][[0, 1, 5]].any()
+        assert all(file.read(2 + at)[name].equal(value[at]) for at in range(3))
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    path, new = tmp_path / "rows.safetensors", rows(1)
+    RowFile(path, 6, ROW).write(4, new)
+    again = RowFile(path, 6, ROW)
+    again.expect(4)
+    assert again.read(4)["w"].equal(new["w"][0])
+
+
+def test_values_are_brought_to_the_type_of_the_file(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "rows.safetensors", 2, {"w": torch.zeros(2)})
+    file.write(1, {"w": torch.tensor([[1.5, 2.0]], dtype=torch.float64)})
+    assert file.read(1)["w"].equal(torch.tensor([1.5, 2.0]))
