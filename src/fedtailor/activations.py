@@ -165,6 +165,10 @@ class Gates(nn.Module):
         model.register_forward_pre_hook(self._enter)
         model.register_forward_hook(self._leave, always_call=True)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """As the last module of an nn.Sequential it hands on what it is given."""
+        return x
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the forward pass inside."""

@@ -133,6 +133,30 @@ def test_one_round_of_two_clients(name: str) -> None:
     np.testing.assert_allclose(logits, h @ expected[1].T, atol=1e-4)
 
 
+def test_a_chain_of_modules_is_trained_as_the_same_modules_in_a_class_are() -> None:
+    class Chained(nn.Module):
+        def __init__(self, chain: nn.Sequential) -> None:
+            super().__init__()
+            self.chain = chain
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            result: Tensor = self.chain(pixel_values)
+            return result
+
+    torch.manual_seed(0)
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+    given = Backbone(chain, prepare=lambda batch: {"input": batch["pixel_values"]})
+    trained = []
+    for backbone in (given, Backbone(Chained(chain))):
+        method = FedSQ(optimiser=Optimiser("sgd", lr=0.5))
+        task = Task(backbone, method.adapt)
+        state, loss = method.local(task, task.state, [digits_batch()] * 3, Context(key(0)))
+        assert loss < 3
+        trained.append({name.removeprefix("chain."): value for name, value in state.items()})
+    assert trained[0].keys() == trained[1].keys() >= {"1.weight", "3.bias"}
+    assert all(trained[0][name].equal(trained[1][name]) for name in trained[0])
+
+
 def digits_batch(count: int = 9) -> Batch:
     return digits_federation().dataset.batch(np.arange(count))
 
