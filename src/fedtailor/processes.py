@@ -190,8 +190,6 @@ class Processes:
 
     def _fork(self) -> _Child:
         assert self._memory is not None
-        if not self._children:  # imports what takes two seconds and 80 MB: once, not in every child
-            torch.func.grad(torch.sum)(torch.zeros(()))
         child = _Child(self._works, self._memory, self._children, self.processes)
         self._children.append(child)
         return child
