@@ -20,7 +20,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from ..method import Cohort, FineTuning, Paper, Server
-from ..optim import Context, train
+from ..optim import Context, Optimiser, train
 from ..params import Params, weighted_sum
 from ..task import Batch, Task
 
@@ -95,3 +95,4 @@ class FedLoRA(_Finetuned):
     )
 
     trainable: Literal["lora"] = field(default="lora", kw_only=True)
+    optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
