@@ -1,0 +1,10 @@
+"""The same methods over Flower: what travels, the clients' side, the server's side.
+
+Needs the extra ``flower``. Flower's telemetry and its look for updates are off, unless the
+environment asks for them.
+"""
+
+import os
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
