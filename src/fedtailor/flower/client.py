@@ -133,7 +133,8 @@ class Site:
         bench = self._bench_for(order.label, order.seed)
         folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
-        results, sent = [], []
+        results: list[Result] = []
+        sent: list[Params] = []
         for turn in order.turns:
             try:
                 _check_turn(turn, served, payloads)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from annotated_types import Ge, Gt, Le
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
+from ..federation import Federation
 from .codec import WireError, pack, unpack
-from .messages import Census, Question
+from .messages import Census, Question, Sizes
 
 
 @dataclass(frozen=True)
@@ -127,3 +130,43 @@ def _said(reply: Message) -> RecordDict | str:
         return reply.content
     reason = (reply.error.reason or "").strip().splitlines()
     return reason[-1] if reason else f"Flower's error {reply.error.code}"
+
+
+def federation_from_afar(known: Mapping[int, Census], seed: int) -> Federation:
+    """The clients of one seed, from afar: as many examples, none of which is here."""
+    first = next(iter(known.values()))
+    sizes = {
+        client: counts
+        for census in known.values()
+        for client, counts in zip(census.clients, _counts(census, seed), strict=True)
+    }
+    train, validation, test = (
+        _shares([sizes[k][part] for k in sorted(sizes)]) for part in range(3)
+    )
+    splits = sorted({_sizes(census, seed).partition for census in known.values()})
+    held = "over Flower: " + ", ".join(sorted({census.data for census in known.values()}))
+    if first.picture is None:
+        inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
+    else:
+        inputs = Images(np.zeros((0, *first.picture), np.uint8))
+    dataset = Dataset(inputs, 0, first.task, held, classes=first.classes)
+    federation = Federation(dataset, Partition(train, validation, test, ", ".join(splits)), seed)
+    federation.check()
+    return federation
+
+
+def _sizes(census: Census, seed: int) -> Sizes:
+    for sizes in census.sizes:
+        if sizes.seed == seed:
+            return sizes
+    raise WireError(f"the node of clients {list(census.clients)} doesn't know seed {seed}")
+
+
+def _counts(census: Census, seed: int) -> list[tuple[int, int, int]]:
+    sizes = _sizes(census, seed)
+    return list(zip(sizes.train, sizes.validation, sizes.test, strict=True))
+
+
+def _shares(sizes: Sequence[int]) -> Shares:
+    offsets = np.cumsum([0, *sizes], dtype=np.int64)
+    return Shares(np.arange(offsets[-1]), offsets)

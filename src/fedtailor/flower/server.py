@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..costs import measure, wire_bytes
-from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..engine import (
     Clock,
     Round,
@@ -51,8 +50,8 @@ from ..run import backbone_of, check_same, describe, named, public_of, task_of
 from ..store import Store
 from ..task import Backbone, Task
 from .codec import WireError, pack, unpack
-from .messages import Census, Order, Report, Result, Sizes, Turn, digest
-from .nodes import Nodes, Patience
+from .messages import Order, Report, Result, Turn, digest
+from .nodes import Nodes, Patience, federation_from_afar
 
 
 def server_app(
@@ -99,7 +98,7 @@ def serve(
     check_same(experiment, out)
     nodes = Nodes(grid, patience, digest(experiment))
     nodes.gather()
-    federations = {seed: _federation(nodes.known, seed) for seed in experiment.seeds}
+    federations = {seed: federation_from_afar(nodes.known, seed) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
     if experiment.has_public:
         public = public_of(experiment, dataset, backbone)
@@ -121,46 +120,6 @@ def serve(
                     given = method, task, federation, experiment.plan
                     _Deployment(*given, folder, nodes, patience, blank).run()
     return out
-
-
-def _federation(known: Mapping[int, Census], seed: int) -> Federation:
-    """The clients of one seed, from afar: as many examples, none of which is here."""
-    first = next(iter(known.values()))
-    sizes = {
-        client: counts
-        for census in known.values()
-        for client, counts in zip(census.clients, _counts(census, seed), strict=True)
-    }
-    train, validation, test = (
-        _shares([sizes[k][part] for k in sorted(sizes)]) for part in range(3)
-    )
-    splits = sorted({_sizes(census, seed).partition for census in known.values()})
-    held = "over Flower: " + ", ".join(sorted({census.data for census in known.values()}))
-    if first.picture is None:
-        inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    else:
-        inputs = Images(np.zeros((0, *first.picture), np.uint8))
-    dataset = Dataset(inputs, 0, first.task, held, classes=first.classes)
-    federation = Federation(dataset, Partition(train, validation, test, ", ".join(splits)), seed)
-    federation.check()
-    return federation
-
-
-def _sizes(census: Census, seed: int) -> Sizes:
-    for sizes in census.sizes:
-        if sizes.seed == seed:
-            return sizes
-    raise WireError(f"the node of clients {list(census.clients)} doesn't know seed {seed}")
-
-
-def _counts(census: Census, seed: int) -> list[tuple[int, int, int]]:
-    sizes = _sizes(census, seed)
-    return list(zip(sizes.train, sizes.validation, sizes.test, strict=True))
-
-
-def _shares(sizes: Sequence[int]) -> Shares:
-    offsets = np.cumsum([0, *sizes], dtype=np.int64)
-    return Shares(np.arange(offsets[-1]), offsets)
 
 
 def _name(folder: RunFolder) -> str:
