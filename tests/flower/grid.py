@@ -75,12 +75,12 @@ class DirectGrid(Grid):
         return [self.waiting.pop(number) for number in message_ids if number in self.waiting]
 
 
-def experiment(*methods: str, **more: Any) -> Experiment:
+def experiment(method: str, fields: dict[str, Any] | None = None, **more: Any) -> Experiment:
     """Three rounds of three of five ragged clients on the digits."""
     content = {
         "name": "test",
         "rounds": 3,
-        "methods": {name: {} for name in methods},
+        "methods": {method: fields or {}},
         "split": {"clients": 5, "scheme": "dirichlet", "min_examples": 6, "max_examples": 20},
         "local": {"batch_size": 8},
         "cohort": {"size": 3},

@@ -27,10 +27,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", METHODS)
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in METHODS},
+    "fedhft": {"warmup_rounds": 2, "clusters": 2},  # by default it clusters in a later round
+    "krum": {"name": "fedavg", "robust": {"rule": "krum"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) -> None:
-    public = {"name": "digits", "limit": 20} if METHODS[name].needs_public else {}
-    chosen = experiment(name, public=public)
+    needs_public = METHODS[CASES[name].get("name", name)].needs_public
+    public = {"name": "digits", "limit": 20} if needs_public else {}
+    chosen = experiment(name, CASES[name], public=public)
     near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
     direct = grid(chosen, tmp_path / "clients")
     far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), patience=QUICK)

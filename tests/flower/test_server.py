@@ -167,6 +167,29 @@ def test_every_client_must_have_a_node(tmp_path: Path) -> None:
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
 
 
+def test_a_node_comes_back_with_the_examples_that_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    small = replace(DIGITS, num_train=900)
+    others = grid(chosen, tmp_path / "others", dataset=small)
+
+    def exchange(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return reply
+        if message.metadata.group_id == "1" and message.metadata.dst_node_id == 101:
+            direct.apps[102] = others.apps[101]
+            del direct.apps[101]
+        return reply
+
+    direct.change = exchange
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    told = capsys.readouterr().err
+    assert "round 2: node 102: client 1 no longer has the examples that it had" in told
+    assert "round 2: without client 3: no node serves it" in told
+
+
 def test_flower_keeps_its_identity_where_the_grid_of_these_tests_sets_it() -> None:
     assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
     DirectGrid({})

@@ -16,7 +16,9 @@ from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
 from ..federation import Federation
 from .codec import WireError, pack, unpack
-from .messages import Census, Question, Sizes
+from .messages import Census, Question
+
+Counts = list[int]  # of training, validation and test examples
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Nodes:
         self._question = pack(Question(experiment))
         self.home: dict[int, int] = {}
         self.known: dict[int, Census] = {}
+        self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
 
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
@@ -95,6 +98,7 @@ class Nodes:
                 census, _ = unpack(content, Census)
                 self._check(census)
                 self.known[node] = census
+                self._counted.update(_counts(census))
             except InputError as error:
                 problems.append(f"node {node}: {error}")
         self.home = {client: n for n, census in self.known.items() for client in census.clients}
@@ -123,6 +127,9 @@ class Nodes:
             lengths = {len(count) for count in counts}
             if lengths != {len(census.clients)} or any(n < 0 for count in counts for n in count):
                 raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
+        for place, now in _counts(census).items():
+            if self._counted.get(place, now) != now:
+                raise WireError(f"client {place[1]} no longer has the examples that it had")
 
 
 def _said(reply: Message) -> RecordDict | str:
@@ -133,38 +140,38 @@ def _said(reply: Message) -> RecordDict | str:
 
 
 def federation_from_afar(known: Mapping[int, Census], seed: int) -> Federation:
-    """The clients of one seed, from afar: as many examples, none of which is here."""
+    """The clients of one seed: as many examples as they have, none of which is here."""
+    counts = {}
+    for census in known.values():
+        counts.update({k: n for (at, k), n in _counts(census).items() if at == seed})
     first = next(iter(known.values()))
-    sizes = {
-        client: counts
-        for census in known.values()
-        for client, counts in zip(census.clients, _counts(census, seed), strict=True)
-    }
+    if sorted(counts) != list(range(first.num_clients)):
+        raise WireError(f"some nodes know nothing of seed {seed}")
     train, validation, test = (
-        _shares([sizes[k][part] for k in sorted(sizes)]) for part in range(3)
+        _shares([counts[k][part] for k in sorted(counts)]) for part in (0, 1, 2)
     )
-    splits = sorted({_sizes(census, seed).partition for census in known.values()})
+    parts = {sizes.partition for c in known.values() for sizes in c.sizes if sizes.seed == seed}
     held = "over Flower: " + ", ".join(sorted({census.data for census in known.values()}))
     if first.picture is None:
         inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
     else:
         inputs = Images(np.zeros((0, *first.picture), np.uint8))
     dataset = Dataset(inputs, 0, first.task, held, classes=first.classes)
-    federation = Federation(dataset, Partition(train, validation, test, ", ".join(splits)), seed)
+    partition = Partition(train, validation, test, ", ".join(sorted(parts)))
+    federation = Federation(dataset, partition, seed)
     federation.check()
     return federation
 
 
-def _sizes(census: Census, seed: int) -> Sizes:
-    for sizes in census.sizes:
-        if sizes.seed == seed:
-            return sizes
-    raise WireError(f"the node of clients {list(census.clients)} doesn't know seed {seed}")
-
-
-def _counts(census: Census, seed: int) -> list[tuple[int, int, int]]:
-    sizes = _sizes(census, seed)
-    return list(zip(sizes.train, sizes.validation, sizes.test, strict=True))
+def _counts(census: Census) -> dict[tuple[int, int], Counts]:
+    """By seed and client."""
+    return {
+        (sizes.seed, client): counts
+        for sizes in census.sizes
+        for client, *counts in zip(
+            census.clients, sizes.train, sizes.validation, sizes.test, strict=True
+        )
+    }
 
 
 def _shares(sizes: Sequence[int]) -> Shares:
