@@ -81,7 +81,7 @@ def experiment(method: str, fields: dict[str, Any] | None = None, **more: Any) -
         "name": "test",
         "rounds": 3,
         "methods": {method: fields or {}},
-        "split": {"clients": 5, "scheme": "dirichlet", "min_examples": 6, "max_examples": 20},
+        "split": {"clients": 5, "scheme": "dirichlet", "min_examples": 6, "max_examples": 14},
         "local": {"batch_size": 8},
         "cohort": {"size": 3},
         "engine": {"executor": "sequential", "device": "cpu"},

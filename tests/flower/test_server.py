@@ -167,6 +167,28 @@ def test_every_client_must_have_a_node(tmp_path: Path) -> None:
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
 
 
+def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) -> None:
+    chosen = experiment("fedper", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+
+    def lose(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "1":
+            for path in (tmp_path / "clients").rglob("client-2/*"):
+                path.unlink()
+        return reply
+
+    direct.change = lose
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    folder = out / "methods/fedper/seed-0"
+    first, second = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert (first["cohort"], second["cohort"]) == ([0, 1, 2, 3, 4], [0, 1, 3, 4])
+    refused = map(json.loads, (folder / "refused.jsonl").read_text().splitlines())
+    reason = "the private state of round 1 is missing"
+    assert {"round": 2, "client": 2, "reason": reason} in refused
+    evaluated = map(json.loads, (folder / "clients.jsonl").read_text().splitlines())
+    assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
+
+
 def test_a_node_comes_back_with_the_examples_that_it_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
