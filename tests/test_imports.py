@@ -45,6 +45,11 @@ def test_the_engine_knows_no_method() -> None:
         assert "methods" not in imported(ROOT / f"{name}.py"), name
 
 
+def test_what_runs_over_flower_knows_no_method() -> None:
+    for path in (ROOT / "flower").glob("*.py"):
+        assert "methods" not in imported(path), path.name
+
+
 def test_the_report_reads_run_directories_alone() -> None:
     for path in (ROOT / "report").glob("*.py"):
         assert imported(path) <= {"errors", "metrics", "report"}, path.name

@@ -52,6 +52,10 @@ class _Clients(ClientWork, ABC):
     public: Batch | None
 
     def prepare(self, server: Params, turn: Turn) -> Job:
+        return self.job(self.method.send(self.task, server, turn.client), turn)
+
+    def job(self, received: Params, turn: Turn) -> Job:
+        """What the client works with, once it has ``received`` its share."""
         start, task = time.perf_counter(), self.task
         with phase("data"):
             drawn = self.federation.steps(
@@ -60,7 +64,7 @@ class _Clients(ClientWork, ABC):
             batches = [to_device(batch, task.device) for batch in drawn]
         key = random.key(self.federation.seed, turn.round, turn.client, turn.purpose)
         return Job(
-            self.method.send(task, server, turn.client),
+            received,
             to_device(turn.private, task.device),
             batches,
             Context(key.to(task.device), turn.lr_scale, turn.round, self.public),
@@ -140,10 +144,14 @@ class Assessment(_Clients):
         return self.method.personalise(self.task, state, steps, context)
 
     def finish(self, turn: Turn, job: Job, outcome: Params) -> Assessed:
+        seen = observe(self.method, self.task, self.federation, turn.client, outcome)
+        return Assessed(self.sums(turn.client, outcome), seen)
+
+    def sums(self, client: int, state: Params) -> NDArray[np.float64]:
+        """How good a model is on a client's examples: `Assessed.sums`."""
         given = self.method, self.task, self.federation
-        rows = [self.federation.rows(turn.client, split) for split in SPLITS]
-        sums = np.stack([score(*given, outcome, part, self.batch_size).sum(0) for part in rows])
-        return Assessed(sums, observe(*given, turn.client, outcome))
+        rows = [self.federation.rows(client, split) for split in SPLITS]
+        return np.stack([score(*given, state, part, self.batch_size).sum(0) for part in rows])
 
 
 def observe(

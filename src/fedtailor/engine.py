@@ -67,6 +67,36 @@ def new_store(
     return Store(federation.num_clients, initial, path)
 
 
+def first_server(method: Method, task: Task, federation: Federation) -> Server:
+    """The server's state before the first round."""
+    return method.init_server(task, federation.num_clients, random.key(federation.seed, "server"))
+
+
+def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
+    """Who takes part in round ``number``."""
+    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    clients = federation.cohort(number, size, plan.cohort.novel)
+    sizes = [federation.num_examples(client) for client in clients]
+    key = random.key(federation.seed, number, "aggregate")
+    return Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)
+
+
+def aggregate(
+    method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort
+) -> Server:
+    """The next state of the server, on the task's device; worked out on the uploads': the task's,
+    or the CPU for those on disk. ``uploads`` keeps those that a robust rule lets through."""
+    device = next((value.device for value in uploads.params.values()), task.device)
+    # running statistics would drown what clients ask for: they are far larger than updates
+    scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
+    rows = method.robust.select(scored)
+    if rows is not None:
+        uploads.keep(rows)
+        cohort = cohort.only(rows)
+    server = method.aggregate(task, to_device(server, device), uploads.params, cohort)
+    return to_device(server, task.device)
+
+
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the method, its settings and the federation don't go together."""
     taking_part = federation.num_clients - plan.cohort.novel
@@ -133,11 +163,10 @@ def rounds(
     check(method, task, federation, plan)
     store = store or new_store(method, task, federation)
     if server is None:
-        key = random.key(federation.seed, "server")
-        server = method.init_server(task, federation.num_clients, key)
+        server = first_server(method, task, federation)
     server = to_device(server, task.device)
-    federation = _with_precomputed(method, task, federation, plan.engine)
-    public = _public(federation, task) if method.needs_public else None
+    federation = with_precomputed(method, task, federation, plan.engine)
+    public = public_batch(federation, task) if method.needs_public else None
     works = _works(method, task, federation, plan, public)
     size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
     runner = executor_for(plan.engine, works, task.device, size, executor)
@@ -163,15 +192,17 @@ def _works(
     }
 
 
-def _public(federation: Federation, task: Task) -> Batch:
+def public_batch(federation: Federation, task: Task) -> Batch:
+    """The examples that everybody has."""
     assert federation.public is not None
     rows = np.arange(federation.public.num_train)
     return to_device(federation.public.batch(rows), task.device)
 
 
-def _with_precomputed(
+def with_precomputed(
     method: Method, task: Task, federation: Federation, engine: EngineConfig
 ) -> Federation:
+    """``federation``, with what the method works out once an example, if it fits."""
     if engine.cache_mb == 0:
         return federation
 
@@ -198,15 +229,11 @@ class _Simulation:
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
-        plan, federation, clock = self.plan, self.federation, _Clock()
-        novel = plan.cohort.novel
-        size = plan.cohort.count(federation.num_clients - novel)
-        clients = federation.cohort(number, size, novel)
+        plan, federation, clock = self.plan, self.federation, Clock()
+        cohort = draw_cohort(federation, plan, number)
+        clients = cohort.clients
         if number < plan.rounds:
-            self.store.expect(federation.cohort(number + 1, size, novel))
-        sizes = [federation.num_examples(client) for client in clients]
-        key = random.key(federation.seed, number, "aggregate")
-        cohort = Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)
+            self.store.expect(draw_cohort(federation, plan, number + 1).clients)
         steps = [federation.num_steps(client, plan.local) for client in clients]
         trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
@@ -215,7 +242,7 @@ class _Simulation:
             with clock.phase("train"):
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
-                server = self._aggregate(server, uploads, cohort)
+                server = aggregate(self.method, self.task, server, uploads, cohort)
         with trace_phase("state"):
             self.store.stage(clients, trained.private)
         for client in clients:
@@ -240,18 +267,6 @@ class _Simulation:
             executor=self.executor.name,
         )
 
-    def _aggregate(self, server: Server, uploads: UploadStack, cohort: Cohort) -> Server:
-        """On the uploads' device: the task's, or the CPU for those on disk."""
-        device = next((value.device for value in uploads.params.values()), self.task.device)
-        # running statistics would drown what clients ask for: they are far larger than updates
-        scored = {name: v for name, v in uploads.params.items() if name not in self.task.buffers}
-        rows = self.method.robust.select(scored)
-        if rows is not None:
-            uploads.keep(rows)
-            cohort = cohort.only(rows)
-        server = self.method.aggregate(self.task, to_device(server, device), uploads.params, cohort)
-        return to_device(server, self.task.device)
-
     def _train(
         self,
         server: Server,
@@ -259,7 +274,7 @@ class _Simulation:
         steps: Sequence[int],
         uploads: UploadStack,
         trained: _Trained,
-        clock: _Clock,
+        clock: Clock,
     ) -> None:
         # clients of equal length run together: less padding, the same numbers
         order = sorted(range(len(steps)), key=lambda at: (steps[at], at))
@@ -311,12 +326,8 @@ class _Simulation:
         novel = sorted(self.federation.novel(self.plan.cohort.novel))
         clients = self.federation.evaluation_clients(config.clients, self.plan.cohort.novel)
         shared = method.global_state(self.task, server)
-        # with nothing private, nothing personal in what is sent and no fine-tuning: one model
-        single = (
-            shared is not None
-            and not self.store.has_states
-            and method.personal_passes == 0
-            and all(same_tensors(method.send(self.task, server, k), shared) for k in clients)
+        single = shared is not None and is_single(
+            method, self.task, server, shared, clients, self.store.has_states
         )
         found: list[Evaluation] = []
         if shared is not None and (single or config.global_model):
@@ -334,7 +345,7 @@ class _Simulation:
             joined = self._joined(server, novel, number)
             assessed = self._assess(server, novel, number, joined.__getitem__)
             personal += evaluations("novel", novel, _sums(assessed, novel))
-        observed = self._observed(server, clients, seen)
+        observed = observed_of(method, self.task, server, clients, seen)
         return personal + (found if config.global_model else []), observed
 
     def _assess_known(
@@ -382,21 +393,41 @@ class _Simulation:
         done = self.executor.map("train", server, turns)
         return {turn.client: clone(result.private) for turn, result in done}
 
-    def _observed(
-        self, server: Server, clients: Sequence[int], seen: Mapping[int, Params | None]
-    ) -> Params:
-        """What the method shows of its states; by client where a client showed it: ``clients`` and
-        ``server_clients`` say whose."""
-        shown = self.method.observe_server(self.task, server, clients)
-        found = {f"server/{name}": value.cpu() for name, value in shown.items()}
-        by_client = {client: state for client, state in seen.items() if state is not None}
-        if by_client and all(by_client.values()):
-            order = sorted(by_client)
-            found |= prefixed(stack([by_client[client] for client in order]), "client/")
-            found["clients"] = torch.tensor(order)
-        if shown:
-            found["server_clients"] = torch.tensor(list(clients))
-        return found
+
+def is_single(
+    method: Method,
+    task: Task,
+    server: Server,
+    shared: Params,
+    clients: Sequence[int],
+    has_private: bool,
+) -> bool:
+    """Whether all ``clients`` use the global model, ``shared``: nothing is private, nothing that
+    they are sent is personal, and they don't fine-tune it."""
+    if has_private or method.personal_passes:
+        return False
+    return all(same_tensors(method.send(task, server, k), shared) for k in clients)
+
+
+def observed_of(
+    method: Method,
+    task: Task,
+    server: Server,
+    clients: Sequence[int],
+    seen: Mapping[int, Params | None],
+) -> Params:
+    """What the method shows of its states; by client where a client showed it: ``clients`` and
+    ``server_clients`` say whose."""
+    shown = method.observe_server(task, server, clients)
+    found = {f"server/{name}": value.cpu() for name, value in shown.items()}
+    by_client = {client: state for client, state in seen.items() if state is not None}
+    if by_client and all(by_client.values()):
+        order = sorted(by_client)
+        found |= prefixed(stack([by_client[client] for client in order]), "client/")
+        found["clients"] = torch.tensor(order)
+    if shown:
+        found["server_clients"] = torch.tensor(list(clients))
+    return found
 
 
 def _sums(assessed: Mapping[int, Assessed], clients: Sequence[int]) -> NDArray[np.float64]:
@@ -416,7 +447,7 @@ class _Trained:
 
 
 @dataclass
-class _Clock:
+class Clock:
     """Seconds by phase."""
 
     seconds: dict[str, float] = field(default_factory=dict)

@@ -99,9 +99,12 @@ class ClientWork(ABC):
 
     def one(self, server: Params, item: Turn) -> Any:
         """All three for one client."""
-        job = self.prepare(server, item)
+        return self.complete(item, self.prepare(server, item))
+
+    def complete(self, turn: Turn, job: Job) -> Any:
+        """The result, from what the client has and receives."""
         outcome = self.run(job.received, job.private, job.steps, job.context)
-        return self.finish(item, job, outcome)
+        return self.finish(turn, job, outcome)
 
 
 class Executor(Protocol):

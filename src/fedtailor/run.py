@@ -68,22 +68,19 @@ def run(
         DivergedError: no method with any seed kept a finite loss.
     """
     out = Path(out)
-    if dataset is not None:
-        experiment = replace(experiment, data=DataConfig(name=f"from Python: {dataset.digest}"))
-    if backbone is not None:
-        experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
-    _check_same(experiment, out)
+    experiment = named(experiment, dataset, backbone)
+    check_same(experiment, out)
     if dataset is None:
         tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
         dataset = load_data(experiment.data, tokenizer)
-    public = _public(experiment, dataset, backbone) if experiment.has_public else None
+    public = public_of(experiment, dataset, backbone) if experiment.has_public else None
     federations = {
-        seed: replace(_federation(experiment, dataset, seed), public=public)
+        seed: replace(federation_of(experiment, dataset, seed), public=public)
         for seed in experiment.seeds
     }
-    model = _backbone(experiment, dataset, backbone, experiment.seeds[0])
+    model = backbone_of(experiment, dataset, backbone, experiment.seeds[0])
     for method in experiment.methods.values():  # bad input shows before anything is written
-        task = _task(experiment, method, model, experiment.seeds[0])
+        task = task_of(experiment, method, model, experiment.seeds[0])
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
@@ -96,14 +93,14 @@ def run(
         )
     ends: list[str | None] = []
     with locked(out):
-        _check_same(experiment, out)
-        _describe(experiment, federations, out)
+        check_same(experiment, out)
+        describe(experiment, federations, out)
         for seed, federation in federations.items():
-            model = _backbone(experiment, dataset, backbone, seed)
+            model = backbone_of(experiment, dataset, backbone, seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
                 if not folder.commit.ended:
-                    task = _task(experiment, method, model, seed)
+                    task = task_of(experiment, method, model, seed)
                     title = f"{label}, seed {seed}"
                     try:
                         _run_method(experiment, method, task, federation, folder, title, trace)
@@ -131,8 +128,8 @@ def choose_layers(
     seed, method = experiment.seeds[0], experiment.methods[label]
     tokenizer = load_tokenizer(experiment.model)
     dataset = load_data(experiment.data, tokenizer)
-    federation = _federation(experiment, dataset, seed)
-    backbone = _backbone(experiment, dataset, None, seed)
+    federation = federation_of(experiment, dataset, seed)
+    backbone = backbone_of(experiment, dataset, None, seed)
     rows = federation.partition.validation.rows
     if not len(rows):
         raise InputError("split.validation is 0: there are no examples to choose layers with")
@@ -144,11 +141,21 @@ def choose_layers(
         replace(experiment.plan, rounds=epochs),
         seed=seed,
         patience=patience,
-        task_of=lambda chosen: _task(experiment, chosen, backbone, seed),
+        task_of=lambda chosen: task_of(experiment, chosen, backbone, seed),
     )
 
 
-def _check_same(experiment: Experiment, out: Path) -> None:
+def named(experiment: Experiment, dataset: Dataset | None, backbone: Backbone | None) -> Experiment:
+    """The experiment, with the names of what is given instead of what it names."""
+    if dataset is not None:
+        experiment = replace(experiment, data=DataConfig(name=f"from Python: {dataset.digest}"))
+    if backbone is not None:
+        experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
+    return experiment
+
+
+def check_same(experiment: Experiment, out: Path) -> None:
+    """Raise InputError if ``out`` holds anything but (part of) this experiment's run."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
@@ -166,14 +173,15 @@ def _check_same(experiment: Experiment, out: Path) -> None:
         )
 
 
-def _federation(experiment: Experiment, dataset: Dataset, seed: int) -> Federation:
+def federation_of(experiment: Experiment, dataset: Dataset, seed: int) -> Federation:
+    """The clients of one seed."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
     federation = Federation(dataset, divide(dataset, experiment.split, split_seed), seed)
     federation.check()
     return federation
 
 
-def _public(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
+def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
     """The public examples: training rows, pictures at the size of the clients'.
 
     Raises:
@@ -181,7 +189,7 @@ def _public(experiment: Experiment, dataset: Dataset, backbone: Backbone | None)
     """
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     public = load_data(replace(experiment.public, test_split=None), tokenizer)
-    there, wanted = _picture(public), _picture(dataset)
+    there, wanted = picture_of(public), picture_of(dataset)
     if (there and there[0]) != (wanted and wanted[0]):
         raise InputError(
             f"public {experiment.public.name or experiment.public.path!r} holds "
@@ -193,13 +201,14 @@ def _public(experiment: Experiment, dataset: Dataset, backbone: Backbone | None)
 
 
 def _inputs(dataset: Dataset) -> str:
-    picture = _picture(dataset)
+    picture = picture_of(dataset)
     return "texts" if picture is None else "pictures of " + " x ".join(map(str, picture))
 
 
-def _backbone(
+def backbone_of(
     experiment: Experiment, dataset: Dataset, given: Backbone | None, seed: int
 ) -> Backbone:
+    """The ``given`` model, or else the experiment's, for ``dataset``."""
     if given is not None:
         return given
     return load_model(
@@ -207,22 +216,24 @@ def _backbone(
         dataset.task,
         dataset.num_classes,
         seed,
-        _modality(dataset),
-        picture=_picture(dataset),
+        modality_of(dataset),
+        picture=picture_of(dataset),
     )
 
 
-def _modality(dataset: Dataset) -> Literal["text", "image"]:
+def modality_of(dataset: Dataset) -> Literal["text", "image"]:
+    """What the inputs are."""
     return "text" if isinstance(dataset.inputs, Tokens) else "image"
 
 
-def _picture(dataset: Dataset) -> tuple[int, ...] | None:
+def picture_of(dataset: Dataset) -> tuple[int, ...] | None:
     """Channels, height and width; None for texts."""
     inputs = dataset.inputs
     return None if isinstance(inputs, Tokens) else inputs.values.shape[1:]
 
 
-def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
+def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
+    """The task of a method, on the configured device."""
     engine = experiment.engine
     cuda = torch.cuda.is_available()
     device = engine.device
@@ -233,7 +244,7 @@ def _task(experiment: Experiment, method: Method, backbone: Backbone, seed: int)
     return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
 
 
-def _describe(experiment: Experiment, federations: Mapping[int, Federation], out: Path) -> None:
+def describe(experiment: Experiment, federations: Mapping[int, Federation], out: Path) -> None:
     """Write what is fixed before the first round; ``experiment.json`` first, it marks a run.
 
     Raises:
@@ -266,8 +277,8 @@ def _partition(federation: Federation) -> dict[str, Any]:
         "public": None if federation.public is None else federation.public.digest,
         "clients": federation.num_clients,
         "task": dataset.task,
-        "modality": _modality(dataset),
-        "picture": _picture(dataset),
+        "modality": modality_of(dataset),
+        "picture": picture_of(dataset),
         "classes": list(dataset.classes),
     }
 

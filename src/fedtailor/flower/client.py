@@ -1,0 +1,260 @@
+"""The clients' side: orders in, reports out; data and private states stay in this place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ..client import Assessment, Trained, Training
+from ..data import load as load_data
+from ..data.table import Dataset
+from ..engine import new_store, public_batch, with_precomputed
+from ..errors import InputError, unknown
+from ..executors import Turn as Work
+from ..experiment import Experiment
+from ..federation import Federation
+from ..models import load_tokenizer
+from ..params import Params, to_device
+from ..run import backbone_of, federation_of, named, picture_of, public_of, task_of
+from ..store import Store
+from ..task import Backbone
+from .codec import pack, unpack
+from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
+from .states import States
+
+_REFUSED = 100  # the code of an error that says in words why nothing was done
+
+
+def client_app(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> ClientApp:
+    """What Flower runs at a node. Of the federation's clients the node serves those whose number,
+    divided by its ``num-partitions``, leaves ``partition-id``; without these keys in its
+    configuration it serves all.
+
+    Args:
+        experiment: the same as the server's, but for where the data are.
+        folder: where private states are kept.
+        dataset: instead of what ``experiment.data`` names.
+        backbone: instead of what ``experiment.model`` names.
+    """
+    site = Site(experiment, folder, dataset=dataset, backbone=backbone)
+    app = ClientApp()
+
+    @app.query()
+    def count(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: site.census(message.content, context.node_config))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: site.work(message.content, context.node_config))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: site.work(message.content, context.node_config))
+
+    return app
+
+
+def _answer(message: Message, content: Callable[[], RecordDict]) -> Message:
+    try:
+        return Message(content(), reply_to=message)
+    except InputError as error:
+        return Message(Error(_REFUSED, str(error)), reply_to=message)
+
+
+class Site:
+    """A place with data: what its clients do, loaded when first asked for and kept."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        dataset: Dataset | None = None,
+        backbone: Backbone | None = None,
+    ) -> None:
+        self._experiment = named(experiment, dataset, backbone)
+        self._folder = folder
+        self._given = dataset
+        self._backbone = backbone
+        self._federations: dict[int, Federation] = {}
+        self._bench: _Bench | None = None
+
+    def census(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
+        """The answer to a `Question`.
+
+        Raises:
+            InputError: the server runs another experiment; the data can't be used.
+        """
+        question, _ = unpack(content, Question)
+        self._check(question.experiment)
+        dataset, seeds = self._dataset, self._experiment.seeds
+        clients = self._served(node)
+        shape = picture_of(dataset)
+        census = Census(
+            clients=tuple(clients),
+            num_clients=self._federation(seeds[0]).num_clients,
+            task=dataset.task,
+            classes=tuple(dataset.classes),
+            picture=None if shape is None else tuple(map(int, shape)),
+            data=dataset.digest,
+            sizes=tuple(self._sizes(seed, clients) for seed in seeds),
+        )
+        return pack(census)
+
+    def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
+        """The answer to an `Order`.
+
+        Raises:
+            InputError: the order can't be carried out for any of its clients.
+        """
+        order, payloads = unpack(content, Order)
+        self._check(order.experiment)
+        experiment = self._experiment
+        if order.label not in experiment.methods:
+            raise unknown("method", order.label, experiment.methods)
+        if order.seed not in experiment.seeds:
+            raise InputError(f"no seed {order.seed} here; allowed: {experiment.seeds}")
+        if not re.fullmatch("[0-9a-f]{32}", order.run):
+            raise InputError(f"a run's name has 32 hexadecimal digits; got {order.run!r}")
+        bench = self._bench_for(order.label, order.seed)
+        folder = self._folder / order.run / order.label / f"seed-{order.seed}"
+        served = self._served(node)
+        results: list[Result] = []
+        sent: list[Params] = []
+        for turn in order.turns:
+            try:
+                _check_turn(turn, served, payloads)
+                result, upload = bench.turn(order, turn, payloads[turn.payload], States(folder))
+            except InputError as error:
+                result, upload = Result(turn.client, error=str(error)), None
+            if upload is not None:
+                result = replace(result, payload=len(sent))
+                sent.append(upload)
+            results.append(result)
+        return pack(Report(order.run, order.round, order.kind, tuple(results)), sent)
+
+    def _check(self, experiment: str) -> None:
+        if experiment != digest(self._experiment):
+            raise InputError("the server's experiment is not the one at this node")
+
+    def _served(self, node: Mapping[str, Any]) -> range:
+        first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
+        if not isinstance(first, int) or not isinstance(step, int) or not 0 <= first < step:
+            raise InputError(
+                f"partition-id = {first!r}, num-partitions = {step!r}: must be whole numbers, the "
+                "first smaller than the second"
+            )
+        return range(first, self._federation(self._experiment.seeds[0]).num_clients, step)
+
+    def _sizes(self, seed: int, clients: Sequence[int]) -> Sizes:
+        split = self._federation(seed).partition
+        train, validation, test = (
+            tuple(int(n) for n in part.sizes()[list(clients)])
+            for part in (split.train, split.validation, split.test)
+        )
+        return Sizes(seed, split.digest, train, validation, test)
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        if self._given is not None:
+            return self._given
+        own = self._backbone
+        tokenizer = load_tokenizer(self._experiment.model) if own is None else own.tokenizer
+        return load_data(self._experiment.data, tokenizer)
+
+    @cached_property
+    def _public(self) -> Dataset | None:
+        if not self._experiment.has_public:
+            return None
+        return public_of(self._experiment, self._dataset, self._backbone)
+
+    def _federation(self, seed: int) -> Federation:
+        if seed not in self._federations:
+            whole = federation_of(self._experiment, self._dataset, seed)
+            self._federations[seed] = replace(whole, public=self._public)
+        return self._federations[seed]
+
+    def _bench_for(self, label: str, seed: int) -> _Bench:
+        if self._bench is None or (self._bench.label, self._bench.seed) != (label, seed):
+            self._bench = None  # before the next model is loaded
+            self._bench = self._new_bench(label, seed)
+        return self._bench
+
+    def _new_bench(self, label: str, seed: int) -> _Bench:
+        experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
+        method, federation = experiment.methods[label], self._federation(seed)
+        backbone = backbone_of(experiment, dataset, self._backbone, seed)
+        task = task_of(experiment, method, backbone, seed)
+        two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
+        method.check_batch(task, to_device(two, task.device))
+        first = new_store(method, task, federation)
+        federation = with_precomputed(method, task, federation, plan.engine)
+        public = public_batch(federation, task) if method.needs_public else None
+        given = method, task, federation, plan.local, public
+        assessment = Assessment(*given, plan.evaluate.batch_size)
+        return _Bench(label, seed, first, Training(*given), assessment)
+
+
+def _check_turn(turn: Turn, served: Collection[int], payloads: Sequence[Params]) -> None:
+    if turn.client not in served:
+        raise InputError(f"client {turn.client} is not served here")
+    if not 0 <= turn.payload < len(payloads):
+        raise InputError(f"payload {turn.payload} of {len(payloads)} in the message")
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A method with one seed, ready to work; ``first`` has the clients' first states."""
+
+    label: str
+    seed: int
+    first: Store
+    training: Training
+    assessment: Assessment
+
+    def turn(
+        self, order: Order, turn: Turn, received: Params, states: States
+    ) -> tuple[Result, Params | None]:
+        """What a client reports, and what it sends.
+
+        Raises:
+            InputError: its private state isn't there; it has trained to values that aren't finite.
+        """
+        received = to_device(received, self.training.task.device)
+        if order.kind == "global":
+            return self._result(turn, received), None
+        private = states.read(turn.client, turn.base, self.first.read(turn.client))
+        if order.kind == "personal":
+            passes = self.training.method.personal_passes
+            work = _work(order, turn, private, "personalise", passes)
+            job = self.assessment.job(received, work)
+            state = self.assessment.run(job.received, job.private, job.steps, job.context)
+            return self._result(turn, state), None
+        work = replace(_work(order, turn, private, "train", 1), lr_scale=order.lr_scale)
+        trained: Trained = self.training.complete(work, self.training.job(received, work))
+        if trained.wrong is not None:
+            raise InputError(trained.wrong)
+        states.write(turn.client, turn.base, order.round, trained.private)
+        return Result(turn.client, loss=trained.loss), trained.packed
+
+    def _result(self, turn: Turn, state: Params) -> Result:
+        validation, test = self.assessment.sums(turn.client, state).tolist()
+        return Result(turn.client, sums=(tuple(validation), tuple(test)))
+
+
+def _work(order: Order, turn: Turn, private: Params, purpose: str, passes: int) -> Work:
+    return Work(0, turn.client, order.round, private, purpose, passes, 1.0, 0)

@@ -1,0 +1,103 @@
+"""What the server asks, and what a client's side answers.
+
+A *node* is a place that Flower knows; it serves one or several of the federation's clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from ..experiment import Experiment
+
+Kind = Literal["train", "personal", "global"]
+Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
+
+
+def digest(experiment: Experiment) -> str:
+    """What both sides must agree on: all but where the data lie and how clients are run."""
+    plain = experiment.as_dict()
+    del plain["data"]
+    plain["engine"] = {"precision": plain["engine"]["precision"]}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which clients does a node serve? ``experiment`` is its `digest`."""
+
+    experiment: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many examples the node's ``clients`` have with one seed, in their order. ``partition``
+    identifies the split."""
+
+    seed: int
+    partition: str
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    test: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Census:
+    """The answer to a `Question`: the node's ``clients`` of ``num_clients``, and what their data
+    look like (``picture``: channels, height and width; None for texts)."""
+
+    clients: tuple[int, ...]
+    num_clients: int
+    task: Literal["classification", "causal-lm"]
+    classes: tuple[str, ...]
+    picture: tuple[int, ...] | None
+    data: str
+    sizes: tuple[Sizes, ...]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A client, the round whose private state it starts from (``base``, the last one with it that
+    counted; 0: none did), and the payload that it receives."""
+
+    client: int
+    base: int
+    payload: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """Train, or evaluate the personal models, or the one global model."""
+
+    experiment: str
+    run: str
+    label: str
+    seed: int
+    round: int
+    kind: Kind
+    lr_scale: float
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one client's turn: an ``error`` in words; or the payload that it sends and the
+    mean loss; or ``sums`` of loss, hits and predictions on validation and test examples."""
+
+    client: int
+    error: str | None = None
+    payload: int | None = None
+    loss: float | None = None
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer to an `Order`."""
+
+    run: str
+    round: int
+    kind: Kind
+    results: tuple[Result, ...]

@@ -1,0 +1,179 @@
+"""The nodes behind a Grid: who serves which client, and what they answer in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from ..data.table import Dataset, Images, Partition, Shares, Tokens
+from ..errors import InputError
+from ..federation import Federation
+from .codec import WireError, pack, unpack
+from .messages import Census, Question
+
+Counts = list[int]  # of training, validation and test examples
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, in seconds, and how much of a cohort it goes on with."""
+
+    start: Annotated[float, Gt(0)] = 600.0  # until every client is there
+    reply: Annotated[float, Gt(0)] = 3600.0  # for the answers to one round's orders
+    least: Annotated[float, Gt(0), Le(1)] = 0.5  # of a cohort; with fewer replies the run stops
+    poll: Annotated[float, Ge(0)] = 0.1  # between two looks
+
+
+class Nodes:
+    """The nodes of a Grid, and ``home``: the node that serves a client."""
+
+    def __init__(self, grid: Grid, patience: Patience, experiment: str) -> None:
+        self._grid = grid
+        self._patience = patience
+        self._question = pack(Question(experiment))
+        self.home: dict[int, int] = {}
+        self.known: dict[int, Census] = {}
+        self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
+
+    def ask(
+        self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
+    ) -> Iterator[tuple[int, RecordDict | str]]:
+        """By node: its answer, or in words why there is none in ``limit`` seconds.
+
+        A message lives as long as it is waited for: an answer that is late never gets in.
+        """
+        grid = self._grid
+        waiting: dict[str, int] = {}
+        for node, content in contents:
+            message = Message(content, node, kind, ttl=limit, group_id=group)
+            numbers = list(grid.push_messages([message]))
+            if numbers:
+                waiting[numbers[0]] = node
+            else:
+                yield node, "the message could not be sent"
+        end = time.monotonic() + limit
+        while waiting:
+            for reply in grid.pull_messages(list(waiting)):
+                asked = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    yield asked, _said(reply)
+            if time.monotonic() > end:
+                break
+            if waiting:
+                time.sleep(self._patience.poll)
+        for node in waiting.values():
+            yield node, f"no reply in {limit:g} s"
+
+    def gather(self) -> None:
+        """Wait until every client has a node.
+
+        Raises:
+            InputError: some have none in time; nodes contradict each other.
+        """
+        end = time.monotonic() + self._patience.start
+        while problems := self.look():
+            if time.monotonic() > end:
+                raise InputError("; ".join(problems))
+            time.sleep(self._patience.poll)
+
+    def look(self) -> list[str]:
+        """See which nodes are there now; in words what is missing."""
+        there = set(self._grid.get_node_ids())
+        for node in self.known.keys() - there:
+            del self.known[node]
+        new = [(node, self._question) for node in sorted(there - self.known.keys())]
+        limit = min(self._patience.start, self._patience.reply)
+        problems = []
+        for node, content in self.ask(MessageType.QUERY, new, "census", limit):
+            try:
+                if isinstance(content, str):
+                    raise WireError(content)
+                census, _ = unpack(content, Census)
+                self._check(census)
+                self.known[node] = census
+                self._counted.update(_counts(census))
+            except InputError as error:
+                problems.append(f"node {node}: {error}")
+        self.home = {client: n for n, census in self.known.items() for client in census.clients}
+        total = next((census.num_clients for census in self.known.values()), 0)
+        missing = [client for client in range(total) if client not in self.home]
+        if missing or not total:
+            listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
+        return problems
+
+    def _check(self, census: Census) -> None:
+        if census.clients != tuple(sorted(set(census.clients))):
+            raise WireError("its clients must be in ascending order, each once")
+        first = next(iter(self.known.values()), census)
+        for name in ("num_clients", "task", "classes", "picture"):
+            mine, theirs = getattr(census, name), getattr(first, name)
+            if mine != theirs:
+                raise WireError(f"its {name} is {mine!r}, other nodes' is {theirs!r}")
+        for client in census.clients:
+            if not 0 <= client < census.num_clients:
+                raise WireError(f"client {client} of {census.num_clients}")
+            if any(client in other.clients for other in self.known.values()):
+                raise WireError(f"client {client} is served by another node, too")
+        for sizes in census.sizes:
+            counts = sizes.train, sizes.validation, sizes.test
+            lengths = {len(count) for count in counts}
+            if lengths != {len(census.clients)} or any(n < 0 for count in counts for n in count):
+                raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
+        for place, now in _counts(census).items():
+            if self._counted.get(place, now) != now:
+                raise WireError(f"client {place[1]} no longer has the examples that it had")
+
+
+def _said(reply: Message) -> RecordDict | str:
+    if not reply.has_error():
+        return reply.content
+    reason = (reply.error.reason or "").strip().splitlines()
+    return reason[-1] if reason else f"Flower's error {reply.error.code}"
+
+
+def federation_from_afar(known: Mapping[int, Census], seed: int) -> Federation:
+    """The clients of one seed: as many examples as they have, none of which is here."""
+    counts = {}
+    for census in known.values():
+        counts.update({k: n for (at, k), n in _counts(census).items() if at == seed})
+    first = next(iter(known.values()))
+    if sorted(counts) != list(range(first.num_clients)):
+        raise WireError(f"some nodes know nothing of seed {seed}")
+    train, validation, test = (
+        _shares([counts[k][part] for k in sorted(counts)]) for part in (0, 1, 2)
+    )
+    parts = {sizes.partition for c in known.values() for sizes in c.sizes if sizes.seed == seed}
+    held = "over Flower: " + ", ".join(sorted({census.data for census in known.values()}))
+    if first.picture is None:
+        inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
+    else:
+        inputs = Images(np.zeros((0, *first.picture), np.uint8))
+    dataset = Dataset(inputs, 0, first.task, held, classes=first.classes)
+    partition = Partition(train, validation, test, ", ".join(sorted(parts)))
+    federation = Federation(dataset, partition, seed)
+    federation.check()
+    return federation
+
+
+def _counts(census: Census) -> dict[tuple[int, int], Counts]:
+    """By seed and client."""
+    return {
+        (sizes.seed, client): counts
+        for sizes in census.sizes
+        for client, *counts in zip(
+            census.clients, sizes.train, sizes.validation, sizes.test, strict=True
+        )
+    }
+
+
+def _shares(sizes: Sequence[int]) -> Shares:
+    offsets = np.cumsum([0, *sizes], dtype=np.int64)
+    return Shares(np.arange(offsets[-1]), offsets)

@@ -1,0 +1,63 @@
+"""Private states in files beside the client: one for the last round that counted, one for now.
+
+What a client has trained in a round is written before it answers. Whether the round counted is the
+server's to say, and it says so in the next order, which names the round to start from. Until then
+the state before is kept, too: a round that is repeated, or that came to nothing, starts from it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from ..errors import InputError
+from ..history import write_atomically
+from ..params import Params, encode
+
+_NAME = re.compile(r"round-(\d+)\.safetensors")
+
+
+class States:
+    """The private states of clients in one run of one method with one seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, client: int, base: int, like: Params) -> Params:
+        """What ``client`` kept of round ``base``; ``like``, its first state, for 0.
+
+        Raises:
+            InputError: it isn't there.
+        """
+        if base == 0 or not like:
+            return like
+        path = self._path(client, base)
+        if not path.is_file():
+            raise InputError(f"the private state of round {base} is missing")
+        found = load_file(path)
+        if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in like.items()}:
+            raise InputError(f"the private state of round {base} is of another model")
+        return {name: found[name].clone() for name in like}
+
+    def write(self, client: int, base: int, number: int, private: Params) -> None:
+        """Keep the state after round ``number``, beside that of ``base``, and no other.
+
+        Raises:
+            InputError: the client has gone on to a later round; nothing is changed.
+        """
+        if not private:
+            return
+        path = self._path(client, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {int(m[1]): p for p in path.parent.iterdir() if (m := _NAME.fullmatch(p.name))}
+        if kept and max(kept) > number:
+            raise InputError(f"an order for round {number} came after round {max(kept)}")
+        write_atomically(path, encode(private))
+        for other, old in kept.items():
+            if other not in (base, number):
+                old.unlink()
+
+    def _path(self, client: int, number: int) -> Path:
+        return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"

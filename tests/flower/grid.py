@@ -1,0 +1,108 @@
+"""A Grid without a network: its nodes are ClientApps in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedtailor.data.table import Dataset
+from fedtailor.experiment import Experiment, parse
+from fedtailor.flower import client_app
+from tests.small import digits, digits_backbone
+
+Change = Callable[[Message, Message], Message | None]  # of a message's answer; None: it is late
+
+
+@dataclass
+class DirectGrid(Grid):
+    """``apps`` by node; ``sent`` and ``answered`` are all messages so far."""
+
+    apps: dict[int, tuple[ClientApp, dict[str, Any]]]
+    change: Change = lambda message, reply: reply
+    sent: list[Message] = field(default_factory=list)
+    answered: list[Message] = field(default_factory=list)
+    waiting: dict[str, Message] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # what Flower's own processes are told on their command line; private to Flower
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.apps)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            number = f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            reply = self.change(message, self._answer(message))
+            if reply is not None:
+                self.answered.append(reply)
+                self.waiting[number] = reply
+            numbers.append(number)
+        return numbers
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        app, config = self.apps[node]
+        try:
+            return app(message, Context(1, node, config, RecordDict(), {}))
+        except Exception as error:  # noqa: BLE001  as Flower does
+            return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.waiting.pop(number) for number in message_ids if number in self.waiting]
+
+
+def experiment(method: str, fields: dict[str, Any] | None = None, **more: Any) -> Experiment:
+    """Three rounds of three of five ragged clients on the digits."""
+    content = {
+        "name": "test",
+        "rounds": 3,
+        "methods": {method: fields or {}},
+        "split": {"clients": 5, "scheme": "dirichlet", "min_examples": 6, "max_examples": 14},
+        "local": {"batch_size": 8},
+        "cohort": {"size": 3},
+        "engine": {"executor": "sequential", "device": "cpu"},
+        "evaluate": {"every": 3},
+        **more,
+    }
+    return parse(content)
+
+
+def grid(chosen: Experiment, folder: Path, nodes: int = 2, dataset: Dataset | None = None) -> Any:
+    """A grid of ``nodes`` that keep their private states under ``folder``."""
+    apps: dict[int, tuple[ClientApp, dict[str, Any]]] = {}
+    for node in range(nodes):
+        app = client_app(
+            chosen,
+            folder / f"node-{node}",
+            dataset=DIGITS if dataset is None else dataset,
+            backbone=digits_backbone(),
+        )
+        apps[100 + node] = app, {"partition-id": node, "num-partitions": nodes}
+    return DirectGrid(apps)
+
+
+DIGITS = digits()

@@ -1,0 +1,90 @@
+"""Over Flower or in one process: the same numbers, to the bit, with nothing private on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from safetensors.torch import load_file
+
+import fedtailor as ft
+from fedtailor.flower import Patience, serve
+from fedtailor.methods import METHODS
+from fedtailor.params import decode
+from fedtailor.store import SEEN
+from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
+from tests.small import digits_backbone, same_bits
+
+QUICK = Patience(start=20.0, reply=20.0, poll=0.0)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in METHODS},
+    "fedhft": {"warmup_rounds": 2, "clusters": 2},  # by default it clusters in a later round
+    "krum": {"name": "fedavg", "robust": {"rule": "krum"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) -> None:
+    needs_public = METHODS[CASES[name].get("name", name)].needs_public
+    public = {"name": "digits", "limit": 20} if needs_public else {}
+    chosen = experiment(name, CASES[name], public=public)
+    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    direct = grid(chosen, tmp_path / "clients")
+    far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), patience=QUICK)
+    near, far = (out / "methods" / name / "seed-0" for out in (near, far))
+    assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
+    assert lines(near / "history.jsonl") == lines(far / "history.jsonl")
+    assert (near / "costs.json").read_text() == (far / "costs.json").read_text()
+    _assert_same_evaluations(lines(near / "clients.jsonl"), lines(far / "clients.jsonl"))
+    _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
+
+
+def _assert_same_evaluations(near: list[dict[str, Any]], far: list[dict[str, Any]]) -> None:
+    """A global model's examples share other batches: equal up to rounding."""
+    assert len(near) == len(far)
+    for a, b in zip(near, far, strict=True):
+        assert {**a, "loss": None} == {**b, "loss": None}
+        for x, y in zip(a["loss"], b["loss"], strict=True):
+            assert (x is None and y is None) or math.isclose(x, y, rel_tol=1e-5)
+
+
+def _assert_private(path: Path, far: Path, kept: Path, direct: DirectGrid) -> None:
+    if not path.exists():
+        assert not list(kept.rglob("*.safetensors"))
+        return
+    rows = load_file(path)
+    last = {client: done["round"] for done in lines(far / "history.jsonl")
+            for client in done["cohort"]}  # fmt: skip
+    assert set(last) == set(rows.pop(SEEN).nonzero().flatten().tolist())
+    sent = _sent(direct)
+    for client, number in last.items():
+        (found,) = kept.rglob(f"client-{client}/round-{number:06d}.safetensors")
+        private = load_file(found)
+        assert same_bits(private, {name: value[client] for name, value in rows.items()})
+        for name, value in private.items():
+            for other, content in sent:
+                assert name != other
+                alike = value.dtype == content.dtype and value.shape == content.shape
+                telling = value.numel() > 3 and not value.eq(value.flatten()[0]).all()
+                assert not (telling and alike and value.equal(content)), name
+
+
+def _sent(direct: DirectGrid) -> list[tuple[str, torch.Tensor]]:
+    found: list[tuple[str, torch.Tensor]] = []
+    for message in direct.answered:
+        arrays = message.content["payloads"]
+        assert isinstance(arrays, ArrayRecord)
+        for array in arrays.values():
+            found += decode(array.data).items()
+    return found

@@ -1,0 +1,231 @@
+"""What goes wrong between server and clients, and what then becomes of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
+
+import fedtailor as ft
+from fedtailor.errors import InputError
+from fedtailor.flower import Patience, serve
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import Order, Report
+from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
+from tests.small import digits_backbone, same_bits
+
+QUICK = Patience(start=0.2, reply=0.2, least=0.25, poll=0.02)
+SPOILT = {  # by client: what happens to its reply of the first round, and how it is told
+    1: ("bytes", "the checksum is wrong"),
+    2: ("schema", "schema version 7; version 1"),
+    3: ("shape", "its upload differs from most in conv.weight"),
+    4: ("values", "conv.weight holds values that are not finite"),
+    5: ("loss", "its loss is nan"),
+    6: ("client", "node 106 says nothing of it"),
+    7: ("late", "no reply in 0.2 s"),
+    8: ("raises", "RuntimeError: no memory"),
+    9: ("round", "a report on train, round 3, instead of train, round 1"),
+}
+
+
+def test_the_round_goes_on_without_what_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = {"scheme": "iid", "clients": 13, "max_examples": 12}
+    chosen = experiment("fedper", rounds=2, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=13)
+    direct.change = _spoilt
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    folder = out / "methods/fedper/seed-0"
+    first, second = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert first["cohort"] == [0, 10, 11, 12]
+    assert second["cohort"] == list(range(13))
+    told = capsys.readouterr().err
+    refused = list(map(json.loads, (folder / "refused.jsonl").read_text().splitlines()))
+    reasons = {line["client"]: line["reason"] for line in refused}
+    for client, (_, reason) in SPOILT.items():
+        assert reason in reasons[client]
+        assert f"round 1: without client {client}: " in told
+    assert "node 106 was not asked for it" in reasons[77]
+    assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
+    bases = {turn.client: turn.base for order in _orders(direct, 2) for turn in order.turns}
+    assert bases == {client: int(client not in SPOILT) for client in range(13)}
+
+
+def _orders(direct: DirectGrid, number: int) -> list[Order]:
+    """The orders to train in a round."""
+    kind = MessageType.TRAIN
+    sent = [message for message in direct.sent if message.metadata.message_type == kind]
+    orders = [unpack(message.content, Order)[0] for message in sent]
+    return [order for order in orders if order.round == number]
+
+
+def _spoilt(message: Message, reply: Message) -> Message | None:
+    """The reply of a node with one client in the first round."""
+    metadata = message.metadata
+    client = metadata.dst_node_id - 100
+    if metadata.message_type != MessageType.TRAIN or metadata.group_id != "1":
+        return reply
+    what, _ = SPOILT.get(client, ("", ""))
+    if what == "raises":
+        return Message(Error(2, "Traceback\nRuntimeError: no memory\n"), reply_to=message)
+    if what == "late":
+        return None
+    if what:
+        reply.content = _rewritten(reply.content, what)
+    return reply
+
+
+def _rewritten(content: RecordDict, what: str) -> RecordDict:
+    about, arrays = content["about"], content["payloads"]
+    assert isinstance(about, ConfigRecord)
+    assert isinstance(arrays, ArrayRecord)
+    if what == "schema":
+        return RecordDict({**content, "about": ConfigRecord({**about, "schema": 7})})
+    if what == "bytes":
+        data = arrays["0"].data[:-1] + bytes([arrays["0"].data[-1] ^ 1])
+        array = Array("uint8", (len(data),), "safetensors", data)
+        return RecordDict({**content, "payloads": ArrayRecord({"0": array})})
+    report, (sent,) = unpack(content, Report)
+    (result,) = report.results
+    if what == "shape":
+        sent["conv.weight"] = sent["conv.weight"][1:]
+    elif what == "values":
+        sent["conv.weight"][0] = torch.nan
+    elif what == "loss":
+        result = replace(result, loss=float("nan"))
+    elif what == "client":
+        result = replace(result, client=77)
+    number = 3 if what == "round" else report.round
+    return pack(replace(report, round=number, results=(result,)), [sent])
+
+
+def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    chosen = experiment("fedper")
+    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    whole = load_file(near / "methods/fedper/seed-0/server.safetensors")
+
+    def kill(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and message.metadata.dst_node_id == 101:
+            raise KeyboardInterrupt  # its clients have trained, and wait to hear what counted
+        return reply
+
+    direct = grid(chosen, tmp_path / "clients")
+    direct.change = kill
+    given = {"backbone": digits_backbone(), "patience": QUICK}
+    with pytest.raises(KeyboardInterrupt):
+        serve(direct, chosen, tmp_path / "far", **given)
+    assert len(list((tmp_path / "clients").rglob("round-000002.safetensors"))) > 0
+    again = grid(chosen, tmp_path / "clients")
+    far = serve(again, chosen, tmp_path / "far", **given)
+    folder = far / "methods/fedper/seed-0"
+    assert same_bits(load_file(folder / "server.safetensors"), whole)
+    assert not _orders(again, 1)
+    serve(again, chosen, far, **given)  # finished: nothing more is asked
+    assert len(_orders(again, 3)) <= 2
+    assert "fedper" in ft.compare([far])
+    ft.write_report([far], tmp_path / "report.html")
+
+
+def test_too_few_replies_stop_the_run(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+
+    def late(message: Message, reply: Message) -> Message | None:
+        lost = message.metadata.dst_node_id == 103 and message.metadata.group_id == "1"
+        return None if lost else reply
+
+    direct.change = late
+    given = {"backbone": digits_backbone(), "patience": replace(QUICK, least=1.0)}
+    with pytest.raises(InputError, match="4 of 5 clients sent what can be used, 5 are needed; the"):
+        serve(direct, chosen, tmp_path / "out", **given)
+
+
+def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:
+    direct = grid(experiment("fedavg"), tmp_path / "clients", nodes=1)
+    given = {"backbone": digits_backbone(), "patience": QUICK}
+    with pytest.raises(InputError, match="node 100: the server's experiment is not the one at"):
+        serve(direct, experiment("fedper"), tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_client_must_have_a_node(tmp_path: Path) -> None:
+    chosen = experiment("fedavg")
+    direct = grid(chosen, tmp_path / "clients", nodes=3)
+    del direct.apps[101]
+    with pytest.raises(InputError, match="no node serves clients 1, 4"):
+        serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    direct.apps.clear()
+    with pytest.raises(InputError, match="there are no nodes"):
+        serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+
+
+def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) -> None:
+    chosen = experiment("fedper", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+
+    def lose(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "1":
+            for path in (tmp_path / "clients").rglob("client-2/*"):
+                path.unlink()
+        return reply
+
+    direct.change = lose
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    folder = out / "methods/fedper/seed-0"
+    first, second = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert (first["cohort"], second["cohort"]) == ([0, 1, 2, 3, 4], [0, 1, 3, 4])
+    refused = map(json.loads, (folder / "refused.jsonl").read_text().splitlines())
+    reason = "the private state of round 1 is missing"
+    assert {"round": 2, "client": 2, "reason": reason} in refused
+    evaluated = map(json.loads, (folder / "clients.jsonl").read_text().splitlines())
+    assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
+
+
+def test_a_node_comes_back_with_the_examples_that_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    small = replace(DIGITS, num_train=900)
+    others = grid(chosen, tmp_path / "others", dataset=small)
+
+    def exchange(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return reply
+        if message.metadata.group_id == "1" and message.metadata.dst_node_id == 101:
+            direct.apps[102] = others.apps[101]
+            del direct.apps[101]
+        return reply
+
+    direct.change = exchange
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    told = capsys.readouterr().err
+    assert "round 2: node 102: client 1 no longer has the examples that it had" in told
+    assert "round 2: without client 3: no node serves it" in told
+
+
+def test_flower_keeps_its_identity_where_the_grid_of_these_tests_sets_it() -> None:
+    assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
+    DirectGrid({})
+    assert Message(RecordDict(), 5, MessageType.TRAIN).metadata.src_node_id == 1
+
+
+def test_a_message_survives_flowers_own_encoding() -> None:
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    order = Order("e", "r", "fedper", 0, 2, "train", 0.5, ())
+    sent = {"w": torch.ones(2, dtype=torch.bfloat16), "m": torch.tensor(True)}
+    data = recorddict_to_proto(pack(order, [sent, {}])).SerializeToString()
+    proto: Any = type(recorddict_to_proto(RecordDict()))
+    again, received = unpack(recorddict_from_proto(proto.FromString(data)), Order)
+    assert asdict(again) == asdict(order)
+    assert same_bits(received[0], sent)
+    assert received[1] == {}

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtailor.errors import InputError
+from fedtailor.flower.states import States
+from fedtailor.params import Params
+
+
+def state(value: float) -> Params:
+    return {"b": torch.full((2,), value, dtype=torch.bfloat16), "a": torch.tensor(value)}
+
+
+def value(states: States, base: int) -> float:
+    found = states.read(3, base, state(0.0))
+    assert list(found) == ["b", "a"]
+    return found["a"].item()
+
+
+def test_a_round_starts_from_the_one_that_counted(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    assert value(states, 0) == 0.0
+    states.write(3, 0, 1, state(1.0))
+    assert value(states, 0) == 0.0
+    assert value(states, 1) == 1.0
+    states.write(3, 1, 2, state(2.0))
+    states.write(3, 1, 2, state(2.5))  # the round is repeated
+    states.write(3, 1, 4, state(4.0))  # it came to nothing
+    assert value(states, 1) == 1.0
+    assert value(states, 4) == 4.0
+    states.write(3, 4, 5, state(5.0))
+    assert sorted(path.name[:12] for path in (tmp_path / "client-3").iterdir()) == [
+        "round-000004", "round-000005",
+    ]  # fmt: skip
+
+
+def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    states.write(3, 0, 5, state(5.0))
+    with pytest.raises(InputError, match="an order for round 4 came after round 5"):
+        states.write(3, 0, 4, state(4.0))
+    assert value(states, 5) == 5.0
+
+
+def test_a_state_that_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    with pytest.raises(InputError, match="the private state of round 2 is missing"):
+        value(states, 2)
+    states.write(3, 0, 2, {"a": torch.zeros(3)})
+    with pytest.raises(InputError, match="the private state of round 2 is of another model"):
+        value(states, 2)
+
+
+def test_nothing_is_kept_of_a_client_without_private_tensors(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    states.write(3, 0, 1, {})
+    assert states.read(3, 1, {}) == {}
+    assert not list(tmp_path.iterdir())
