@@ -91,12 +91,14 @@ def test_the_last_step_of_a_round_is_checked_too() -> None:
 
 
 def test_bf16_trains_fp32_masters_near_fp32() -> None:
-    method = FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    """A small rate: bfloat16's rounding is what differs, and not what training makes of it."""
+    method = FedAvg(optimiser=Optimiser("sgd", lr=0.01))
     exact, rough = last_round(method), last_round(method, precision="bf16")
-    assert all(value.dtype == torch.float32 for value in rough.server.values())
-    for name, value in exact.server.items():
-        assert not rough.server[name].isnan().any()
-        torch.testing.assert_close(rough.server[name], value, atol=0.02, rtol=0.05)
+    start = Task(digits_backbone(), method.adapt).state
+    for name, value in rough.server.items():
+        assert value.dtype == torch.float32
+        moved = exact.server[name] - start[name]
+        assert 0 < (value - exact.server[name]).norm() < 0.1 * moved.norm()
 
 
 def test_who_is_evaluated_and_when() -> None:
