@@ -19,21 +19,20 @@ writes benchmarks/results/executors-cpu.jsonl, a line a process, and the table b
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from harness import circumstances, software, spread, versions, write
 
 OUT = Path(__file__).parent / "results" / "executors-cpu"
 CONTENDERS = ("bare-1", "sequential", "vectorised", "bare-N", "processes", "auto")
@@ -264,14 +263,6 @@ def run(kind: str, workload: str, options: argparse.Namespace, folder: str) -> d
     return found | {"peak_mb": round(peak, 1)}
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Median, and from the first to the third quartile."""
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
 def table(results: dict[str, list[dict[str, Any]]], processes: int) -> str:
     """The results of one workload; ratios are to bare PyTorch in as many processes."""
     header = (
@@ -294,13 +285,6 @@ def table(results: dict[str, list[dict[str, Any]]], processes: int) -> str:
         cells.append(spread([repeat["peak_mb"] for repeat in repeats], 0))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:
@@ -331,15 +315,11 @@ def main() -> None:
                     print(f"repeat {repeat}: {workload}, {kind}", file=sys.stderr)
                     found = run(kind, workload, options, folder)
                     kinds[kind].append({"repeat": repeat} | found)
-    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
-    now = datetime.datetime.now(datetime.UTC)
+    found_versions = versions("fedtailor", "torch", "numpy")
     command = shlex.join(["python", "benchmarks/executors.py", *sys.argv[1:]])
     about = (
-        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
-        f"{_processor()}, {os.cpu_count()} cores, one thread a process; load {load:.1f} at the "
-        f"start, {os.getloadavg()[0]:.1f} at the end",
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load),
+        software(found_versions),
         f"{options.repeats} runs a contender, in turns, each {options.rounds} rounds of "
         f"{options.cohort} clients without the first; medians (first to third quartile)",
         "of bare: against bare PyTorch in as many processes; CPU time and memory (PSS) are those "
@@ -349,14 +329,13 @@ def main() -> None:
     for workload, kinds in results.items():
         text += f"\n## {workload}\n\n{table(kinds, options.processes)}"
     print(text)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.with_suffix(".md").write_text(f"# Executors against bare PyTorch\n\n{text}")
-    with OUT.with_suffix(".jsonl").open("w") as file:
-        for workload, kinds in results.items():
-            for kind, repeats in kinds.items():
-                for found in repeats:
-                    line = {"workload": workload, "contender": kind, "date": f"{now:%Y-%m-%d}"}
-                    file.write(json.dumps(line | versions | found) + "\n")
+    records = [
+        {"workload": workload, "contender": kind, **found_versions, **found}
+        for workload, kinds in results.items()
+        for kind, repeats in kinds.items()
+        for found in repeats
+    ]
+    write(OUT, f"# Executors against bare PyTorch\n\n{text}", records)
 
 
 if __name__ == "__main__":

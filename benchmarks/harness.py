@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,17 @@ def circumstances(command: str, load: float) -> list[str]:
         f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB; load {load:.1f} at the "
         f"start, {os.getloadavg()[0]:.1f} at the end",
     ]
+
+
+def versions(*names: str) -> dict[str, str]:
+    """The versions of these packages."""
+    return {name: metadata.version(name) for name in names}
+
+
+def software(found: Mapping[str, str]) -> str:
+    """Python's version and these, as one of a table's notes."""
+    parts = [f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in found.items())]
+    return ", ".join(parts)
 
 
 def write(out: Path, text: str, records: Sequence[Record]) -> None:

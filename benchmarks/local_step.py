@@ -12,21 +12,17 @@ writes benchmarks/results/local_step-cpu.jsonl, a line a contender, and the tabl
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import re
 import shlex
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from harness import circumstances, software, spread, versions, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -247,30 +243,17 @@ def deviation(what: str, method: Method, fp32: Task, bf16: Task, steps: list[Bat
     return f"{what}: bf16's update differs from fp32's by {distance:.3f} of it, cosine {cosine:.4f}"
 
 
-def spread(values: list[float], factor: float, digits: int) -> str:
-    """Median, and from the first to the third quartile."""
-    low, middle, high = (q * factor for q in statistics.quantiles(values, method="inclusive"))
-    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
 def table(results: list[Result], about: list[str]) -> str:
     """The results as Markdown."""
     lines = [*(f"- {line}" for line in about)]
     for title in dict.fromkeys(result.part for result in results):
         lines += ["", f"## {title}", "", "| | CPU ms a step | ratio |", "|---|---:|---:|"]
         lines += [
-            f"| {r.contender} | {spread(r.cpu_s, 1e3, 1)} | {spread(r.ratios, 1, 3)} |"
+            f"| {r.contender} | {spread(r.cpu_s, 1, 1e3)} | {spread(r.ratios, 3)} |"
             for r in results
             if r.part == title
         ]
     return "\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:
@@ -302,27 +285,19 @@ def main() -> None:
     for part, repeats in parts:
         results += measure(part, repeats)
         print(f"{part.title} done", file=sys.stderr)
-    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
-    now = datetime.datetime.now(datetime.UTC)
+    found_versions = versions("fedtailor", "torch", "numpy")
     command = shlex.join(["python", "benchmarks/local_step.py", *sys.argv[1:]])
     about = [
-        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
-        f"{_processor()}, {os.cpu_count()} cores, one thread; load {load_before:.1f} at the start, "
-        f"{os.getloadavg()[0]:.1f} at the end",
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{n} {v}" for n, v in versions.items()),
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load_before),
+        software(found_versions),
         "medians of turns (first to third quartile); ratios are to the first line of a table, "
         "taken within a turn",
         *notes,
     ]
     text = table(results, about)
     print(text)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.with_suffix(".md").write_text(f"# The local step\n\n{text}")
-    with OUT.with_suffix(".jsonl").open("w") as file:
-        for result in results:
-            line = {"date": f"{now:%Y-%m-%d}", **versions, **asdict(result)}
-            file.write(json.dumps(line) + "\n")
+    records = [{**found_versions, **asdict(result)} for result in results]
+    write(OUT, f"# The local step\n\n{text}", records)
 
 
 if __name__ == "__main__":

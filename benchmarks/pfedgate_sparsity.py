@@ -19,19 +19,18 @@ writes benchmarks/results/pfedgate_sparsity-cpu.jsonl, a line a process, and the
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from harness import circumstances, software, spread, versions, write
 
 FEDAVG = "fedavg"
 FLOOR = "floor"
@@ -139,15 +138,6 @@ def run(contender: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def spread(values: Sequence[float], factor: float, digits: int) -> str:
-    """Median, and from the first to the third quartile."""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    middle = statistics.median(values)
-    return " ".join(
-        (f"{middle * factor:.{digits}f}", f"({low * factor:.{digits}f}-{high * factor:.{digits}f})")
-    )
-
-
 def table(results: dict[str, list[dict[str, Any]]], about: Sequence[str]) -> str:
     """The results by contender as Markdown, with ``about`` above."""
     lines = [*(f"- {line}" for line in about), ""]
@@ -168,7 +158,7 @@ def table(results: dict[str, list[dict[str, Any]]], about: Sequence[str]) -> str
         for name, factor in (("cpu_s", 1e3), ("wall_s", 1e3), ("memory_mb", 1)):
             middle = statistics.median(values[name])
             cells += [
-                spread(values[name], factor, 1),
+                spread(values[name], 1, factor),
                 f"{middle / base.setdefault(name, middle):.2f}",
             ]
         for name, factor, digits in (
@@ -178,13 +168,6 @@ def table(results: dict[str, list[dict[str, Any]]], about: Sequence[str]) -> str
             cells.append(f"{statistics.median(gave):.{digits}f}" if gave else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> None:
@@ -209,16 +192,12 @@ def main() -> None:
         for contender in contenders[first:] + contenders[:first]:
             print(f"repeat {repeat}: {contender}", file=sys.stderr)
             results[contender].append({"repeat": repeat} | run(contender, options))
-    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
-    now = datetime.datetime.now(datetime.UTC)
+    found_versions = versions("fedtailor", "torch", "numpy")
     command = shlex.join(["python", "benchmarks/pfedgate_sparsity.py", *sys.argv[1:]])
     parameters = results[FEDAVG][0]["parameters"]
     about = (
-        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
-        f"{_processor()}, {os.cpu_count()} cores, one thread; load {load:.1f} at the start, "
-        f"{os.getloadavg()[0]:.1f} at the end",
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load),
+        software(found_versions),
         f"`cnn`, {parameters:,} parameters; batches of {options.batch_size} random 28 x 28 "
         "pictures; SGD with clipping for both methods, pFedGate's other fields as they are by "
         "default",
@@ -231,13 +210,12 @@ def main() -> None:
     )
     text = table(results, about)
     print(text)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.with_suffix(".md").write_text(f"# A step of pFedGate against one of FedAvg\n\n{text}")
-    with OUT.with_suffix(".jsonl").open("w") as file:
-        for contender, repeats in results.items():
-            for found in repeats:
-                line = {"contender": contender, "date": f"{now:%Y-%m-%d}", **versions, **found}
-                file.write(json.dumps(line) + "\n")
+    records = [
+        {"contender": contender, **found_versions, **found}
+        for contender, repeats in results.items()
+        for found in repeats
+    ]
+    write(OUT, f"# A step of pFedGate against one of FedAvg\n\n{text}", records)
 
 
 if __name__ == "__main__":

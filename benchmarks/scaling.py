@@ -17,10 +17,8 @@ docs/figures/scaling.svg.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -28,9 +26,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from harness import circumstances, software, versions, write
 
 METHODS = {"fedavg": "FedAvg", "ditto": "Ditto, private models on disk"}
 ROWS = 4  # of the data a client
@@ -200,13 +199,6 @@ def draw(results: Results) -> str:
         return svg(Drawing("Scale in the number of clients", figure, caption), "scaling")
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def main() -> None:
     """Run all, print the table, write it, the figure, and what each process found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -233,16 +225,12 @@ def main() -> None:
                 milliseconds = statistics.median(found["cpu_s"]) * 1e3
                 print(f"  {found['peak_mb']:.0f} MB, {milliseconds:.0f} ms", file=sys.stderr)
                 results[method, clients].append({"repeat": repeat} | found)
-    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
-    now = datetime.datetime.now(datetime.UTC)
+    found_versions = versions("fedtailor", "torch", "numpy")
     command = shlex.join(["python", "benchmarks/scaling.py", *sys.argv[1:]])
     one = next(iter(results.values()))[0]
     about = (
-        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
-        f"{_processor()}, {os.cpu_count()} cores, one thread; load {load:.1f} at the start, "
-        f"{os.getloadavg()[0]:.1f} at the end",
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load),
+        software(found_versions),
         f"a network of {one['parameters']:,} parameters; {ROWS} rows a client, dealt IID; cohort "
         f"{options.cohort}, {options.steps} steps; {options.cohort} clients evaluated every round",
         f"{options.repeats} processes a contender, in turns, each {options.rounds} rounds, the "
@@ -251,13 +239,12 @@ def main() -> None:
     )
     text = table(results, about)
     print(text)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.with_suffix(".md").write_text(f"# Memory and time by the number of clients\n\n{text}")
-    with OUT.with_suffix(".jsonl").open("w") as file:
-        for (method, clients), repeats in results.items():
-            for found in repeats:
-                about_it = {"method": method, "clients": clients, "date": f"{now:%Y-%m-%d}"}
-                file.write(json.dumps({**about_it, **versions, **found}) + "\n")
+    records = [
+        {"method": method, "clients": clients, **found_versions, **found}
+        for (method, clients), repeats in results.items()
+        for found in repeats
+    ]
+    write(OUT, f"# Memory and time by the number of clients\n\n{text}", records)
     FIGURE.write_text(draw(results) + "\n")
 
 

@@ -24,24 +24,20 @@ writes benchmarks/results/server-cpu.jsonl and .md; ``--only NAME`` writes serve
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import shlex
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from harness import circumstances, software, spread, versions, write
 from tabulate import tabulate
 from torch import Tensor
 
@@ -267,12 +263,6 @@ def timed(workload: Workload, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median, and from the first to the third quartile, in milliseconds."""
-    low, middle, high = (1e3 * v for v in np.quantile(values, (0.25, 0.5, 0.75)))
-    return f"{middle:.1f} ({low:.1f}-{high:.1f})"
-
-
 def table(found: list[dict[str, Any]]) -> str:
     """The results as Markdown; ratios are those within a repeat, their median."""
     first: dict[str, list[float]] = {}
@@ -284,8 +274,8 @@ def table(found: list[dict[str, Any]]) -> str:
             {
                 "workload": line["workload"],
                 "contender": line["contender"],
-                "CPU ms": spread(line["cpu_s"]),
-                "wall ms": spread(line["wall_s"]),
+                "CPU ms": spread(line["cpu_s"], 1, 1e3),
+                "wall ms": spread(line["wall_s"], 1, 1e3),
                 "of the first": f"{statistics.median(ratios):.3f}",
                 "error": f"{line['error']:.4f}" if "error" in line else "",
             }
@@ -351,32 +341,17 @@ def on_disk(clients: int, size: int) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def _write(title: str, name: str, lines: list[dict[str, Any]], text: str, load: float) -> None:
-    versions = {name: version(name) for name in ("fedtailor", "torch", "numpy")}
-    now = datetime.datetime.now(datetime.UTC)
+    found_versions = versions("fedtailor", "torch", "numpy")
     command = shlex.join(["python", "benchmarks/server.py", *sys.argv[1:]])
     about = (
-        f"{now:%Y-%m-%d %H:%M} UTC, `OMP_NUM_THREADS=1 {command}`",
-        f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread; load "
-        f"{load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end",
-        f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load),
+        software(found_versions),
         "medians (first to third quartile)",
     )
     text = "\n".join((f"# {title}\n", *(f"- {line}" for line in about), "", text, ""))
     print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).with_suffix(".md").write_text(text)
-    with (RESULTS / name).with_suffix(".jsonl").open("w") as file:
-        for line in lines:
-            file.write(json.dumps({"date": f"{now:%Y-%m-%d}", **versions, **line}) + "\n")
+    write(RESULTS / name, text, [{**found_versions, **line} for line in lines])
 
 
 def main() -> None:
