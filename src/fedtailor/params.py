@@ -16,8 +16,9 @@ Ranges = dict[str, list[tuple[int, int]]]
 """Parts of tensors: by name, (start, end) in its flat vector, in order and apart."""
 
 _ROWS = 64  # added up in their own type before a sum goes on in float64
-# values of so many rows of a panel: long runs, few calls; on a GPU as many as keep it busy
-_VALUES, _VALUES_GPU = 1 << 20, 1 << 25
+# values of so many rows of a panel: long runs, few calls; fewer where a panel is a copy; on a GPU
+# as many as keep it busy
+_VALUES, _VALUES_COPIED, _VALUES_GPU = 1 << 22, 1 << 20, 1 << 25
 
 
 def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -79,14 +80,15 @@ def panels(stacked: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor
     What has been read of a panel once is in cache for a second look. Float32 and float64 stay what
     they are, other types become the one that holds them, if ``dtype`` doesn't say otherwise.
 
-    >>> [panel.shape[1] for panel in panels(torch.zeros(64, 100, 400))]
-    [13334, 13333, 13333]
+    >>> [panel.shape[1] for panel in panels(torch.zeros(64, 400, 400))]
+    [53334, 53333, 53333]
     """
     table = stacked.flatten(1) if stacked.dim() > 1 else stacked[:, None]
     if dtype is None:
         exact = table.dtype.is_floating_point and table.element_size() <= 4
         dtype = torch.float32 if exact else torch.float64
-    values = _VALUES if stacked.device.type == "cpu" else _VALUES_GPU
+    values = _VALUES if table.dtype == dtype else _VALUES_COPIED
+    values = values if stacked.device.type == "cpu" else _VALUES_GPU
     number = -(-table.shape[1] * min(len(table), _ROWS) // values)
     return (panel.to(dtype) for panel in torch.tensor_split(table, max(1, number), dim=1))
 

@@ -32,7 +32,7 @@ Differs from the paper:
   see this round's updates, so that labels carry over. Clients outside the cohort keep their
   assignments; a component to which nobody in it belongs sits the round out.
 - Rows that nobody in the round sent have no update; of equally important rows the first are masked.
-- The recompression never forms d_out x d_in: randomised SVD through the factors, or exact QR + SVD.
+- The recompression never forms d_out x d_in: its SVD goes through the factors, randomised or exact.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Form = Literal["branch", "factor"]
-_ROWS = 16  # of a panel, in cache for the second of two products
+_ROWS, _COLUMNS = 8, 16384  # of a panel, in cache for the second of two products
 
 
 class LowRank(nn.Module):
@@ -169,10 +169,11 @@ def _inner_products(
         mean = combine(share, panel)  # [columns]
         mean_square += mean @ mean
         narrow = mean.to(panel.dtype)
-        products = [(rows @ narrow, _squared_norms(rows)) for rows in torch.split(panel, _ROWS)]
-        dot, square = map(torch.cat, zip(*products, strict=True))
-        dots += dot
-        squares += square
+        for part, block in zip(narrow.split(_COLUMNS), panel.split(_COLUMNS, 1), strict=True):
+            products = [(rows @ part, _squared_norms(rows)) for rows in block.split(_ROWS)]
+            dot, square = map(torch.cat, zip(*products, strict=True))
+            dots += dot
+            squares += square
     return dots, squares.sqrt(), mean_square.sqrt()
 
 
