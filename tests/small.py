@@ -27,13 +27,14 @@ class DigitsNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(1, 6, 3, bias=False)
         self.norm = nn.BatchNorm2d(6)
+        self.pool = nn.MaxPool2d(2)
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.Linear(6 * 9, 16)
         self.head = nn.Linear(16, 10)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.conv(pixel_values)))
-        x = torch.max_pool2d(x, 2).flatten(1)
+        x = self.pool(x).flatten(1)
         return self.head(torch.relu(self.hidden(self.dropout(x))))
 
 

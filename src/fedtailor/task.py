@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from . import random
 from .layers import BatchNormMode, StepContext, bind, key_dropout, trace_batch_norm
 from .params import Params, under
+from .pooling import quicken_pools
 from .prefix import Prefix, find_prefix
 
 Batch = dict[str, Tensor]
@@ -116,6 +117,7 @@ class Task:
         self._step = StepContext()
         key_dropout(self.model)
         trace_batch_norm(self.model, backbone.batch_norm)
+        quicken_pools(self.model)
         self.buffers = frozenset(bind(self.model, self._step))
         self.trained = frozenset(n for n, p in self.model.named_parameters() if p.requires_grad)
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}

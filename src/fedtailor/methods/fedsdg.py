@@ -169,8 +169,9 @@ def _inner_products(
         mean = combine(share, panel)  # [columns]
         mean_square += mean @ mean
         narrow = mean.to(panel.dtype)
-        for part, block in zip(narrow.split(_COLUMNS), panel.split(_COLUMNS, 1), strict=True):
-            products = [(rows @ part, _squared_norms(rows)) for rows in block.split(_ROWS)]
+        blocks = torch.split(panel, _COLUMNS, 1)
+        for part, block in zip(torch.split(narrow, _COLUMNS), blocks, strict=True):
+            products = [(rows @ part, _squared_norms(rows)) for rows in torch.split(block, _ROWS)]
             dot, square = map(torch.cat, zip(*products, strict=True))
             dots += dot
             squares += square
