@@ -1,33 +1,32 @@
 """What FedSQ's caches save: the time of an epoch, against FedAvg that trains the same layers.
 
-    python benchmarks/fedsq_caches.py [--examples N] [--repeats R] [--out FILE]
+Every contender trains the same examples from the same state, on one thread. Contenders take turns
+in one process; time is CPU time, and a ratio is taken within a turn. Filling a cache is timed
+apart.
 
-Every arm trains the same examples from the same state. Arms take turns: a busy machine slows them
-all. What is reported is the median over turns of an arm's time divided by that of FedAvg
-without a cache in the same turn, and the smallest and largest. Filling a cache is timed apart.
+    OMP_NUM_THREADS=1 python benchmarks/fedsq_caches.py
+
+writes benchmarks/results/fedsq_caches-cpu.jsonl, a line a contender, and the table beside.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import statistics
+import shlex
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from tabulate import tabulate
+from harness import circumstances, markdown, software, spread, versions, write
 
 from fedtailor.data import DataConfig
 from fedtailor.data import load as load_data
+from fedtailor.memory import keep_freed_memory
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsq import FedSQ
@@ -35,8 +34,9 @@ from fedtailor.models import ModelConfig, load, load_tokenizer
 from fedtailor.optim import Context, Optimiser
 from fedtailor.precomputed import Precomputed
 from fedtailor.random import key
-from fedtailor.task import Backbone, Batch, Task
+from fedtailor.task import CACHED, Backbone, Batch, Task
 
+OUT = Path(__file__).parent / "results" / "fedsq_caches-cpu"
 SGD = Optimiser(lr=1e-3)
 LITE0_TOP = ("_conv_head", "_bn1", "_fc")
 SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,7 +45,7 @@ SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "MiniLM, 2 layers": ("minilm", ("encoder.encoder.layer.[45]", "head")),
 }
 BASE = "fedavg"
-ARMS: dict[str, tuple[type[FedAvg | FedSQ], dict[str, Any], bool]] = {
+CONTENDERS: dict[str, tuple[type[FedAvg | FedSQ], dict[str, Any], bool]] = {
     BASE: (FedAvg, {}, False),
     "fedavg, features": (FedAvg, {}, True),
     "fedsq": (FedSQ, {}, False),
@@ -57,53 +57,73 @@ ARMS: dict[str, tuple[type[FedAvg | FedSQ], dict[str, Any], bool]] = {
 def main() -> None:
     """Run every schedule, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--examples", type=int, default=128)
+    parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fedsq_caches.json"))
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    rows = []
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    load_before = os.getloadavg()[0]
+    records = []
     for name, (model, layers) in SCHEDULES.items():
-        for arm, found in measure(model, layers, options).items():
-            rows.append({"schedule": name, "arm": arm, **found})
+        records += [{"schedule": name, **found} for found in measure(model, layers, options)]
         print(f"{name} done", file=sys.stderr)
-    result = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "threads": torch.get_num_threads(),
-        "versions": {n: version(n) for n in ("fedtailor", "torch", "numpy")},
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    found_versions = versions("fedtailor", "torch", "numpy")
+    command = shlex.join(["python", "benchmarks/fedsq_caches.py", *sys.argv[1:]])
+    about = [
+        *circumstances(f"OMP_NUM_THREADS=1 {command}", load_before),
+        software(found_versions),
+        "medians of turns (first to third quartile); ratios are to FedAvg without a cache, taken "
+        "within a turn",
+    ]
+    notes = "\n".join(f"- {line}" for line in about)
+    text = f"# What FedSQ's caches save\n\n{notes}\n\n{table(records)}"
+    print(text)
+    write(OUT, text, [{**found_versions, **record} for record in records])
 
 
-def measure(model: str, layers: tuple[str, ...], options: argparse.Namespace) -> dict[str, Any]:
-    """By arm: the ratio of its epoch to FedAvg's, and what its cache takes."""
+def table(records: list[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    header = ("layers trained", "", "CPU ms an example", "ratio", "kB an example", "fill, CPU ms")
+    rows = [
+        (
+            record["schedule"],
+            record["contender"],
+            spread(record["cpu_s"], 1, 1e3),
+            spread(record["ratios"]),
+            f"{record['kept_kb']:.1f}",
+            f"{1e3 * record['fill_s']:.1f}",
+        )
+        for record in records
+    ]
+    return markdown(header, rows)
+
+
+def measure(
+    model: str, layers: tuple[str, ...], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Of each contender, CPU seconds an example of every turn, and what its cache takes."""
     backbone, batches = prepare(model, options.examples, options.batch_size)
     epochs, filled = {}, {}
-    for arm, (kind, fields, cached) in ARMS.items():
+    for name, (kind, fields, cached) in CONTENDERS.items():
         method = kind(layers=layers, optimiser=SGD, **fields)
         task = Task(backbone, method.adapt)
-        steps, filled[arm] = batches(method, task) if cached else (batches(None, task)[0], {})
-        epochs[arm] = epoch(method, task, steps)
-        epochs[arm]()  # warm up
-    turns = []
-    for _ in range(options.repeats):
-        turns.append({arm: seconds(run) for arm, run in epochs.items()})
-    found = {}
-    for arm in ARMS:
-        ratios = [turn[arm] / turn[BASE] for turn in turns]
-        found[arm] = {
-            "ratio": statistics.median(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
-            "ms an example": 1000 * statistics.median(t[arm] for t in turns) / options.examples,
-            **filled[arm],
+        steps, filled[name] = batches(method if cached else None, task)
+        epochs[name] = epoch(method, task, steps)
+        epochs[name]()  # warm up
+    turns = [
+        {name: seconds(run) / options.examples for name, run in epochs.items()}
+        for _ in range(options.repeats)
+    ]
+    return [
+        {
+            "contender": name,
+            "cpu_s": [turn[name] for turn in turns],
+            "ratios": [turn[name] / turn[BASE] for turn in turns],
+            **filled[name],
         }
-    return found
+        for name in CONTENDERS
+    ]
 
 
 def prepare(model: str, examples: int, size: int) -> tuple[Backbone, Callable[..., Any]]:
@@ -112,21 +132,23 @@ def prepare(model: str, examples: int, size: int) -> tuple[Backbone, Callable[..
     image = model == "efficientnet-lite0"
     data = DataConfig("fashion-mnist" if image else "20newsgroups", max_length=32)
     dataset = load_data(data, load_tokenizer(config))
-    modality = "image" if image else "text"
+    modality: Literal["image", "text"] = "image" if image else "text"
     backbone = load(config, "classification", dataset.num_classes, 0, modality)
     parts = np.split(np.arange(examples), range(size, examples, size))
 
     def batches(method: Method | None, task: Task) -> tuple[list[Batch], dict[str, float]]:
         steps = [dataset.batch(rows) for rows in parts]
         if method is None:
-            return steps, {}
-        precomputed = Precomputed(lambda batch: method.precompute(task, batch), dataset)
-        start = time.perf_counter()
+            return steps, {"kept_kb": 0.0, "fill_s": 0.0}
+        precomputed = Precomputed(
+            lambda batch: method.precompute(task, batch), dataset, np.arange(examples)
+        )
+        start = time.process_time()
         steps = [precomputed.add_to(batch, rows) for batch, rows in zip(steps, parts, strict=True)]
-        spent = time.perf_counter() - start
-        kept = [v for batch in steps for n, v in batch.items() if n.startswith("cached.")]
+        spent = time.process_time() - start
+        kept = [v for batch in steps for n, v in batch.items() if n.startswith(CACHED)]
         held = sum(value.numel() * value.element_size() for value in kept)
-        return steps, {"kB an example": held / 1e3 / examples, "fill, ms": 1e3 * spent / examples}
+        return steps, {"kept_kb": held / 1e3 / examples, "fill_s": spent / examples}
 
     return backbone, batches
 
@@ -137,10 +159,10 @@ def epoch(method: Method, task: Task, steps: list[Batch]) -> Callable[[], object
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long it takes."""
-    start = time.perf_counter()
+    """How much CPU time it takes."""
+    start = time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The local step against a bare PyTorch loop, FedSDG and FedSQ against FedAvg, bf16 against fp32.
+"""The local step against a bare PyTorch loop, FedSDG against FedAvg, bf16 against fp32.
 
 Everything is one client's `Method.local` on the same batches from the same state, on one thread.
 The contenders of a part take turns in one process; time is CPU time of the process (on a busy
@@ -30,16 +30,14 @@ from fedtailor.memory import keep_freed_memory
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
-from fedtailor.methods.fedsq import FedSQ
 from fedtailor.models import ModelConfig, load
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, flat, subtract
 from fedtailor.random import key
-from fedtailor.task import CACHED, Backbone, Batch, Precision, Task
+from fedtailor.task import Backbone, Batch, Precision, Task
 
 OUT = Path(__file__).parent / "results" / "local_step-cpu"
 SGD, ADAM = Optimiser(lr=0.1), Optimiser("adam", lr=1e-3, eps=1e-3)
-LITE0_TOP = ("_conv_head", "_bn1", "_fc")
 Run = Callable[[], object]
 
 
@@ -147,14 +145,6 @@ def from_pictures(model: nn.Module) -> Backbone:
     return Backbone(model, prepare=lambda batch: {"input": batch["pixel_values"]})
 
 
-def with_cache(method: Method, task: Task, steps: list[Batch]) -> list[Batch]:
-    """The batches with what the method works out once an example."""
-    return [
-        batch | {CACHED + name: v for name, v in method.precompute(task, batch).items()}
-        for batch in steps
-    ]
-
-
 def network_part() -> Part:
     """A network trained whole."""
     steps, model = pictures(5, 10, (3, 32, 32)), small_network().train()
@@ -191,21 +181,6 @@ def adapter_part(backbone: Backbone) -> Part:
         },
         len(steps),
     )
-
-
-def gated_part(title: str, backbone: Backbone, layers: tuple[str, ...], steps: list[Batch]) -> Part:
-    """FedSQ with and without caches, and FedAvg that trains the same layers."""
-    runs = {}
-    arms: dict[str, tuple[Method, bool]] = {
-        "fedavg": (FedAvg(layers=layers, optimiser=Optimiser(lr=1e-3)), False),
-        "fedavg, features": (FedAvg(layers=layers, optimiser=Optimiser(lr=1e-3)), True),
-        "fedsq": (FedSQ(layers=layers, optimiser=Optimiser(lr=1e-3)), False),
-        "fedsq, masks and features": (FedSQ(layers=layers, optimiser=Optimiser(lr=1e-3)), True),
-    }
-    for name, (method, cached) in arms.items():
-        task = Task(backbone, method.adapt)
-        runs[name] = local(method, task, with_cache(method, task, steps) if cached else steps)
-    return Part(f"{title}: layers {', '.join(layers) or 'all'}", runs, len(steps))
 
 
 def precision_part(backbone: Backbone) -> tuple[Part, list[str]]:
@@ -265,22 +240,12 @@ def main() -> None:
     keep_freed_memory()  # for the bare loops as well
     load_before = os.getloadavg()[0]
     minilm = load(ModelConfig("minilm"), "classification", 20, 0)
-    lite0 = load(
-        ModelConfig("efficientnet-lite0", batch_norm="frozen"), "classification", 10, 0, "image"
-    )
     precision, notes = precision_part(minilm)
     parts = [
         (network_part(), 3 * options.repeats),
         (adapter_part(minilm), options.repeats),
-        (
-            gated_part(
-                "FedSQ, EfficientNet-Lite0", lite0, ("_blocks.14", "_blocks.15", *LITE0_TOP),
-                pictures(1, 32, (1, 28, 28)),
-            ),
-            options.repeats,
-        ),
         (precision, options.repeats),
-    ]  # fmt: skip
+    ]
     results = []
     for part, repeats in parts:
         results += measure(part, repeats)

@@ -19,6 +19,7 @@ from fedtailor.methods.local import Local
 from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, encode
 from fedtailor.plan import CohortConfig, Plan, ScheduleConfig
+from fedtailor.robust import Robust
 from fedtailor.task import Batch, Task
 from tests.small import digits_backbone, digits_federation
 
@@ -70,7 +71,8 @@ def test_batch_norm_statistics_are_averaged() -> None:
 
 def test_uploads_on_disk_change_nothing() -> None:
     small = replace(PLAN, engine=EngineConfig(upload_memory_mb=1e-6))
-    one, two = last_round(FedAvg()), last_round(FedAvg(), small)
+    stacked = FedAvg(robust=Robust("multi-krum", keep=2))
+    one, two = last_round(stacked), last_round(stacked, small)
     assert all(one.server[name].equal(two.server[name]) for name in one.server)
 
 

@@ -31,7 +31,7 @@ from .processes import Work, check_processes
 from .profile import phase as trace_phase
 from .store import Store
 from .task import Batch, Task
-from .uploads import UploadStack
+from .uploads import UploadMean, Uploads, UploadStack
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,38 @@ def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
     return Cohort(clients, torch.tensor(sizes, dtype=torch.float64), number, key)
 
 
+def training_order(steps: Sequence[int]) -> list[int]:
+    """The positions of a cohort whose members take so many ``steps``, as they are trained and, for
+    a mean, added up: clients of equal length run together, with less padding."""
+    return sorted(range(len(steps)), key=lambda at: (steps[at], at))
+
+
+def empty_uploads(
+    method: Method, cohort: Cohort, steps: Sequence[int], engine: EngineConfig, folder: str
+) -> Uploads:
+    """What takes up a cohort's uploads for `aggregate`; ``folder`` is for those on disk."""
+    if method.averages and method.robust.rule == "none":
+        return UploadMean(cohort.shares, training_order(steps))
+    return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
+
+
 def aggregate(
-    method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort
+    method: Method, task: Task, server: Server, uploads: Uploads, cohort: Cohort
 ) -> Server:
     """The next state of the server, on the task's device; worked out on the uploads': the task's,
-    or the CPU for those on disk. ``uploads`` keeps those that a robust rule lets through."""
-    device = next((value.device for value in uploads.params.values()), task.device)
-    # running statistics would drown what clients ask for: they are far larger than updates
-    scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
-    rows = method.robust.select(scored)
-    if rows is not None:
-        uploads.keep(rows)
-        cohort = cohort.only(rows)
-    server = method.aggregate(task, to_device(server, device), uploads.params, cohort)
+    or the CPU for those on disk. A stack keeps those that a robust rule lets through."""
+    if isinstance(uploads, UploadMean):
+        cohort = cohort.as_one()
+    else:
+        # running statistics would drown what clients ask for: they are far larger than updates
+        scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
+        rows = method.robust.select(scored)
+        if rows is not None:
+            uploads.keep(rows)
+            cohort = cohort.only(rows)
+    params = uploads.params
+    device = next((value.device for value in params.values()), task.device)
+    server = method.aggregate(task, to_device(server, device), params, cohort)
     return to_device(server, task.device)
 
 
@@ -237,8 +256,7 @@ class _Simulation:
         steps = [federation.num_steps(client, plan.local) for client in clients]
         trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            limit = plan.engine.upload_memory_mb * 1e6
-            uploads = UploadStack(len(clients), limit, folder)
+            uploads = empty_uploads(self.method, cohort, steps, plan.engine, folder)
             with clock.phase("train"):
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
@@ -272,12 +290,11 @@ class _Simulation:
         server: Server,
         cohort: Cohort,
         steps: Sequence[int],
-        uploads: UploadStack,
+        uploads: Uploads,
         trained: _Trained,
         clock: Clock,
     ) -> None:
-        # clients of equal length run together: less padding, the same numbers
-        order = sorted(range(len(steps)), key=lambda at: (steps[at], at))
+        order = training_order(steps)
         scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
         sizes = dict(zip(cohort.clients, steps, strict=True))
         turns = self._turns(

@@ -35,6 +35,10 @@ class Cohort:
         clients = tuple(self.clients[row] for row in rows.tolist())
         return replace(self, clients=clients, num_examples=self.num_examples[rows.cpu()])
 
+    def as_one(self) -> Cohort:
+        """The same round as if one client, nobody in particular, had all of its examples."""
+        return replace(self, clients=(), num_examples=self.num_examples.sum()[None])
+
     @property
     def shares(self) -> Tensor:
         """p_k = n_k / sum n over the cohort, float64 ``[c]``."""
@@ -66,6 +70,7 @@ class Method(ABC):
     family: ClassVar[str]  # global, split, regularised, mixture, cluster, sparse, adapter, local
     paper: ClassVar[Paper]
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
+    averages: ClassVar[bool] = False  # `aggregate` needs the uploads' mean by examples alone
     smallest_batch: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     robust: Robust = field(default=Robust(), kw_only=True)  # which uploads are let through
@@ -128,7 +133,8 @@ class Method(ABC):
 
     @abstractmethod
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
-        """The next server state; ``uploads`` are unpacked and stacked ``[c, ...]``."""
+        """The next server state; ``uploads`` are unpacked and stacked ``[c, ...]``. A method that
+        ``averages`` is given their mean as one row, and the cohort as one member."""
 
     @property
     def personal_passes(self) -> int:

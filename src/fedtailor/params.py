@@ -15,7 +15,7 @@ Params = dict[str, Tensor]
 Ranges = dict[str, list[tuple[int, int]]]
 """Parts of tensors: by name, (start, end) in its flat vector, in order and apart."""
 
-_ROWS = 64  # added up in their own type before a sum goes on in float64
+GROUP = 64  # rows that are added up in `sums_in` before a sum goes on in float64
 # values of so many rows of a panel: long runs, few calls; fewer where a panel is a copy; on a GPU
 # as many as keep it busy
 _VALUES, _VALUES_COPIED, _VALUES_GPU = 1 << 22, 1 << 20, 1 << 25
@@ -84,13 +84,17 @@ def panels(stacked: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor
     [53334, 53333, 53333]
     """
     table = stacked.flatten(1) if stacked.dim() > 1 else stacked[:, None]
-    if dtype is None:
-        exact = table.dtype.is_floating_point and table.element_size() <= 4
-        dtype = torch.float32 if exact else torch.float64
+    dtype = dtype or sums_in(table.dtype)
     values = _VALUES if table.dtype == dtype else _VALUES_COPIED
     values = values if stacked.device.type == "cpu" else _VALUES_GPU
-    number = -(-table.shape[1] * min(len(table), _ROWS) // values)
+    number = -(-table.shape[1] * min(len(table), GROUP) // values)
     return (panel.to(dtype) for panel in torch.tensor_split(table, max(1, number), dim=1))
+
+
+def sums_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which values of ``dtype`` are added up, a few of them."""
+    narrow = dtype.is_floating_point and dtype.itemsize <= 4
+    return torch.float32 if narrow else torch.float64
 
 
 def combine(weights: Tensor, panel: Tensor) -> Tensor:
@@ -101,7 +105,7 @@ def combine(weights: Tensor, panel: Tensor) -> Tensor:
     """
     shape = (*weights.shape[:-1], panel.shape[1])
     total = torch.zeros(shape, dtype=torch.float64, device=panel.device)
-    parts = torch.split(weights.to(panel), _ROWS, dim=-1), torch.split(panel, _ROWS)
+    parts = torch.split(weights.to(panel), GROUP, dim=-1), torch.split(panel, GROUP)
     for w, rows in zip(*parts, strict=True):
         total += w @ rows
     return total

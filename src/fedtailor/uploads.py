@@ -1,13 +1,14 @@
-"""A cohort's uploads, stacked, in memory or memory-mapped."""
+"""A cohort's uploads: stacked, in memory or memory-mapped; or, where it will do, their mean."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .params import Params
+from .params import GROUP, Params, clone, sums_in
 
 
 class UploadStack:
@@ -45,3 +46,57 @@ class UploadStack:
             return like.new_empty(shape)
         path, size = str(self._folder / f"{number}.bin"), self._size * like.numel()
         return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)
+
+
+class UploadMean:
+    """The weighted mean of a cohort's uploads as one row, ``[1, ...]``: each is added when its turn
+    comes, in an ``order`` that is the same however the clients were run, and forgotten.
+
+    ``shares`` ``[c]`` are the weights by position; ``order`` holds every position once. Sums as in
+    `params.weighted_sum`.
+    """
+
+    def __init__(self, shares: Tensor, order: Sequence[int]) -> None:
+        self._shares = shares.tolist()
+        self._order = order
+        self._early: dict[int, Params] = {}  # by position: whose turn is still to come
+        self._done = 0
+        self._group: Params = {}
+        self._total: Params = {}
+        self._types: dict[str, torch.dtype] = {}
+
+    def put(self, position: int, upload: Params) -> None:
+        """Add the upload of ``position``, or keep a copy of it until those before it are there."""
+        if position != self._order[self._done]:
+            self._early[position] = clone(upload)
+            return
+        self._add(position, upload)
+        while self._done < len(self._order) and self._order[self._done] in self._early:
+            following = self._order[self._done]
+            self._add(following, self._early.pop(following))
+
+    def _add(self, position: int, upload: Params) -> None:
+        for name, value in upload.items():
+            if self._done == 0:
+                self._types[name] = value.dtype
+                self._group[name] = torch.zeros_like(value, dtype=sums_in(value.dtype))
+            own = value.to(self._group[name].dtype)
+            self._group[name].add_(own, alpha=self._shares[position])
+        self._done += 1
+        if self._done % GROUP == 0:
+            self._total = self._sums()
+            self._group = {name: torch.zeros_like(part) for name, part in self._group.items()}
+
+    def _sums(self) -> Params:
+        """float64."""
+        if not self._total:
+            return {name: part.double() for name, part in self._group.items()}
+        return {name: self._total[name] + part for name, part in self._group.items()}
+
+    @property
+    def params(self) -> Params:
+        """The mean ``[1, ...]``, of the uploads' types."""
+        return {n: value.to(self._types[n])[None] for n, value in self._sums().items()}
+
+
+Uploads = UploadStack | UploadMean

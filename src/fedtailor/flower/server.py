@@ -33,9 +33,11 @@ from ..engine import (
     aggregate,
     check,
     draw_cohort,
+    empty_uploads,
     first_server,
     is_single,
     observed_of,
+    training_order,
 )
 from ..errors import InputError
 from ..evaluation import Evaluation, evaluations
@@ -48,7 +50,6 @@ from ..plan import Plan
 from ..run import backbone_of, check_same, describe, named, public_of, task_of
 from ..store import Store
 from ..task import Backbone, Task
-from ..uploads import UploadStack
 from .codec import WireError, pack, unpack
 from .messages import Order, Report, Result, Turn, digest
 from .nodes import Nodes, Patience, federation_from_afar
@@ -238,12 +239,12 @@ class _Deployment:
 
     def _aggregate(self, server: Server, uploads: Mapping[int, Params], cohort: Cohort) -> Server:
         self.method.robust.check(len(cohort.clients))
+        steps = [self.federation.num_steps(client, self.plan.local) for client in cohort.clients]
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            limit = self.plan.engine.upload_memory_mb * 1e6
-            stacked = UploadStack(len(cohort.clients), limit, folder)
-            for position, client in enumerate(cohort.clients):
-                stacked.put(position, uploads[client])
-            return aggregate(self.method, self.task, server, stacked, cohort)
+            taken = empty_uploads(self.method, cohort, steps, self.plan.engine, folder)
+            for position in training_order(steps):
+                taken.put(position, uploads[cohort.clients[position]])
+            return aggregate(self.method, self.task, server, taken, cohort)
 
     def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method, task = self.plan.evaluate, self.method, self.task

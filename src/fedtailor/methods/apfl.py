@@ -52,6 +52,7 @@ class APFL(FineTuning):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "mixture"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Adaptive Personalized Federated Learning",
         "Deng, Kamani, Mahdavi",

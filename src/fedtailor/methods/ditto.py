@@ -49,6 +49,7 @@ class Ditto(FineTuning):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "regularised"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Ditto: Fair and Robust Federated Learning Through Personalization",
         "T. Li, Hu, Beirami, Smith",

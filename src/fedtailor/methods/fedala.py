@@ -54,6 +54,7 @@ class FedALA(FineTuning):
 
     name: ClassVar[str] = "fedala"
     family: ClassVar[str] = "mixture"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
         "Zhang, Hua, Wang, Song, Xue, Ma, Guan",

@@ -32,6 +32,7 @@ class FedAvg(FineTuning):
 
     name: ClassVar[str] = "fedavg"
     family: ClassVar[str] = "global"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Communication-Efficient Learning of Deep Networks from Decentralized Data",
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas",

@@ -58,6 +58,7 @@ class FedAvgFT(_Finetuned):
 
     name: ClassVar[str] = "fedavg-ft"
     family: ClassVar[str] = "global"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Improving Federated Learning Personalization via Model Agnostic Meta Learning",
         "Jiang, Konecny, Rush, Kannan",
@@ -86,6 +87,7 @@ class FedLoRA(_Finetuned):
 
     name: ClassVar[str] = "fedlora"
     family: ClassVar[str] = "adapter"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning",
         "Yi, Yu, Wang, Liu",

@@ -40,6 +40,7 @@ class FedAvgM(FineTuning):
 
     name: ClassVar[str] = "fedavgm"
     family: ClassVar[str] = "global"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
         "Classification",

@@ -42,6 +42,7 @@ class FedBABU(FineTuning):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "split"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "FedBABU: Toward Enhanced Representation for Federated Image Classification",
         "Oh, Kim, Yun",

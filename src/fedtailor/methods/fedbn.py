@@ -38,6 +38,7 @@ class FedBN(FineTuning):
 
     name: ClassVar[str] = "fedbn"
     family: ClassVar[str] = "split"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
         "Li, Jiang, Zhang, Kamp, Dou",

@@ -93,6 +93,7 @@ class FedDPA(Method):
 
     name: ClassVar[str] = "feddpa"
     family: ClassVar[str] = "adapter"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Dual-Personalizing Adapter for Federated Foundation Models",
         "Yang, Long, Shen, Jiang, Blumenstein",

@@ -53,6 +53,7 @@ class FedEM(FineTuning):
 
     name: ClassVar[str] = "fedem"
     family: ClassVar[str] = "mixture"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Federated Multi-Task Learning under a Mixture of Distributions",
         "Marfoq, Neglia, Bellet, Kameni, Vidal",

@@ -55,6 +55,7 @@ class _FedOpt(FineTuning):
     """Algorithm 2, all but the line of v."""
 
     family: ClassVar[str] = "global"
+    averages: ClassVar[bool] = True
 
     server_lr: Annotated[float, Gt(0)] = 0.01
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9

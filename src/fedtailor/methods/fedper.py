@@ -36,6 +36,7 @@ class FedPer(FineTuning):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "split"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Federated Learning with Personalization Layers",
         "Arivazhagan, Aggarwal, Singh, Choudhary",

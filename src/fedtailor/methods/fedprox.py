@@ -33,6 +33,7 @@ class FedProx(FineTuning):
 
     name: ClassVar[str] = "fedprox"
     family: ClassVar[str] = "regularised"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Federated Optimization in Heterogeneous Networks",
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith",

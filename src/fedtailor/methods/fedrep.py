@@ -42,6 +42,7 @@ class FedRep(FineTuning):
 
     name: ClassVar[str] = "fedrep"
     family: ClassVar[str] = "split"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Exploiting Shared Representations for Personalized Federated Learning",
         "Collins, Hassani, Mokhtari, Shakkottai",

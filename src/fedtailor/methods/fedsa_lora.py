@@ -39,6 +39,7 @@ class FedSALoRA(Method):
 
     name: ClassVar[str] = "fedsa-lora"
     family: ClassVar[str] = "adapter"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Selective Aggregation for Low-Rank Adaptation in Federated Learning",
         "Guo, Zeng, Wang, Fan, Wang, Qu",

@@ -53,6 +53,7 @@ class FedSQ(Method):
 
     name: ClassVar[str] = "fedsq"
     family: ClassVar[str] = "regularised"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "FedSQ: Optimized Weight Averaging via Fixed Gating",
         "Pérez-Corral, Mestre, Fernández-Hernández, Dolz, Duato, Quintana-Ortí",

@@ -38,6 +38,7 @@ class FFALoRA(Method):
 
     name: ClassVar[str] = "ffa-lora"
     family: ClassVar[str] = "adapter"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Improving LoRA in Privacy-preserving Federated Learning",
         "Sun, Li, Li, Ding",

@@ -39,6 +39,7 @@ class LGFedAvg(FineTuning):
 
     name: ClassVar[str] = "lg-fedavg"
     family: ClassVar[str] = "split"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
         "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency",

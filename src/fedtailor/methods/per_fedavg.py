@@ -52,6 +52,7 @@ class PerFedAvg(FineTuning):
 
     name: ClassVar[str] = "per-fedavg"
     family: ClassVar[str] = "global"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic "
         "Meta-Learning Approach",

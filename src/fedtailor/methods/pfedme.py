@@ -51,6 +51,7 @@ class PFedMe(FineTuning):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "regularised"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Personalized Federated Learning with Moreau Envelopes",
         "Dinh, Tran, Nguyen",

@@ -77,6 +77,7 @@ class PFedMoE(FineTuning):
 
     name: ClassVar[str] = "pfedmoe"
     family: ClassVar[str] = "mixture"
+    averages: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous "
         "Personalized Federated Learning",
