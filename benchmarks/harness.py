@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import statistics
@@ -196,6 +197,15 @@ def write(out: Path, text: str, records: Sequence[Record]) -> None:
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     lines = [json.dumps({"date": today, **record}) + "\n" for record in records]
     out.with_suffix(".jsonl").write_text("".join(lines))
+
+
+def has_bf16() -> bool:
+    """Whether the processor has arithmetic for bfloat16; without, it says nothing of its speed."""
+    found = re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text())
+    return found is not None
+
+
+NO_BF16 = "bf16 is not timed: this processor has no arithmetic for it"
 
 
 def _processor() -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import time
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from harness import circumstances, software, spread, versions, write
+from harness import NO_BF16, circumstances, has_bf16, software, spread, versions, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -199,10 +198,10 @@ def precision_part(backbone: Backbone) -> tuple[Part, list[str]]:
         "fp32, padded": local(fedavg, fp32, padded),
         "fp32, trimmed": local(fedavg, fp32, trimmed),
     }
-    if re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()):
+    if has_bf16():
         runs["bf16, trimmed"] = local(fedavg, bf16, trimmed)
     else:
-        notes.append("bf16 is not timed: this processor has no arithmetic for it")
+        notes.append(NO_BF16)
     return Part("MiniLM with LoRA, ragged lengths up to 64, batch 8", runs, len(lengths)), notes
 
 

@@ -23,10 +23,12 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from benchmarks.harness import (
+    NO_BF16,
     Contender,
     ContenderError,
     Record,
     circumstances,
+    has_bf16,
     in_turns,
     markdown,
     run,
@@ -92,6 +94,8 @@ def cnn_contenders(threads: int) -> list[Contender]:
     for name, module, workers, precision, mode in wanted:
         if module in LIBRARIES and not _installed(module):
             continue
+        if precision == "bf16" and not has_bf16():
+            continue
         own = ENVIRONMENTS / module / "bin" / "python"
         command = (
             *_python(str(own) if module in LIBRARIES else sys.executable, module),
@@ -117,6 +121,7 @@ def lora_contenders(threads: int) -> list[Contender]:
             threads,
         )
         for name, mode, precision in wanted
+        if precision == "fp32" or has_bf16()
     ]
 
 
@@ -287,6 +292,7 @@ def main() -> None:
         "contender's processes: on a busy machine the latter say more",
         f"s for {SPAN} rounds: the whole process, start-up and end, with the rounds that were not "
         "run put in at the median; peak: proportional set sizes of all its processes, sampled",
+        *([] if has_bf16() else [NO_BF16]),
     ]
     text = "\n".join(["# Beside bare loops and other libraries\n", _listed(notes)])
     text += "".join(f"\n{part}" for part, _ in done)
