@@ -48,7 +48,7 @@ from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.pfedmoe import PFedMoE
 from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
-from fedtailor.params import Params, decode, encode, row, stack, weighted_sum
+from fedtailor.params import Params, decode, encode, row, scale, stack, weighted_sum
 from fedtailor.plan import CohortConfig, Plan
 from fedtailor.store import Store
 from fedtailor.task import Batch, Task
@@ -227,18 +227,15 @@ def test_what_travels_packed_arrives_whole(name: str, on: str) -> None:
 def test_who_averages_needs_no_more_than_the_mean(name: str, on: str) -> None:
     method, task = make(name, on)
     server = method.init_server(task, 5, random.key(0))
-    uploads = []
-    for client in (0, 1, 2):
-        received = method.send(task, server, client)
-        private = method.init_client(task, client, random.key(client))
-        steps = list(FEDERATIONS[on].steps(client, 1, PLAN.local))
-        context = context_of(on, client)
-        uploads.append(client_round(method, task, received, private, steps, context)[0])
+    received, private = method.send(task, server, 0), method.init_client(task, 0, random.key(0))
+    steps = list(FEDERATIONS[on].steps(0, 1, PLAN.local))
+    one, _, _ = client_round(method, task, received, private, steps, context_of(on, 1))
+    uploads = [one, scale(one, 0.5), scale(one, 3.0)]
     cohort = Cohort((0, 1, 2), torch.tensor([5.0, 20.0, 10.0]).double(), 1, random.key(0))
     each = method.aggregate(task, server, stack(uploads), cohort)
     mean = weighted_sum(stack(uploads), cohort.shares)
-    one = {name: value[None] for name, value in mean.items()}
-    assert_close(method.aggregate(task, server, one, cohort.as_one()), each, 1e-6)
+    row_of_mean = {name: value[None] for name, value in mean.items()}
+    assert_close(method.aggregate(task, server, row_of_mean, cohort.as_one()), each, 1e-6)
 
 
 @every_method
