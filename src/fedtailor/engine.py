@@ -20,8 +20,9 @@ from .client import Assessed, Assessment, Training, observe
 from .costs import Costs
 from .errors import DivergedError, InputError
 from .evaluation import SPLITS, Evaluation, Scoring, evaluate_one, evaluations
-from .executors import EngineConfig, Executor, Turn, executor_for
+from .executors import EngineConfig, Executor, Turn, executor_for, share_executor
 from .federation import Federation
+from .link import Link
 from .memory import keep_freed_memory
 from .method import Cohort, Method, Server
 from .params import Params, clone, prefixed, same_tensors, stack, to_device
@@ -29,6 +30,8 @@ from .plan import Plan
 from .precomputed import Precomputed
 from .processes import Work, check_processes
 from .profile import phase as trace_phase
+from .ranks import Ranks
+from .ranks import follow as follow_ranks
 from .store import Store
 from .task import Batch, Task
 from .uploads import UploadStack
@@ -146,13 +149,15 @@ def rounds(
     server: Server | None = None,
     start: int = 1,
     executor: str | None = None,
+    link: Link | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
     The cohort's private states are staged in ``store`` when a round is handed out, and committed
     when the next one is asked for: the caller can make the round durable in between. To resume,
     give ``store`` and ``server`` as they were, ``start``, the first round to run, and the
-    ``executor`` that the last round names.
+    ``executor`` that the last round names. With a ``link``, of which this process is the first
+    rank, the others do their share, where `follow` is called.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
@@ -166,10 +171,13 @@ def rounds(
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     federation = with_precomputed(method, task, federation, plan.engine)
-    public = public_batch(federation, task) if method.needs_public else None
-    works = _works(method, task, federation, plan, public)
-    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
-    runner = executor_for(plan.engine, works, task.device, size, executor)
+    works = _works(method, task, federation, plan)
+    runner: Executor
+    if link is not None:
+        runner = Ranks(link, share_executor(plan.engine, works, task.device, link.neighbours))
+    else:
+        size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+        runner = executor_for(plan.engine, works, task.device, size, executor)
     simulation = _Simulation(method, task, federation, plan, store, runner)
     try:
         for number in range(start, plan.rounds + 1):
@@ -181,9 +189,15 @@ def rounds(
         runner.close()
 
 
-def _works(
-    method: Method, task: Task, federation: Federation, plan: Plan, public: Batch | None
-) -> dict[str, Work]:
+def follow(method: Method, task: Task, federation: Federation, plan: Plan, *, link: Link) -> None:
+    """What every rank but the first does while that one has `rounds`: its share of the work."""
+    keep_freed_memory()
+    works = _works(method, task, with_precomputed(method, task, federation, plan.engine), plan)
+    follow_ranks(link, share_executor(plan.engine, works, task.device, link.neighbours))
+
+
+def _works(method: Method, task: Task, federation: Federation, plan: Plan) -> dict[str, Work]:
+    public = public_batch(federation, task) if method.needs_public else None
     given = method, task, federation
     return {
         "train": Training(*given, plan.local, public),
