@@ -42,14 +42,16 @@ class _Transfer(Protocol):
 class Sent:
     """A message on its way; the tensors have to live until it is there."""
 
+    rank: int
     transfers: list[_Transfer | None]
     parts: list[Tensor]
 
     def wait(self) -> None:
         """Until it has been received."""
-        for transfer in self.transfers:
-            assert transfer is not None
-            transfer.wait()
+        with _connected(self.rank):
+            for transfer in self.transfers:
+                assert transfer is not None
+                transfer.wait()
 
 
 class Link:
@@ -85,24 +87,24 @@ class Link:
 
     def tell(self, message: object) -> None:
         """Send to all others, which `hear` it."""
-        with _connected("another rank"):
+        with _connected():
             for part in _written(message):
                 dist.broadcast(part, 0)
 
     def hear(self) -> Any:
         """What the first rank tells all."""
-        with _connected("rank 0"):
+        with _connected(0):
             return self._read(lambda part: dist.broadcast(part, 0))
 
     def send(self, rank: int, message: object) -> Sent:
         """Send to one rank, without waiting."""
-        with _connected(f"rank {rank}"):
+        with _connected(rank):
             parts = _written(message)
-            return Sent([dist.isend(part, rank) for part in parts], parts)
+            return Sent(rank, [dist.isend(part, rank) for part in parts], parts)
 
     def receive(self, rank: int) -> Any:
         """The next message of one rank."""
-        with _connected(f"rank {rank}"):
+        with _connected(rank):
             return self._read(lambda part: dist.recv(part, rank))
 
     def _read(self, fill: Callable[[Tensor], object]) -> Any:
@@ -192,12 +194,13 @@ def _told_to_end(number: int, frame: object) -> None:
 
 
 @contextmanager
-def _connected(title: str) -> Iterator[None]:
+def _connected(rank: int | None = None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         how = str(error).partition(". ")[0].rpartition("] ")[2]
         said = f"the connection to it has ended ({how}); {_AGAIN}"
+        title = "another rank" if rank is None else f"rank {rank}"
         raise ChildProcessError(errno.ECHILD, said, title) from None
 
 
