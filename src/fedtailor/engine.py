@@ -249,7 +249,8 @@ class _Simulation:
         if number < plan.rounds:
             self.store.expect(draw_cohort(federation, plan, number + 1).clients)
         steps = [federation.num_steps(client, plan.local) for client in clients]
-        trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
+        trained = _Trained([math.nan] * len(clients))
+        self.store.begin(number)
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
             limit = plan.engine.upload_memory_mb * 1e6
             uploads = UploadStack(len(clients), limit, folder)
@@ -257,8 +258,6 @@ class _Simulation:
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
                 server = aggregate(self.method, self.task, server, uploads, cohort)
-        with trace_phase("state"):
-            self.store.stage(clients, trained.private)
         for client in clients:
             self.known.pop(client, None)
         with clock.phase("evaluate"):
@@ -306,7 +305,7 @@ class _Simulation:
                 continue
             with trace_phase("state"):
                 trained.losses[position] = result.loss
-                trained.private[position] = clone(result.private)
+                self.store.stage(turn.client, result.private)
                 uploads.put(position, self.method.unpack(self.task, result.packed))
             trained.bytes_down += sum(result.costs.down.values())
             trained.bytes_up += sum(result.costs.up.values())
@@ -452,7 +451,6 @@ def _sums(assessed: Mapping[int, Assessed], clients: Sequence[int]) -> NDArray[n
 class _Trained:
     """What comes back from a cohort, by position."""
 
-    private: list[Params]
     losses: list[float]
     bytes_down: int = 0
     bytes_up: int = 0
