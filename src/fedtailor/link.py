@@ -38,6 +38,11 @@ class _Transfer(Protocol):
     def wait(self) -> object: ...
 
 
+def gpus() -> int:
+    """How many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
 @dataclass(frozen=True)
 class Sent:
     """A message on its way; the tensors have to live until it is there."""
@@ -60,6 +65,7 @@ class Link:
     def __init__(self, rank: int, size: int, neighbours: int, store: Store) -> None:
         self.rank, self.size, self.neighbours = rank, size, neighbours
         self._store = store
+        self._gpu = torch.device("cuda", torch.cuda.current_device()) if gpus() else None
         self._on_gpu = Lock()  # one transfer at a time
 
     @property
@@ -73,22 +79,21 @@ class Link:
 
     def check_device(self, device: torch.device) -> None:
         """Raise InputError if the ranks of this host can't each have a device of their own."""
-        gpus = torch.cuda.device_count()
         if device.type == "cuda" and device.index is not None:
             raise InputError(
                 f"engine.device = '{device}' is one GPU for {self.size} ranks; allowed: auto, cpu, "
                 "cuda (for every rank the GPU of its number)"
             )
-        if device.type == "cuda" and self.neighbours > gpus:
+        if device.type == "cuda" and self.neighbours > gpus():
             raise InputError(
-                f"{self.neighbours} ranks on {socket.gethostname()}, which has {gpus} GPUs; start "
-                f"{gpus} there (--nproc-per-node {gpus}), or set engine.device to cpu"
+                f"{self.neighbours} ranks on {socket.gethostname()}, which has {gpus()} GPUs; "
+                f"start {gpus()} there (--nproc-per-node {gpus()}), or set engine.device to cpu"
             )
 
     def tell(self, message: object) -> None:
         """Send to all others, which `hear` it."""
         with _connected():
-            for part in _written(message):
+            for part in self._written(message):
                 dist.broadcast(part, 0)
 
     def hear(self) -> Any:
@@ -99,13 +104,27 @@ class Link:
     def send(self, rank: int, message: object) -> Sent:
         """Send to one rank, without waiting."""
         with _connected(rank):
-            parts = _written(message)
+            parts = self._written(message)
             return Sent(rank, [dist.isend(part, rank) for part in parts], parts)
 
     def receive(self, rank: int) -> Any:
         """The next message of one rank."""
         with _connected(rank):
             return self._read(lambda part: dist.recv(part, rank))
+
+    def _written(self, message: object) -> list[Tensor]:
+        """How long its parts are; tensors and structure, on the CPU; tensors on a GPU, if any."""
+        structure, found = pack(message)
+        ends = {"cpu": 0, "cuda": 0}
+        for place, _ in found:
+            ends[place.device] = max(ends[place.device], place.end)
+        bytes_ = {"cpu": torch.empty(ends["cpu"] + len(structure), dtype=torch.uint8)}
+        if ends["cuda"]:
+            bytes_["cuda"] = torch.empty(ends["cuda"], dtype=torch.uint8, device=self._gpu)
+        for place, value in found:
+            _view(bytes_[place.device], place).copy_(value)
+        bytes_["cpu"][ends["cpu"] :] = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
+        return [torch.tensor([ends["cpu"], len(bytes_["cpu"]), ends["cuda"]]), *bytes_.values()]
 
     def _read(self, fill: Callable[[Tensor], object]) -> Any:
         head = torch.empty(3, dtype=torch.int64)
@@ -115,7 +134,7 @@ class Link:
         fill(bytes_["cpu"])
         if gpu:
             with self._on_gpu:
-                bytes_["cuda"] = torch.empty(gpu, dtype=torch.uint8, device="cuda")
+                bytes_["cuda"] = torch.empty(gpu, dtype=torch.uint8, device=self._gpu)
                 fill(bytes_["cuda"])
         structure = bytes_["cpu"][tensors:].numpy().tobytes()
         return unpack(structure, lambda place: _view(bytes_[place.device], place))
@@ -141,11 +160,33 @@ class Link:
             raise InputError(f"{wrong} than rank 0; all ranks must have the same")
 
     def claim(self) -> bool:
-        """Whether this rank is the first that has something to say about why the run ends."""
+        """Whether this rank is the one that says why the run ends: the first that asked."""
         try:
             return bool(self._store.add("fedtailor: said", 1) == 1)
         except RuntimeError:  # the store has ended: so has the host of the first rank
             return True
+
+    def told_to_end(self, number: int, frame: object) -> None:
+        """What the first rank does on SIGTERM."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        how = "told to end (SIGTERM), as torchrun does where another rank has failed"
+        raise ChildProcessError(errno.ECHILD, f"{how}; {_AGAIN}", f"rank {self.rank}")
+
+    def end(self, error: BaseException) -> None:
+        """Exit with code 2, unless it is for this rank to say what is wrong: return.
+
+        Raises:
+            InputError: what is wrong, and that it is wrong here.
+        """
+        if self.leads:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end
+        elif isinstance(error, InputError):
+            time.sleep(_PRECEDENCE)
+        said = not self.claim()
+        if said and isinstance(error, InputError | OSError | KeyboardInterrupt):
+            raise SystemExit(2)
+        if isinstance(error, InputError) and not self.leads:
+            raise InputError(f"{error} (rank {self.rank} on {socket.gethostname()})")
 
 
 @contextmanager
@@ -160,37 +201,21 @@ def joined() -> Iterator[Link | None]:
         yield None
         return
     store, rank, size = next(rendezvous("env://", timeout=_JOIN))
-    gpus = torch.cuda.device_count()
-    if gpus:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    if gpus():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus())
+    backend = "cpu:gloo,cuda:nccl" if gpus() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_SILENCE)
     link = Link(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), store)
+    before = signal.getsignal(signal.SIGTERM)
     if link.leads:
-        signal.signal(signal.SIGTERM, _told_to_end)
+        signal.signal(signal.SIGTERM, link.told_to_end)
     try:
         yield link
-    except InputError as error:
-        if link.leads and link.claim():
-            raise
-        time.sleep(_PRECEDENCE)
-        if link.claim():
-            raise InputError(f"{error} (rank {rank} on {socket.gethostname()})") from None
-        raise SystemExit(2) from None
-    except (OSError, KeyboardInterrupt):
-        if link.claim():
-            raise
-        raise SystemExit(2) from None
-    except BaseException:
-        link.claim()
+    except BaseException as error:
+        link.end(error)
         raise
+    signal.signal(signal.SIGTERM, before)
     dist.destroy_process_group()
-
-
-def _told_to_end(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    how = "told to end (SIGTERM), as torchrun does where another rank has failed"
-    raise ChildProcessError(errno.ECHILD, f"{how}; {_AGAIN}", "rank 0")
 
 
 @contextmanager
@@ -202,21 +227,6 @@ def _connected(rank: int | None = None) -> Iterator[None]:
         said = f"the connection to it has ended ({how}); {_AGAIN}"
         title = "another rank" if rank is None else f"rank {rank}"
         raise ChildProcessError(errno.ECHILD, said, title) from None
-
-
-def _written(message: object) -> list[Tensor]:
-    """How long its parts are; tensors and structure, on the CPU; tensors on a GPU, if any."""
-    structure, found = pack(message)
-    ends = {"cpu": 0, "cuda": 0}
-    for place, _ in found:
-        ends[place.device] = max(ends[place.device], place.end)
-    bytes_ = {"cpu": torch.empty(ends["cpu"] + len(structure), dtype=torch.uint8)}
-    if ends["cuda"]:
-        bytes_["cuda"] = torch.empty(ends["cuda"], dtype=torch.uint8, device="cuda")
-    for place, value in found:
-        _view(bytes_[place.device], place).copy_(value)
-    bytes_["cpu"][ends["cpu"] :] = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-    return [torch.tensor([ends["cpu"], len(bytes_["cpu"]), ends["cuda"]]), *bytes_.values()]
 
 
 def _view(bytes_: Tensor, place: Place) -> Tensor:
