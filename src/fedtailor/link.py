@@ -65,6 +65,7 @@ class Link:
     def __init__(self, rank: int, size: int, neighbours: int, store: Store) -> None:
         self.rank, self.size, self.neighbours = rank, size, neighbours
         self._store = store
+        self._ending = False
         self._gpu = torch.device("cuda", torch.cuda.current_device()) if gpus() else None
         self._on_gpu = Lock()  # one transfer at a time
 
@@ -91,7 +92,9 @@ class Link:
             )
 
     def tell(self, message: object) -> None:
-        """Send to all others, which `hear` it."""
+        """Send to all others, which `hear` it; nothing once this rank ends."""
+        if self._ending:
+            return
         with _connected():
             for part in self._written(message):
                 dist.broadcast(part, 0)
@@ -178,6 +181,7 @@ class Link:
         Raises:
             InputError: what is wrong, and that it is wrong here.
         """
+        self._ending = True
         if self.leads:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end
         elif isinstance(error, InputError):
