@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import HashStore
 
 import fedtailor as ft
@@ -262,6 +262,42 @@ def test_a_method_that_diverges_leaves_the_others_running(tmp_path: Path) -> Non
     ]
     assert why[0] is not None
     assert why[0] == why[1]
+
+
+def most_memory() -> float:
+    """Of this process so far, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1e3
+
+
+def test_no_rank_holds_all_private_states(tmp_path: Path) -> None:
+    """2.4 MB a client, and all clients in every cohort: forty more take no more memory."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8000), nn.ReLU(), nn.Linear(8000, 10))
+    backbone = ft.Backbone(network, prepare=lambda batch: {"input": batch["pixel_values"]})
+
+    def grown(clients: int) -> list[float]:
+        def work() -> None:
+            before = most_memory()
+            experiment = replace(
+                EXPERIMENT,
+                methods={"local": ft.Local()},
+                public=ft.DataConfig(),
+                split=ft.SplitConfig(clients),
+                cohort=ft.CohortConfig(),
+                evaluate=ft.EvaluateConfig(every=2, clients=2),
+            )
+            out = tmp_path / str(clients)
+            with joined() as link:
+                assert link is not None
+                ft.run(experiment, out, dataset=digits(), backbone=backbone, link=link)
+            (tmp_path / f"{clients}-{link.rank}").write_text(str(most_memory() - before))
+
+        assert forked.run(2, work, tmp_path / "said") == [0, 0], (tmp_path / "said").read_text()
+        return [float((tmp_path / f"{clients}-{rank}").read_text()) for rank in range(2)]
+
+    few, many = grown(8), grown(48)
+    for a, b in zip(few, many, strict=True):
+        assert b - a < 10 * 2.4, (few, many)
 
 
 def test_any_tensor_gets_across(tmp_path: Path) -> None:
