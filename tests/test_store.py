@@ -23,7 +23,8 @@ def test_reads_what_was_written_and_the_initial_state_otherwise(
     path = tmp_path / "private.safetensors" if on_disk else None
     store = Store(5, initial, path)
     new = {"w": torch.randn(2, 3), "n": torch.tensor(77), "b": torch.zeros(3, dtype=torch.bool)}
-    store.stage([3], [new])
+    store.begin(1)
+    store.stage(3, new)
     assert store.read(3)["w"].equal(new["w"])
     if path:
         assert Store(5, initial, path).read(3)["n"] == 3  # staged only
@@ -36,13 +37,15 @@ def test_reads_what_was_written_and_the_initial_state_otherwise(
 def test_the_file_is_safetensors_and_sparse(tmp_path: Path) -> None:
     path = tmp_path / "private.safetensors"
     store = Store(100_000, lambda k: {"w": torch.full((1000,), float(k))}, path)
-    store.stage([99_999], [{"w": torch.full((1000,), 5.0)}])
+    store.begin(1)
+    store.stage(99_999, {"w": torch.full((1000,), 5.0)})
     store.commit()
     assert path.stat().st_size > 400_000_000
     assert path.stat().st_blocks * 512 < 2_000_000
     small = tmp_path / "small.safetensors"
     store = Store(3, initial, small)
-    store.stage([1], [initial(9)])
+    store.begin(1)
+    store.stage(1, initial(9))
     store.commit()
     loaded = load_file(small)
     assert loaded["w"].shape == (3, 2, 3)
@@ -52,7 +55,8 @@ def test_the_file_is_safetensors_and_sparse(tmp_path: Path) -> None:
 
 def test_a_read_copy_does_not_reach_the_store() -> None:
     store = Store(2, initial)
-    store.stage([0], [initial(1)])
+    store.begin(1)
+    store.stage(0, initial(1))
     store.commit()
     store.read(0)["w"].zero_()
     assert store.read(0)["w"].equal(initial(1)["w"])
@@ -60,7 +64,40 @@ def test_a_read_copy_does_not_reach_the_store() -> None:
 
 def test_a_method_without_private_state_makes_no_file(tmp_path: Path) -> None:
     store = Store(3, lambda k: {}, tmp_path / "private.safetensors")
-    store.stage([1], [{}])
+    store.begin(1)
+    store.stage(1, {})
     store.commit()
     assert store.read(1) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_had_staged_is_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "private.safetensors"
+    store = Store(5, initial, path)
+    store.begin(7)
+    store.stage(3, initial(30))
+    store.stage(1, initial(10))
+    assert store.staged == (1, 3)
+    assert store.read(3)["n"] == 30
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, "private-000007.safetensors"}
+    store.sync()
+
+    again = Store(5, initial, path)
+    again.adopt(7, [1, 3])
+    again.commit()
+    assert [int(again.read(k)["n"]) for k in range(5)] == [0, 10, 2, 30, 4]
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    again.adopt(7, [1, 3])  # a kill after the commit: nothing is left to be done
+    again.commit()
+    assert int(again.read(3)["n"]) == 30
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_new_round_forgets_what_was_not_committed(tmp_path: Path, on_disk: bool) -> None:
+    store = Store(5, initial, tmp_path / "private.safetensors" if on_disk else None)
+    for _ in range(2):  # the second time in the same round, as after a kill
+        store.begin(2)
+        store.stage(3, initial(30))
+    store.begin(2)
+    assert store.staged == ()
+    assert store.read(3)["n"] == 3

@@ -7,6 +7,7 @@ from .evaluation import EvaluateConfig
 from .executors import EngineConfig
 from .experiment import Experiment, load
 from .federation import Federation, LocalConfig
+from .link import joined
 from .method import Cohort, FineTuning, Method, Paper
 from .methods import METHODS
 from .methods.apfl import APFL
@@ -119,6 +120,7 @@ __all__ = [
     "Task",
     "compare",
     "from_module",
+    "joined",
     "load",
     "rounds",
     "run",

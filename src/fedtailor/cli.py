@@ -20,6 +20,7 @@ import fedtailor
 from .errors import InputError, unknown
 
 if typing.TYPE_CHECKING:
+    from .experiment import Experiment
     from .profile import Trace
 
 
@@ -111,32 +112,40 @@ def _take_experiment(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from . import experiment as experiments
-    from .history import read_json
+    from .link import joined
     from .profile import Trace
     from .report import compare, write
     from .run import run
 
-    folder = options.experiment
-    if (folder / "experiment.json").is_file():
-        if options.settings or options.out:
-            raise InputError(
-                f"{folder} is a run directory: it goes on as it is, without --set or --out"
-            )
-        experiment = experiments.parse(read_json(folder / "experiment.json"))
-        out = folder
-    else:
-        experiment = experiments.load(options.experiment, options.settings)
-        out = options.out or Path("runs") / experiment.name
-    trace = Trace(out / "trace.json.gz") if options.profile else None
-    run(experiment, out, trace=trace)
-    if trace and not trace.title:
-        raise InputError(f"{out} is finished: no round is left to profile")
+    with joined() as link:
+        experiment, out = _experiment(options)
+        trace = Trace(out / "trace.json.gz") if options.profile else None
+        run(experiment, out, trace=trace, link=link)
+        if link is not None and not link.leads:
+            return
+        if trace and not trace.title:
+            raise InputError(f"{out} is finished: no round is left to profile")
     print(compare([out], options.json))
     if trace:
         print(f"\n{_where_time_went(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
+    """What is to be run, and where."""
+    from . import experiment as experiments
+    from .history import read_json
+
+    folder = options.experiment
+    if not (folder / "experiment.json").is_file():
+        experiment = experiments.load(folder, options.settings)
+        return experiment, options.out or Path("runs") / experiment.name
+    if options.settings or options.out:
+        raise InputError(
+            f"{folder} is a run directory: it goes on as it is, without --set or --out"
+        )
+    return experiments.parse(read_json(folder / "experiment.json")), folder
 
 
 def _where_time_went(trace: Trace) -> str:

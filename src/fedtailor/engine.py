@@ -20,8 +20,9 @@ from .client import Assessed, Assessment, Training, observe
 from .costs import Costs
 from .errors import DivergedError, InputError
 from .evaluation import SPLITS, Evaluation, Scoring, evaluate_one, evaluations
-from .executors import EngineConfig, Executor, Turn, executor_for
+from .executors import EngineConfig, Executor, Turn, executor_for, share_executor
 from .federation import Federation
+from .link import Link
 from .memory import keep_freed_memory
 from .method import Cohort, Method, Server
 from .params import Params, clone, prefixed, same_tensors, stack, to_device
@@ -29,6 +30,8 @@ from .plan import Plan
 from .precomputed import Precomputed
 from .processes import Work, check_processes
 from .profile import phase as trace_phase
+from .ranks import Ranks
+from .ranks import follow as follow_ranks
 from .store import Store
 from .task import Batch, Task
 from .uploads import UploadMean, Uploads, UploadStack
@@ -165,13 +168,15 @@ def rounds(
     server: Server | None = None,
     start: int = 1,
     executor: str | None = None,
+    link: Link | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
     The cohort's private states are staged in ``store`` when a round is handed out, and committed
     when the next one is asked for: the caller can make the round durable in between. To resume,
     give ``store`` and ``server`` as they were, ``start``, the first round to run, and the
-    ``executor`` that the last round names.
+    ``executor`` that the last round names. With a ``link``, of which this process is the first
+    rank, the others do their share, where `follow` is called.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, or a loss is not finite.
@@ -185,10 +190,13 @@ def rounds(
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     federation = with_precomputed(method, task, federation, plan.engine)
-    public = public_batch(federation, task) if method.needs_public else None
-    works = _works(method, task, federation, plan, public)
-    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
-    runner = executor_for(plan.engine, works, task.device, size, executor)
+    works = _works(method, task, federation, plan)
+    runner: Executor
+    if link is not None:
+        runner = Ranks(link, share_executor(plan.engine, works, task.device, link.neighbours))
+    else:
+        size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+        runner = executor_for(plan.engine, works, task.device, size, executor)
     simulation = _Simulation(method, task, federation, plan, store, runner)
     try:
         for number in range(start, plan.rounds + 1):
@@ -200,9 +208,15 @@ def rounds(
         runner.close()
 
 
-def _works(
-    method: Method, task: Task, federation: Federation, plan: Plan, public: Batch | None
-) -> dict[str, Work]:
+def follow(method: Method, task: Task, federation: Federation, plan: Plan, *, link: Link) -> None:
+    """What every rank but the first does while that one has `rounds`: its share of the work."""
+    keep_freed_memory()
+    works = _works(method, task, with_precomputed(method, task, federation, plan.engine), plan)
+    follow_ranks(link, share_executor(plan.engine, works, task.device, link.neighbours))
+
+
+def _works(method: Method, task: Task, federation: Federation, plan: Plan) -> dict[str, Work]:
+    public = public_batch(federation, task) if method.needs_public else None
     given = method, task, federation
     return {
         "train": Training(*given, plan.local, public),
@@ -254,15 +268,14 @@ class _Simulation:
         if number < plan.rounds:
             self.store.expect(draw_cohort(federation, plan, number + 1).clients)
         steps = [federation.num_steps(client, plan.local) for client in clients]
-        trained = _Trained([{}] * len(clients), [math.nan] * len(clients))
+        trained = _Trained([math.nan] * len(clients))
+        self.store.begin(number)
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
             uploads = empty_uploads(self.method, cohort, steps, plan.engine, folder)
             with clock.phase("train"):
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
                 server = aggregate(self.method, self.task, server, uploads, cohort)
-        with trace_phase("state"):
-            self.store.stage(clients, trained.private)
         for client in clients:
             self.known.pop(client, None)
         with clock.phase("evaluate"):
@@ -309,7 +322,7 @@ class _Simulation:
                 continue
             with trace_phase("state"):
                 trained.losses[position] = result.loss
-                trained.private[position] = clone(result.private)
+                self.store.stage(turn.client, result.private)
                 uploads.put(position, self.method.unpack(self.task, result.packed))
             trained.bytes_down += sum(result.costs.down.values())
             trained.bytes_up += sum(result.costs.up.values())
@@ -455,7 +468,6 @@ def _sums(assessed: Mapping[int, Assessed], clients: Sequence[int]) -> NDArray[n
 class _Trained:
     """What comes back from a cohort, by position."""
 
-    private: list[Params]
     losses: list[float]
     bytes_down: int = 0
     bytes_up: int = 0

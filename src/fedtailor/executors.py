@@ -141,17 +141,35 @@ def executor_for(
     either way. It doesn't where cohorts are so small that most cores would be idle.
     """
     most = engine.processes or cores()
-    if engine.executor == "sequential":
-        return Sequential(works)
-    if engine.executor == "vectorised":
-        return Vectorised(works, engine.clients_per_step)
-    if engine.executor == "processes":
-        return Processes(works, most)
+    if engine.executor != "auto":
+        return _configured(engine.executor, engine, works, most)
     if device.type == "cpu":
         if min(most, cohort_size) == 1 or 2 * cohort_size < most or not can_fork():
             return Sequential(works)
         return Auto(Sequential(works, threads=1), Processes(works, most), _PATIENCE, chosen)
     return Auto(Sequential(works), Vectorised(works, engine.clients_per_step), 0.0, chosen)
+
+
+def share_executor(
+    engine: EngineConfig, works: Mapping[str, Work], device: torch.device, neighbours: int
+) -> Executor:
+    """What one of several ranks runs its share by, ``neighbours`` of them on this host. The same on
+    all: ``auto`` doesn't choose, but is ``sequential`` on a CPU, with one thread, since every core
+    has its rank; and ``vectorised`` on a GPU."""
+    if engine.executor == "auto" and device.type == "cpu":
+        return Sequential(works, threads=1)
+    name = "vectorised" if engine.executor == "auto" else engine.executor
+    return _configured(name, engine, works, engine.processes or max(1, cores() // neighbours))
+
+
+def _configured(
+    name: ExecutorName, engine: EngineConfig, works: Mapping[str, Work], most: int
+) -> Executor:
+    if name == "sequential":
+        return Sequential(works)
+    if name == "vectorised":
+        return Vectorised(works, engine.clients_per_step)
+    return Processes(works, most)
 
 
 class Sequential:

@@ -1,10 +1,10 @@
 """Writing a run directory: every round is committed at once, or not at all.
 
 One method with one seed has one folder. A round becomes durable in three steps: its log lines and
-its state (the server's, and the cohort's private rows) are written beside what is there; then
-``commit.json`` is renamed into place; then the private rows go to their places in the store. After
-a kill at any point the last commit's state is whole: log lines beyond the committed lengths are cut
-off, and the rows are written again.
+its state (the server's, and the cohort's private rows, in a file of their own) are written beside
+what is there; then ``commit.json`` is renamed into place; then the private rows go to their places
+in the store. After a kill at any point the last commit's state is whole: log lines beyond the
+committed lengths are cut off, and the rows are written again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .costs import peak_memory_mb
 from .engine import Round
 from .errors import InputError
 from .method import Server
-from .params import Params, encode, prefixed, row, stack, under
-from .store import SEEN, Store
+from .params import Params, encode, prefixed, under
+from .store import SEEN, Store, staged_path
 
 LOGS = ("history", "clients", "timings")
 
@@ -147,10 +147,8 @@ class RunFolder:
         if not path.exists():
             raise InputError(f"{path} is missing; restore it, or choose another --out")
         state = load_file(path)
-        private = under(state, "private/")
-        if private:
-            clients = state["clients"].tolist()
-            store.stage(clients, [row(private, at) for at in range(len(clients))])
+        if "clients" in state:
+            store.adopt(self.commit.round, state["clients"].tolist())
             store.commit()
         return under(state, "server/")
 
@@ -171,10 +169,9 @@ class RunFolder:
             "timings": self._append("timings", [_timings(done)]),
         }
         state = prefixed(done.server, "server/")
-        staged = {client: private for client, private in store.staged.items() if private}
-        if staged:
-            state |= prefixed(stack(list(staged.values())), "private/")
-            state["clients"] = torch.tensor(list(staged))
+        if store.staged:
+            store.sync()
+            state["clients"] = torch.tensor(store.staged)
         write_atomically(self._state(done.number), encode({n: v.cpu() for n, v in state.items()}))
         if done.observed:
             path = self.path / f"observed-{done.number:06d}.safetensors"
@@ -196,6 +193,7 @@ class RunFolder:
     def diverge(self, reason: str) -> None:
         """End with the last committed round: the next one's numbers are not finite."""
         self._commit(replace(self.commit, diverged=reason))
+        self._drop_states(keep=self.commit.round)
 
     def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
         with self._log(log).open("ab") as file:
@@ -209,8 +207,9 @@ class RunFolder:
         self.commit = commit
 
     def _drop_states(self, keep: int) -> None:
-        for path in self.path.glob("round-*.safetensors"):
-            if path != self._state(keep):
+        kept = self._state(keep), staged_path(self.path / "private.safetensors", keep)
+        for path in (*self.path.glob("round-*"), *self.path.glob("private-*")):
+            if path not in kept:
                 path.unlink()
 
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import mmap
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import warnings
@@ -27,10 +25,10 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
+from .packing import Place, pack, unpack
 from .params import Params, same_tensors
 
 T = TypeVar("T")
-_ALIGNED = 64  # bytes, as PyTorch's own allocator has it: the same kernels, the same bits
 _GROWTH = 1 << 20
 
 
@@ -79,17 +77,15 @@ class Memory:
 
     def pack(self, message: object) -> bytes:
         """A pickle of ``message``, whose tensors are written here."""
-        stream = io.BytesIO()
-        pickler = _Pickler(stream)
-        pickler.dump(message)
-        self._reach(pickler.end)
-        for offset, value in pickler.found:
-            self._view(offset, value.dtype, tuple(value.shape)).copy_(value)
-        return stream.getvalue()
+        data, found = pack(message)
+        self._reach(max((place.end for place, _ in found), default=0))
+        for place, value in found:
+            self._view(place).copy_(value)
+        return data
 
     def unpack(self, data: bytes) -> Any:
         """The message again; its tensors are views, valid until the next `pack`."""
-        return _Unpickler(data, self).load()
+        return unpack(data, self._view)
 
     def _reach(self, size: int) -> None:
         if size > os.fstat(self._file).st_size:
@@ -97,38 +93,13 @@ class Memory:
         if size > len(self._mapped):  # views of the smaller map keep it alive
             self._mapped = mmap.mmap(self._file, os.fstat(self._file).st_size)
 
-    def _view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def _view(self, place: Place) -> Tensor:
+        _, offset, dtype, shape = place
         count = torch.Size(shape).numel()
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        self._reach(offset + count * dtype.itemsize)
+        self._reach(place.end)
         return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=offset).view(shape)
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and remembers them with the places that they are to have."""
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self.found: list[tuple[int, Tensor]] = []
-        self.end = 0
-
-    def persistent_id(self, thing: Any) -> Any:
-        if not isinstance(thing, Tensor):
-            return None
-        offset = -(-self.end // _ALIGNED) * _ALIGNED
-        self.found.append((offset, thing))
-        self.end = offset + thing.numel() * thing.element_size()
-        return offset, thing.dtype, tuple(thing.shape)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, memory: Memory) -> None:
-        super().__init__(io.BytesIO(data))
-        self._memory = memory
-
-    def persistent_load(self, place: Any) -> Tensor:
-        return self._memory._view(*place)
 
 
 class Processes:

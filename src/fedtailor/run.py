@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache, partial
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +26,13 @@ from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
 from .data.table import Dataset, Images, Tokens
-from .engine import check, new_store, rounds
+from .engine import check, follow, new_store, rounds
 from .errors import DivergedError, InputError, unknown
 from .experiment import Experiment, parse
 from .export import export_adapter
 from .federation import Federation
 from .history import RunFolder, as_json, locked, read_json, read_private, write_atomically
+from .link import Link
 from .method import Method
 from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
@@ -49,6 +52,7 @@ def run(
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
     trace: Trace | None = None,
+    link: Link | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -62,6 +66,8 @@ def run(
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
         trace: writes the profile of one round.
+        link: the ranks that torchrun has started, from `fedtailor.joined`: all of them call this,
+            and share the clients' work. Only the first one reads and writes ``out``.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
@@ -69,7 +75,9 @@ def run(
     """
     out = Path(out)
     experiment = named(experiment, dataset, backbone)
-    check_same(experiment, out)
+    leads = link is None or link.leads
+    if leads:
+        check_same(experiment, out)
     if dataset is None:
         tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
         dataset = load_data(experiment.data, tokenizer)
@@ -78,12 +86,19 @@ def run(
         seed: replace(federation_of(experiment, dataset, seed), public=public)
         for seed in experiment.seeds
     }
-    model = backbone_of(experiment, dataset, backbone, experiment.seeds[0])
+    backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
+    model = backbones(experiment.seeds[0])
     for method in experiment.methods.values():  # bad input shows before anything is written
         task = task_of(experiment, method, model, experiment.seeds[0])
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
+    if link is not None:
+        link.check_device(task.device)
+        link.agree(_mark(experiment, federations, model))
+    if link is not None and not leads:
+        _follow(experiment, federations, backbones, link)
+        return out
     evaluated = federations[experiment.seeds[0]].num_clients - experiment.cohort.novel
     if evaluated > _MANY and experiment.evaluate.clients is None:
         print(
@@ -96,22 +111,58 @@ def run(
         check_same(experiment, out)
         describe(experiment, federations, out)
         for seed, federation in federations.items():
-            model = backbone_of(experiment, dataset, backbone, seed)
+            model = backbones(seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
                 if not folder.commit.ended:
                     task = task_of(experiment, method, model, seed)
                     title = f"{label}, seed {seed}"
+                    if link is not None:
+                        link.tell((seed, label))
                     try:
-                        _run_method(experiment, method, task, federation, folder, title, trace)
+                        _run_method(
+                            experiment, method, task, federation, folder, title, trace, link
+                        )
                     except DivergedError as error:
                         folder.diverge(str(error))
                         if len(federations) * len(experiment.methods) > 1:
                             print(f"{title} ends here: {error}", file=sys.stderr)
                 ends.append(folder.commit.diverged)
+    if link is not None:
+        link.tell(None)
     if all(ends):
         raise DivergedError(ends[0])
     return out
+
+
+def _follow(
+    experiment: Experiment,
+    federations: Mapping[int, Federation],
+    backbones: Callable[[int], Backbone],
+    link: Link,
+) -> None:
+    """Do a share of what the first rank runs, until it has ended."""
+    while (told := link.hear()) is not None:
+        seed, label = told
+        method = experiment.methods[label]
+        task = task_of(experiment, method, backbones(seed), seed)
+        follow(method, task, federations[seed], experiment.plan, link=link)
+
+
+def _mark(
+    experiment: Experiment, federations: Mapping[int, Federation], backbone: Backbone
+) -> dict[str, Any]:
+    """What has to be the same on all ranks."""
+    weights = blake2b()
+    for value in backbone.model.state_dict().values():
+        weights.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return {
+        "experiment": experiment.as_dict(),
+        "data set or split": [_partition(federation) for federation in federations.values()],
+        "model": weights.hexdigest(),
+        "kind of device": "cuda" if torch.cuda.is_available() else "cpu",
+        "package version": {name: version(name) for name in _PACKAGES},
+    }
 
 
 def choose_layers(
@@ -335,6 +386,7 @@ def _run_method(
     folder: RunFolder,
     title: str,
     trace: Trace | None,
+    link: Link | None,
 ) -> None:
     path = folder.path / "private.safetensors"
     if folder.commit.round:
@@ -344,7 +396,7 @@ def _run_method(
     done = folder.commit.round
     todo = rounds(
         method, task, federation, experiment.plan, store=store, server=server, start=done + 1,
-        executor=folder.executor,
+        executor=folder.executor, link=link,
     )  # fmt: skip
     progress = tqdm(
         trace.follow(todo, title) if trace else todo,

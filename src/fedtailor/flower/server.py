@@ -172,13 +172,11 @@ class _Deployment:
         server = to_device(server, self.task.device)
         for number in range(done + 1, self.plan.rounds + 1):
             finished = self.round(server, number)
-            clients = finished.cohort.clients
-            store.stage(clients, [{}] * len(clients))
             self.folder.write(finished, store)
-            store.commit()
             server = finished.server
             loss = sum(finished.losses) / len(finished.losses)
-            there = f"round {number} of {self.plan.rounds}, {len(clients)} clients"
+            size = len(finished.cohort.clients)
+            there = f"round {number} of {self.plan.rounds}, {size} clients"
             print(f"{self.title}: {there}, loss {loss:.3f}", file=sys.stderr)
         self.folder.finish()
 

@@ -1,0 +1,347 @@
+"""Several ranks give the bits of one process, and end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import HashStore
+
+import fedtailor as ft
+from fedtailor.cli import main
+from fedtailor.errors import InputError
+from fedtailor.link import Link, joined
+from fedtailor.methods import METHODS
+from fedtailor.optim import Context
+from fedtailor.params import Params
+from fedtailor.task import Batch, Task
+from tests import forked
+from tests.small import digits, digits_backbone, same_bits
+from tests.test_conformance import VARIANTS
+
+EXPERIMENT = ft.Experiment(
+    # FedHFT clusters after more rounds than there are here
+    methods={name: m() for name, m in METHODS.items()} | {"fedhft": ft.FedHFT(warmup_rounds=1)},
+    rounds=2,
+    public=ft.DataConfig(name="digits", limit=40),
+    split=ft.SplitConfig(6, "dirichlet", alpha=0.5, min_examples=5),
+    local=ft.LocalConfig(batch_size=16, steps=1),
+    evaluate=ft.EvaluateConfig(every=2, clients=3),
+    cohort=ft.CohortConfig(size=4, novel=1),
+    engine=ft.EngineConfig("sequential"),
+)
+SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html"}
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file that depends on the experiment alone."""
+    paths = [p for p in out.rglob("*") if p.is_file() and p.name not in SKIP]
+    return {str(p.relative_to(out)): p.read_bytes() for p in paths}
+
+
+def run_on(size: int, experiment: ft.Experiment, out: Path) -> Path:
+    def work() -> None:
+        with joined() as link:
+            ft.run(experiment, out, dataset=digits(), backbone=digits_backbone(), link=link)
+
+    said = out.with_suffix(".txt")
+    codes = forked.run(size, work, said)
+    assert codes == [0] * size, said.read_text()
+    return out
+
+
+SOME = (  # of each kind one: a mean, a private part, nothing sent, shapes by client, caches, ...
+    "fedavg", "fedsdg", "local", "fedavg-ft", "heterofl", "flora", "fedmd", "fedsq", "fedmerge",
+    "scaffold", "fedhft",
+)  # fmt: skip
+
+
+def only(*names: str) -> ft.Experiment:
+    methods = {name: EXPERIMENT.methods[name] for name in names}
+    return replace(EXPERIMENT, methods=methods)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    experiment = only(*SOME)
+    return run_on(1, experiment, folder / "one"), run_on(2, experiment, folder / "two")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_two_ranks_give_the_bits_of_one_process(name: str, both: tuple[Path, Path]) -> None:
+    one, two = (contents(out / "methods" / name) for out in both)
+    assert {"seed-0/server.safetensors", "seed-0/clients.jsonl"} <= one.keys()
+    assert one.keys() == two.keys()
+    assert [file for file in one if one[file] != two[file]] == []
+    assert '"executor": "ranks"' in (both[1] / f"methods/{name}/seed-0/timings.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["all other methods", "variants"])
+def test_so_does_every_method(which: str, tmp_path: Path) -> None:
+    experiment = only(*METHODS.keys() - {*SOME})
+    if which == "variants":
+        experiment = replace(EXPERIMENT, methods=VARIANTS, rounds=3)
+    one, two = (contents(run_on(size, experiment, tmp_path / str(size))) for size in (1, 2))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("size", "engine"), [(2, ft.EngineConfig("processes", processes=2)), (3, ft.EngineConfig())]
+)
+def test_with_processes_or_more_ranks_than_clients(
+    size: int, engine: ft.EngineConfig, tmp_path: Path
+) -> None:
+    experiment = replace(only("fedsdg", "fedavg-ft"), cohort=ft.CohortConfig(size=2), engine=engine)
+    ours, theirs = (contents(run_on(n, experiment, tmp_path / str(n))) for n in (1, size))
+    assert ours == theirs
+
+
+FILE = """
+rounds = 3
+data = {name = "digits"}
+split = {scheme = "dirichlet", clients = 6, alpha = 0.5, min_examples = 5}
+model = {name = "lenet", width = 0.25, image_size = 16, pretrained = false}
+local = {batch_size = 16, steps = 2}
+[methods.fedper]
+"""
+GOES_ON = "the same command goes on after the last committed round"
+
+
+def spoilt(spoil: Callable[[], None], rank: int) -> type[ft.FedPer]:
+    """FedPer, and what happens to a rank at a client of the second round."""
+
+    class Spoilt(ft.FedPer):
+        def local(
+            self, task: Task, state: Params, steps: Sequence[Batch], context: Context
+        ) -> tuple[Params, Tensor]:
+            if context.round == 2 and os.environ["RANK"] == str(rank):
+                spoil()
+            return super().local(task, state, steps, context)
+
+    return Spoilt
+
+
+def command(
+    file: Path, *more: str, spoil: Callable[[], None] | None = None, rank: int = 1
+) -> Callable[[], int]:
+    """The command line, as a rank has it."""
+
+    def work() -> int:
+        if spoil is not None:
+            METHODS["fedper"] = spoilt(spoil, rank)
+        return main(["run", str(file), "--out", str(file.with_suffix("")), *more])
+
+    return work
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_bad_input_is_said_once(file: Path) -> None:
+    said = file.with_suffix(".txt")
+    codes = forked.run(3, command(file, "--set", "cohort.sise=3"), said)
+    assert codes == [2, 2, 2]
+    assert said.read_text().splitlines() == [
+        "fedtailor: unknown key 'sise' in cohort; did you mean 'size'? "
+        "fields: fraction, novel, size"
+    ]
+
+
+def test_what_one_rank_alone_lacks_is_said_by_it(file: Path) -> None:
+    """It ends, and so do the others, which have got further."""
+    said = file.with_suffix(".txt")
+
+    def work() -> int:
+        elsewhere = file.with_name("not here.toml") if os.environ["RANK"] == "1" else file
+        return command(elsewhere)()
+
+    assert forked.run(2, work, said) == [2, 2]
+    assert said.read_text().splitlines() == [
+        f"fedtailor: no experiment file {file.with_name('not here.toml')} "
+        f"(rank 1 on {socket.gethostname()})"
+    ]
+
+
+def test_all_ranks_must_run_the_same(file: Path) -> None:
+    said = file.with_suffix(".txt")
+
+    def work() -> int:
+        return command(file, "--set", f"rounds={os.environ['RANK']}7", "--set", "split.seed=4")()
+
+    assert forked.run(2, work, said) == [2, 2]
+    assert said.read_text().splitlines() == [
+        f"fedtailor: rank 1 on {socket.gethostname()} has another experiment than rank 0; "
+        "all ranks must have the same"
+    ]
+    assert not file.with_suffix("").exists()
+
+
+def refuse() -> None:
+    raise InputError("this can't be trained on")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told_to_end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+ENDS = {  # what happens, to which rank, all exit codes, what is said
+    "a rank refuses": (refuse, 1, [2, 2], "fedtailor: this can't be trained on (rank 1 on "),
+    "a rank is killed": (die, 1, [2, -9], "fedtailor: rank 1: the connection to it has ended"),
+    "torchrun ends the first one": (
+        told_to_end, 0, [2, 2], "fedtailor: rank 0: told to end (SIGTERM), as torchrun does where ",
+    ),
+    "the first one is killed": (
+        die, 0, [-9, 2], "fedtailor: rank 0: the connection to it has ended",
+    ),
+}  # fmt: skip
+
+
+def go(size: int, file: Path) -> Path:
+    """Run the file's experiment to its end."""
+
+    def work() -> None:
+        with joined() as link:
+            ft.run(ft.load(file), file.with_suffix(""), link=link)
+
+    said = file.with_suffix(".txt")
+    assert forked.run(size, work, said) == [0] * size, said.read_text()
+    return file.with_suffix("")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    file = tmp_path_factory.mktemp("undisturbed") / "run.toml"
+    file.write_text(FILE)
+    return contents(go(1, file))
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_ranks_end_together_and_the_command_goes_on(
+    what: str, file: Path, undisturbed: dict[str, bytes]
+) -> None:
+    spoil, rank, codes, line = ENDS[what]
+    said, out = file.with_suffix(".txt"), file.with_suffix("")
+    start = time.monotonic()
+    assert forked.run(2, command(file, spoil=spoil, rank=rank), said) == codes
+    assert time.monotonic() - start < 60
+    lines = [text for text in said.read_text().splitlines() if text.startswith("fedtailor: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(line)
+    assert (spoil is refuse) or lines[0].endswith(GOES_ON)
+    assert json.loads((out / "methods/fedper/seed-0/commit.json").read_text())["round"] == 1
+    assert contents(go(3, file)) == undisturbed  # another number of ranks
+
+
+def test_a_method_that_diverges_leaves_the_others_running(tmp_path: Path) -> None:
+    wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e30))
+    experiment = replace(EXPERIMENT, methods={"wild": wild, "fedper": ft.FedPer()})
+    ours, theirs = (run_on(size, experiment, tmp_path / str(size)) for size in (1, 2))
+    assert contents(ours) == contents(theirs)
+    why = [
+        json.loads((out / "methods/wild/seed-0/commit.json").read_text())["diverged"]
+        for out in (ours, theirs)
+    ]
+    assert why[0] is not None
+    assert why[0] == why[1]
+
+
+def most_memory() -> float:
+    """Of this process so far, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1e3
+
+
+def test_no_rank_holds_all_private_states(tmp_path: Path) -> None:
+    """2.4 MB a client, and all clients in every cohort: forty more take no more memory."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8000), nn.ReLU(), nn.Linear(8000, 10))
+    backbone = ft.Backbone(network, prepare=lambda batch: {"input": batch["pixel_values"]})
+
+    def grown(clients: int) -> list[float]:
+        def work() -> None:
+            before = most_memory()
+            experiment = replace(
+                EXPERIMENT,
+                methods={"local": ft.Local()},
+                public=ft.DataConfig(),
+                split=ft.SplitConfig(clients),
+                cohort=ft.CohortConfig(),
+                evaluate=ft.EvaluateConfig(every=2, clients=2),
+            )
+            out = tmp_path / str(clients)
+            with joined() as link:
+                assert link is not None
+                ft.run(experiment, out, dataset=digits(), backbone=backbone, link=link)
+            (tmp_path / f"{clients}-{link.rank}").write_text(str(most_memory() - before))
+
+        assert forked.run(2, work, tmp_path / "said") == [0, 0], (tmp_path / "said").read_text()
+        return [float((tmp_path / f"{clients}-{rank}").read_text()) for rank in range(2)]
+
+    few, many = grown(8), grown(48)
+    for a, b in zip(few, many, strict=True):
+        assert b - a < 10 * 2.4, (few, many)
+
+
+def test_any_tensor_gets_across(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4, generator=torch.manual_seed(0)).t(),
+        "b": torch.tensor(True),
+        "c": torch.empty(0, 5),
+        "d": torch.arange(6, dtype=torch.float64).view(2, 3)[:, 1],
+        "e": torch.arange(7).bfloat16(),
+        "f": torch.tensor(2**62),
+        "g": torch.arange(5_000_000),
+    }
+    message = {"tensors": tensors, "more": [1, "two", None]}
+
+    def work() -> None:
+        with joined() as link:
+            assert link is not None
+            if link.leads:
+                link.tell(message)
+                link.send(1, message).wait()
+                assert link.receive(1) is None
+                return
+            for back in (link.hear(), link.receive(0)):
+                assert back["more"] == message["more"]
+                assert same_bits(back["tensors"], tensors)
+                assert all(back["tensors"][name].dtype == tensors[name].dtype for name in tensors)
+            link.send(0, None).wait()
+
+    said = tmp_path / "said"
+    assert forked.run(2, work, said) == [0, 0], said.read_text()
+
+
+@pytest.mark.parametrize(
+    ("device", "neighbours", "message"),
+    [
+        ("cuda:1", 1, "engine.device = 'cuda:1' is one GPU for 4 ranks; allowed: auto, cpu, cuda"),
+        ("cuda", 4, r"4 ranks on .*, which has 0 GPUs; start 0 there|or set engine.device to cpu"),
+    ],
+)
+def test_every_rank_needs_a_gpu_of_its_own(device: str, neighbours: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Link(0, 4, neighbours, HashStore()).check_device(torch.device(device))
+
+
+def test_one_process_has_no_link() -> None:
+    with joined() as link:
+        assert link is None
