@@ -173,11 +173,13 @@ def check_same(experiment: Experiment, out: Path) -> None:
         )
 
 
-def federation_of(experiment: Experiment, dataset: Dataset, seed: int) -> Federation:
-    """The clients of one seed."""
+def federation_of(
+    experiment: Experiment, dataset: Dataset, seed: int, own: range | None = None
+) -> Federation:
+    """The clients of one seed; ``own``: the data are those of these clients alone."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
-    federation = Federation(dataset, divide(dataset, experiment.split, split_seed), seed)
-    federation.check()
+    federation = Federation(dataset, divide(dataset, experiment.split, split_seed, own), seed)
+    federation.check(own)
     return federation
 
 

@@ -122,6 +122,10 @@ def load(
     """
     cache = cache_dir() if cache is None else cache
     task = _task(config)
+    if config.classes and task != "classification":
+        raise InputError(f"data.classes is for classification; the task is {task!r}")
+    if len(set(config.classes)) < len(config.classes):
+        raise InputError(f"data.classes = {list(config.classes)}: each may stand there only once")
     columns = _columns(config, cache)
     if config.test_split is None:
         columns = columns.train_only()
@@ -129,7 +133,7 @@ def load(
     labels: Indices | None = None
     classes: tuple[str, ...] = ()
     if task == "classification":
-        labels, classes = source_columns.encode_labels(columns)
+        labels, classes = source_columns.encode_labels(columns, config.classes)
     groups = source_columns.encode_clients(columns)
     inputs, rows = _inputs(columns.read(rows), rows, task, config, tokenizer, cache)
     num_train = int(np.searchsorted(rows, columns.num_train))

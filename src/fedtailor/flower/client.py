@@ -37,20 +37,22 @@ def client_app(
     experiment: Experiment,
     folder: Path,
     *,
+    clients: range | None = None,
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> ClientApp:
-    """What Flower runs at a node. Of the federation's clients the node serves those whose number,
-    divided by its ``num-partitions``, leaves ``partition-id``; without these keys in its
-    configuration it serves all.
+    """What Flower runs at a node.
 
     Args:
         experiment: the same as the server's, but for where the data are.
         folder: where private states are kept.
+        clients: the node serves these, and the data are theirs alone. None: the data are those of
+            all clients; the node serves those whose number, divided by its ``num-partitions``,
+            leaves ``partition-id``, or all without these keys in its configuration.
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
     """
-    site = Site(experiment, folder, dataset=dataset, backbone=backbone)
+    site = Site(experiment, folder, clients=clients, dataset=dataset, backbone=backbone)
     app = ClientApp()
 
     @app.query()
@@ -83,11 +85,13 @@ class Site:
         experiment: Experiment,
         folder: Path,
         *,
+        clients: range | None = None,
         dataset: Dataset | None = None,
         backbone: Backbone | None = None,
     ) -> None:
         self._experiment = named(experiment, dataset, backbone)
         self._folder = folder
+        self._clients = clients
         self._given = dataset
         self._backbone = backbone
         self._federations: dict[int, Federation] = {}
@@ -152,6 +156,8 @@ class Site:
             raise InputError("the server's experiment is not the one at this node")
 
     def _served(self, node: Mapping[str, Any]) -> range:
+        if self._clients is not None:
+            return self._clients
         first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
         if not isinstance(first, int) or not isinstance(step, int) or not 0 <= first < step:
             raise InputError(
@@ -184,8 +190,8 @@ class Site:
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            whole = federation_of(self._experiment, self._dataset, seed)
-            self._federations[seed] = replace(whole, public=self._public)
+            found = federation_of(self._experiment, self._dataset, seed, self._clients)
+            self._federations[seed] = replace(found, public=self._public)
         return self._federations[seed]
 
     def _bench_for(self, label: str, seed: int) -> _Bench:
