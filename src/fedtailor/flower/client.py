@@ -21,9 +21,10 @@ from ..errors import InputError, unknown
 from ..executors import Turn as Work
 from ..experiment import Experiment
 from ..federation import Federation
+from ..history import as_json, write_atomically
 from ..models import load_tokenizer
 from ..params import Params, to_device
-from ..run import backbone_of, federation_of, named, picture_of, public_of, task_of
+from ..run import backbone_of, described, federation_of, named, picture_of, public_of, task_of
 from ..store import Store
 from ..task import Backbone
 from .codec import pack, unpack
@@ -137,12 +138,17 @@ class Site:
         bench = self._bench_for(order.label, order.seed)
         folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
+        last = order.round == experiment.rounds
+        if last:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "data.json", as_json(described(self._federation(order.seed))))
         results: list[Result] = []
         sent: list[Params] = []
         for turn in order.turns:
             try:
                 _check_turn(turn, served, payloads)
-                result, upload = bench.turn(order, turn, payloads[turn.payload], States(folder))
+                received = payloads[turn.payload]
+                result, upload = bench.turn(order, turn, received, States(folder), last=last)
             except InputError as error:
                 result, upload = Result(turn.client, error=str(error)), None
             if upload is not None:
@@ -233,23 +239,23 @@ class _Bench:
     assessment: Assessment
 
     def turn(
-        self, order: Order, turn: Turn, received: Params, states: States
+        self, order: Order, turn: Turn, received: Params, states: States, *, last: bool
     ) -> tuple[Result, Params | None]:
-        """What a client reports, and what it sends.
+        """What a client reports, and what it sends. A model judged in the ``last`` round is kept.
 
         Raises:
             InputError: its private state isn't there; it has trained to values that aren't finite.
         """
         received = to_device(received, self.training.task.device)
         if order.kind == "global":
-            return self._result(turn, received), None
+            return self._result(turn, received, states if last else None), None
         private = states.read(turn.client, turn.base, self.first.read(turn.client))
         if order.kind == "personal":
             passes = self.training.method.personal_passes
             work = _work(order, turn, private, "personalise", passes)
             job = self.assessment.job(received, work)
             state = self.assessment.run(job.received, job.private, job.steps, job.context)
-            return self._result(turn, state), None
+            return self._result(turn, state, states if last else None), None
         work = replace(_work(order, turn, private, "train", 1), lr_scale=order.lr_scale)
         trained: Trained = self.training.complete(work, self.training.job(received, work))
         if trained.wrong is not None:
@@ -257,7 +263,9 @@ class _Bench:
         states.write(turn.client, turn.base, order.round, trained.private)
         return Result(turn.client, loss=trained.loss), trained.packed
 
-    def _result(self, turn: Turn, state: Params) -> Result:
+    def _result(self, turn: Turn, state: Params, keep: States | None) -> Result:
+        if keep is not None:
+            keep.keep(turn.client, state)
         validation, test = self.assessment.sums(turn.client, state).tolist()
         return Result(turn.client, sums=(tuple(validation), tuple(test)))
 
