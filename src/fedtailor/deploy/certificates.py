@@ -53,8 +53,9 @@ def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
             "the same command makes a new one"
         )
     for site in deployment.sites:
-        if force or not deployment.key(site.name).exists():
-            made += _site(deployment.key(site.name))
+        key = deployment.key(site.name)
+        if force or not (key.exists() or key.with_suffix(".pub").exists()):  # a site may keep it
+            made += _site(key)
     return made
 
 

@@ -115,7 +115,7 @@ def run(deployment: Deployment) -> Path:
     number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
     command = ["flwr", "log", number, CONNECTION, "--stream"]
     try:
-        with started(command, env, stdout=sys.stderr.fileno()) as process:
+        with started(command, env) as process:
             process.wait()
     except KeyboardInterrupt:
         ask(["stop", number, CONNECTION], env)

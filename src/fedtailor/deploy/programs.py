@@ -58,10 +58,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def started(
-    command: Sequence[str], env: Mapping[str, str], stdout: int | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The program while it is needed; after that neither it nor anything that it started is left.
+    What it prints is a log, and goes to stderr.
 
     SIGTERM is an interrupt meanwhile, as SIGINT is. Needs Linux.
     """
@@ -69,7 +68,7 @@ def started(
     signals = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(number, _interrupt) for number in signals]
     process = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True,
+        command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         preexec_fn=_end_with_parent,
     )  # fmt: skip
     try:
