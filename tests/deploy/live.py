@@ -17,7 +17,7 @@ from typing import Any
 from fedtailor.deploy.folder import init
 from fedtailor.deploy.programs import free_port
 
-_PATIENCE = 240.0  # seconds; a machine may be busy with other things
+_PATIENCE = 600.0  # seconds; a machine may be busy with other things
 
 
 def until(what: str, true: Callable[[], bool], seconds: float = _PATIENCE) -> None:

@@ -119,7 +119,7 @@ def test_a_key_that_is_not_registered_is_refused(secure: Live, tmp_path: Path) -
     stranger = secure.deploy("client", *given, folder=other)
     assert stranger.code() == 2
     assert "flower-supernode ended with code" in stranger.told
-    assert "not registered" in stranger.told or "authenticat" in stranger.told.lower()
+    assert "Failed to activate SuperNode" in stranger.told
 
 
 def test_without_tls_nothing_gets_in(secure: Live, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_faults_with_large_private_states(tmp_path: Path) -> None:
         shutil.copytree(made.folder, sites)
         text = (sites / "deploy.toml").read_text()
         (sites / "deploy.toml").write_text(text.replace(str(port), str(recorder.port)))
-        text = (made.folder / "deploy.toml").read_text().replace("reply = 3600", "reply = 40")
+        text = (made.folder / "deploy.toml").read_text().replace("reply = 3600", "reply = 60")
         (made.folder / "deploy.toml").write_text(text)
         made.server("--insecure")
         recorder.start()
@@ -178,7 +178,7 @@ def test_faults_with_large_private_states(tmp_path: Path) -> None:
         refused = {line["round"]: line for line in made.lines("refused", method)}
         assert cohorts[:2] == [[0, 1], [0]]
         assert cohorts[3] == [0, 1]
-        assert refused[2] == {"round": 2, "client": 1, "reason": "no reply in 40 s"}
+        assert refused[2] == {"round": 2, "client": 1, "reason": "no reply in 60 s"}
         assert (3 in refused) == (cohorts[2] == [0])
         judged = [line["clients"] for line in made.lines("clients", method)]
         assert judged == [[0, 1], [0, 1]]

@@ -23,7 +23,7 @@ FOLDER = "FEDTAILOR_DEPLOYMENT"  # variables that tell Flower's apps where to lo
 SITE = "FEDTAILOR_SITE"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GRACE = 10.0  # seconds for a program to end by itself
-_START = 120.0  # seconds for it to answer
+_START = 300.0  # seconds for it to answer, on a busy machine, too
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -136,7 +136,7 @@ def wait_for(port: int) -> None:
     """Until something listens on this machine.
 
     Raises:
-        InputError: it doesn't in two minutes.
+        InputError: it does not in five minutes.
     """
     end = time.monotonic() + _START
     while time.monotonic() < end:
