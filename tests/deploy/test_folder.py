@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -166,3 +167,12 @@ def test_bad_input_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_flower_is_asked_for_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)  # as where it isn't installed
+    assert main(["deploy", "status", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told == "fedtailor: fedtailor deploy needs Flower: pip install 'fedtailor[flower]'\n"

@@ -109,6 +109,9 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
             (kept,) = tmp_path.rglob(f"client-{client}/round-000003.safetensors")
             own = {name: rows[name][client] for name in load_file(kept)}
             assert same_bits(load_file(kept), own)
+            last = load_file(kept.with_name("model.safetensors"))
+            assert same_bits({name: last[name] for name in own}, own)
+            assert last.keys() > own.keys()
 
 
 @pytest.mark.parametrize(
