@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import tomllib
 from pathlib import Path
@@ -167,6 +168,18 @@ def test_bad_input_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path = folder / "deploy.toml"
+        path.write_text(path.read_text().replace("fed.example.org:8123", f"127.0.0.1:{port}"))
+        assert main(["deploy", "server", str(folder), "--insecure"]) == 2
+    warned, told = capsys.readouterr().err.splitlines()
+    assert "--insecure: nothing is encrypted" in warned
+    assert told == f"fedtailor: port {port} can't be used: Address already in use"
 
 
 def test_flower_is_asked_for_in_one_line(

@@ -21,6 +21,7 @@ from .programs import (
     FOLDER,
     SITE,
     ask,
+    check_port,
     environment,
     free_port,
     started,
@@ -47,9 +48,10 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         InputError: a file is missing; the SuperLink doesn't start, or ends.
     """
     local = deployment.host in ("localhost", "127.0.0.1", "::1")
+    host = "127.0.0.1" if local else "0.0.0.0"
     command = [
         sys.executable, "-m", "fedtailor.deploy.superlink",
-        "--host", "127.0.0.1" if local else "0.0.0.0",
+        "--host", host,
         "--port", str(deployment.port),
         "--database", str(deployment.server / "state.db"),
         "--disable-runtime-dependency-installation",
@@ -67,6 +69,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         command += [part for option, path in files.items() for part in (option, str(path))]
         command.append("--enable-supernode-auth")
     with locked(deployment.server):
+        check_port(host, deployment.port)
         _write_connection(deployment, insecure)
         env = server_environment(deployment)
         with started(command, env) as process, watched(process, "flower-superlink"):

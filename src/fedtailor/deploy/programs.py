@@ -168,6 +168,16 @@ def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
     return found
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise InputError if nothing can listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"port {port} can't be used: {error.strerror}") from None
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     with socket.socket() as probe:
