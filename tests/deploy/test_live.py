@@ -59,6 +59,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield made
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_path: Path) -> None:
     folder = secure.folder.parent
     server = secure.running("server")
