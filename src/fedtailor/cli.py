@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 import fedtailor
 
+from .deploy import command as deploy
 from .errors import InputError, unknown
 
 if typing.TYPE_CHECKING:
@@ -100,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--client", type=int, help="a client's number; default: the global model")
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
     export.set_defaults(command=_export)
+
+    deploy.add(commands.add_parser("deploy", help="run over Flower, at sites that keep their data"))
     return parser
 
 

@@ -242,7 +242,8 @@ def with_precomputed(
     def compute(batch: Batch) -> Params:
         return method.precompute(task, to_device(batch, task.device))
 
-    if not compute(federation.dataset.batch(federation.partition.train[0][:1])):
+    first = int(federation.partition.train.sizes().argmax())  # client 0's may be elsewhere
+    if not compute(federation.dataset.batch(federation.partition.train[first][:1])):
         return federation
     precomputed = Precomputed(compute, federation.dataset, federation.partition.rows)
     fits = precomputed.fits(engine.cache_mb)

@@ -143,9 +143,11 @@ class Federation:
             return self._all(novel)
         return self._draw(random.generator(self.seed, "evaluation clients"), count, novel)
 
-    def check(self) -> None:
-        """Raise InputError if a client has nothing to train on."""
+    def check(self, own: range | None = None) -> None:
+        """Raise InputError if a client, or one of its ``own``, has nothing to train on."""
         empty = np.flatnonzero(self.partition.train.sizes() == 0)
+        if own is not None:
+            empty = empty[np.isin(empty, own)]
         if len(empty):
             raise InputError(
                 f"client {empty[0]} has no training examples (so have {len(empty)} of "

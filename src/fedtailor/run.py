@@ -224,11 +224,13 @@ def check_same(experiment: Experiment, out: Path) -> None:
         )
 
 
-def federation_of(experiment: Experiment, dataset: Dataset, seed: int) -> Federation:
-    """The clients of one seed."""
+def federation_of(
+    experiment: Experiment, dataset: Dataset, seed: int, own: range | None = None
+) -> Federation:
+    """The clients of one seed; ``own``: the data are those of these clients alone."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
-    federation = Federation(dataset, divide(dataset, experiment.split, split_seed), seed)
-    federation.check()
+    federation = Federation(dataset, divide(dataset, experiment.split, split_seed, own), seed)
+    federation.check(own)
     return federation
 
 
@@ -308,19 +310,18 @@ def describe(experiment: Experiment, federations: Mapping[int, Federation], out:
     (out / "partitions").mkdir(exist_ok=True)
     for seed, federation in federations.items():
         path = out / "partitions" / f"seed-{seed}.json"
-        described = _partition(federation)
+        content = described(federation)
         if not path.exists():
             _write_holdings(federation, path.with_suffix(".safetensors"))
-            write_atomically(path, as_json(described))
-        elif any(
-            read_json(path).get(key) != described[key] for key in ("data", "public", "digest")
-        ):
+            write_atomically(path, as_json(content))
+        elif any(read_json(path).get(key) != content[key] for key in ("data", "public", "digest")):
             raise InputError(
                 f"the data or their split have changed since {out} was begun; choose another --out"
             )
 
 
-def _partition(federation: Federation) -> dict[str, Any]:
+def described(federation: Federation) -> dict[str, Any]:
+    """What the data are, and how they are divided."""
     dataset = federation.dataset
     return {
         "digest": federation.partition.digest,
@@ -414,6 +415,19 @@ def _run_method(
     folder.finish()
 
 
+def task_again(experiment: Experiment, method: Method, data: Mapping[str, Any], seed: int) -> Task:
+    """The task of a method in a finished run; ``data`` as `described`."""
+    backbone = load_model(
+        experiment.model,
+        data["task"],
+        len(data["classes"]),
+        seed,
+        data["modality"],
+        picture=data.get("picture"),
+    )
+    return Task(backbone, method.adapt, seed=seed)
+
+
 def export(out: Path, label: str, seed: int | None, client: int | None, target: Path) -> Path:
     """Write the model of a finished run's client, or the global one, as a PEFT adapter.
 
@@ -439,15 +453,7 @@ def export(out: Path, label: str, seed: int | None, client: int | None, target: 
         )
     if client is not None and not 0 <= client < data["clients"]:
         raise InputError(f"no client {client}; allowed: 0 to {data['clients'] - 1}")
-    backbone = load_model(
-        experiment.model,
-        data["task"],
-        len(data["classes"]),
-        seed,
-        data["modality"],
-        picture=data.get("picture"),
-    )
-    task = Task(backbone, method.adapt, seed=seed)
+    task = task_again(experiment, method, data, seed)
     server = load_file(folder / "server.safetensors")
     if client is None:
         state = method.global_state(task, server)

@@ -27,6 +27,29 @@ def test_named_classes_count_even_if_absent():
     assert encode_labels(columns([0], [1], ("cat", "dog")))[1] == ("cat", "dog")
 
 
+def test_declared_classes_count_even_if_absent():
+    declared = ("ship", "grain", "acq")
+    numbers, names = encode_labels(columns(["acq", "ship"], ["acq"]), declared)
+    assert names == declared
+    assert numbers.tolist() == [2, 0, 2]
+    assert encode_labels(columns([1, 0]), declared)[0].tolist() == [1, 0]
+    by_name, _ = encode_labels(columns([0, 1], classes=("acq", "grain")), declared)
+    assert by_name.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "classes", "message"),
+    [
+        (["acq", "tin"], (), "'tin' in the training split; allowed: acq, ship"),
+        ([0, 2], (), "2 in the training split; allowed: 0 to 1"),
+        ([0, 1], ("acq", "tin"), "'tin' in the training split; allowed: acq, ship"),
+    ],
+)
+def test_labels_outside_of_the_declared_classes_are_refused(train, classes, message):
+    with pytest.raises(InputError, match=message):
+        encode_labels(columns(train, classes=classes), ("acq", "ship"))
+
+
 @pytest.mark.parametrize(
     ("train", "test", "classes", "message"),
     [

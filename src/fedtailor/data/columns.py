@@ -60,7 +60,8 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     if config.task != "causal-lm":
         label = _find(train, "label", config.label, _LABEL)
     client = None if config.client is None else _find(train, "client", config.client, ())
-    table = _join(train, test, [name for name in (source, label, client) if name is not None])
+    used = {name: None for name in (source, label, client) if name is not None}
+    table = _join(train, test, list(used))
     is_image = _check_input(table, source)
 
     def read(rows: Indices) -> list[str] | NDArray[np.uint8]:
@@ -135,24 +136,30 @@ def _kind(table: Any, column: str) -> str:
     return str(getattr(feature, "dtype", None) or type(feature).__name__)
 
 
-def encode_labels(columns: Columns) -> tuple[Indices, tuple[str, ...]]:
+def encode_labels(
+    columns: Columns, classes: tuple[str, ...] = ()
+) -> tuple[Indices, tuple[str, ...]]:
     """Class numbers int64 ``[N]``, and the names of the classes.
 
     Text labels are numbered in sorted order, integer ones are taken as they are; the classes are
-    those of the training rows, unless the source names them.
+    those of the training rows, unless the source names them. Where ``classes`` are given, these
+    are the classes, in this order, whether they occur or not; what the source names differently is
+    matched by name.
 
     Raises:
         InputError: a label is missing, negative, or of no known class.
     """
-    labels = columns.labels
+    labels, known = columns.labels, columns.classes
     if labels is None:
         raise InputError("classification needs a label column; set data.label")
+    if classes and known:
+        labels = [known[x] if x in range(len(known)) else x for x in labels]
     train, test = labels[: columns.num_train], labels[columns.num_train :]
     if all(isinstance(label, str) for label in train):
-        names = tuple(sorted(set(train)))
+        names = classes or tuple(sorted(set(train)))
         numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
     elif all(isinstance(label, int) for label in train):
-        names = columns.classes or tuple(map(str, range(int(max(train)) + 1)))
+        names = classes or known or tuple(map(str, range(int(max(train)) + 1)))
         numbers = {number: number for number in range(len(names))}
     else:
         odd = next((label for label in train if not isinstance(label, str | int)), train[0])

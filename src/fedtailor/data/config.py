@@ -25,6 +25,7 @@ class DataConfig:
     image: str | None = None
     label: str | None = None
     client: str | None = None  # the natural client: a user, a hospital, a role
+    classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
     max_length: Annotated[int, Gt(1)] = 128  # tokens; longer texts are cut
     limit: Annotated[int, Gt(0)] | None = None  # at most so many training rows, drawn by key
     skip: Annotated[int, Ge(0)] = 0  # so many of the drawn training rows are passed over first

@@ -18,7 +18,9 @@ _BLOCK = 1 << 16  # rows hashed at a time
 _RECENT = 10_000  # clients whose rows, once cut, are kept
 
 
-def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
+def partition(
+    dataset: Dataset, config: SplitConfig, seed: int, only: range | None = None
+) -> Partition:
     """Divide ``dataset`` among clients, each with its own training, validation and test rows.
 
     A client's three splits follow one distribution. An official test split is dealt to the clients
@@ -31,6 +33,8 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
         dataset: N rows.
         config: the scheme; ``max_examples`` caps training and validation rows together.
         seed: used unless ``config.seed`` is given.
+        only: the data are those of these clients alone, and of ``config`` only the shares, the cap
+            and the seed matter; None: of all clients.
 
     Returns:
         The rows of K clients, ascending, and a hash that is the same on every machine. Who holds
@@ -49,11 +53,15 @@ def partition(dataset: Dataset, config: SplitConfig, seed: int) -> Partition:
     labels: Labels | None = dataset.labels
     if labels is None:
         labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
-    schemes.check(dataset, config, labels)
-    dealt, clusters = schemes.deal(dataset, config, labels, seed)
+    clusters: Indices | None = None
+    if only is None:
+        schemes.check(dataset, config, labels)
+        dealt, clusters = schemes.deal(dataset, config, labels, seed)
+    else:
+        dealt = schemes.deal_own(dataset, config, only)
     clients = len(dealt)
     empty = np.flatnonzero(dealt.sizes() == 0)
-    if len(empty):
+    if only is None and len(empty):
         raise InputError(
             f"client {empty[0]} has no examples (so have {len(empty)} of {clients} clients); "
             f"use fewer clients than {clients}"
@@ -187,10 +195,11 @@ def _deal_test(
     first = dataset.num_train
     owner = np.full(len(dataset.inputs) - first, -1)
     if config.scheme == "natural" and dataset.groups is not None:
-        ids = dataset.groups[dealt.owned[dealt.offsets[:-1]]]  # ascending
+        holders = np.flatnonzero(dealt.sizes())
+        ids = dataset.groups[dealt.owned[dealt.offsets[holders]]]  # ascending
         groups = dataset.groups[first:]
         place = np.searchsorted(ids, groups).clip(max=len(ids) - 1)
-        owner = np.where(ids[place] == groups, place, -1)
+        owner = np.where(ids[place] == groups, holders[place], -1)
     if (owner == -1).all():
         owner = _owners(labels[first:], labels, dealt, seed)
     return Shares.by_owner(owner, len(dealt), first)

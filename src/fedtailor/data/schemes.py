@@ -126,6 +126,33 @@ def deal(
     return Shares.by_owner(owner, config.clients), None
 
 
+def deal_own(dataset: Dataset, config: SplitConfig, own: range) -> Shares:
+    """All training rows go to the clients ``own`` of ``config.clients``: to the one, or by the
+    column that names them, in its order. The others hold nothing here.
+
+    Raises:
+        InputError: the column names fewer or more clients, or there is none for several.
+    """
+    groups, total = dataset.groups, config.clients
+    if config.scheme != "natural" or total is None:
+        raise InputError(
+            f"a place with data of its own needs split.scheme 'natural' and split.clients; "
+            f"scheme is {config.scheme!r}, clients {total}"
+        )
+    if not 0 <= own.start < own.stop <= total:
+        raise InputError(f"clients {own.start} to {own.stop - 1} of {total}: no such clients")
+    if groups is None and len(own) > 1:
+        raise InputError(f"{len(own)} clients share these data; set data.client to tell them apart")
+    if groups is None:
+        groups = np.zeros(len(dataset.inputs), np.int64)
+    names, groups = np.unique(groups[: dataset.num_train], return_inverse=True)
+    if len(names) != len(own):
+        raise InputError(
+            f"the client column names {len(names)} clients; {len(own)} are served here"
+        )
+    return Shares.by_owner(groups + own.start, total)
+
+
 def _give(owner: Owners, rows: Rows, clients: Indices, sizes: Indices) -> None:
     """The next ``sizes[i]`` of ``rows`` go to ``clients[i]``, for every i."""
     ends = np.cumsum(sizes)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "causal-lm"]
 
-_FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _REACH_SECONDS = 5.0
 
 
@@ -121,7 +121,11 @@ def load(
     ((1797, 1, 8, 8), 10)
     """
     cache = cache_dir() if cache is None else cache
-    task = _task(config)
+    task = task_of_data(config)
+    if config.classes and task != "classification":
+        raise InputError(f"data.classes is for classification; the task is {task!r}")
+    if len(set(config.classes)) < len(config.classes):
+        raise InputError(f"data.classes = {list(config.classes)}: each may stand there only once")
     columns = _columns(config, cache)
     if config.test_split is None:
         columns = columns.train_only()
@@ -129,7 +133,7 @@ def load(
     labels: Indices | None = None
     classes: tuple[str, ...] = ()
     if task == "classification":
-        labels, classes = source_columns.encode_labels(columns)
+        labels, classes = source_columns.encode_labels(columns, config.classes)
     groups = source_columns.encode_clients(columns)
     inputs, rows = _inputs(columns.read(rows), rows, task, config, tokenizer, cache)
     num_train = int(np.searchsorted(rows, columns.num_train))
@@ -141,7 +145,8 @@ def load(
     return Dataset(inputs, num_train, task, digest, labels, classes, groups)
 
 
-def _task(config: DataConfig) -> Task:
+def task_of_data(config: DataConfig) -> Task:
+    """What the data are for: what ``config`` says, or what the built-in set is for."""
     if config.task is not None:
         return config.task
     builtin = BUILTIN.get(config.name or "")
@@ -202,14 +207,14 @@ def _local(name: str, cache: Path) -> Any:
     path = Path(name).expanduser()
     if not path.is_file():
         raise InputError(f"no file {name!r}")
-    if path.suffix not in _FORMATS:
-        raise InputError(f"can't read {name!r}; allowed: {', '.join(_FORMATS)} files")
+    if path.suffix not in FORMATS:
+        raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
         try:
             return load_dataset(
-                _FORMATS[path.suffix],
+                FORMATS[path.suffix],
                 data_files=str(path.resolve()),
                 split="train",
                 cache_dir=str(cache / "datasets"),

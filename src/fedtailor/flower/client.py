@@ -21,9 +21,10 @@ from ..errors import InputError, unknown
 from ..executors import Turn as Work
 from ..experiment import Experiment
 from ..federation import Federation
+from ..history import as_json, write_atomically
 from ..models import load_tokenizer
 from ..params import Params, to_device
-from ..run import backbone_of, federation_of, named, picture_of, public_of, task_of
+from ..run import backbone_of, described, federation_of, named, picture_of, public_of, task_of
 from ..store import Store
 from ..task import Backbone
 from .codec import pack, unpack
@@ -37,20 +38,22 @@ def client_app(
     experiment: Experiment,
     folder: Path,
     *,
+    clients: range | None = None,
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> ClientApp:
-    """What Flower runs at a node. Of the federation's clients the node serves those whose number,
-    divided by its ``num-partitions``, leaves ``partition-id``; without these keys in its
-    configuration it serves all.
+    """What Flower runs at a node.
 
     Args:
         experiment: the same as the server's, but for where the data are.
         folder: where private states are kept.
+        clients: the node serves these, and the data are theirs alone. None: the data are those of
+            all clients; the node serves those whose number, divided by its ``num-partitions``,
+            leaves ``partition-id``, or all without these keys in its configuration.
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
     """
-    site = Site(experiment, folder, dataset=dataset, backbone=backbone)
+    site = Site(experiment, folder, clients=clients, dataset=dataset, backbone=backbone)
     app = ClientApp()
 
     @app.query()
@@ -83,11 +86,13 @@ class Site:
         experiment: Experiment,
         folder: Path,
         *,
+        clients: range | None = None,
         dataset: Dataset | None = None,
         backbone: Backbone | None = None,
     ) -> None:
         self._experiment = named(experiment, dataset, backbone)
         self._folder = folder
+        self._clients = clients
         self._given = dataset
         self._backbone = backbone
         self._federations: dict[int, Federation] = {}
@@ -133,12 +138,17 @@ class Site:
         bench = self._bench_for(order.label, order.seed)
         folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
+        last = order.round == experiment.rounds
+        if last:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "data.json", as_json(described(self._federation(order.seed))))
         results: list[Result] = []
         sent: list[Params] = []
         for turn in order.turns:
             try:
                 _check_turn(turn, served, payloads)
-                result, upload = bench.turn(order, turn, payloads[turn.payload], States(folder))
+                received = payloads[turn.payload]
+                result, upload = bench.turn(order, turn, received, States(folder), last=last)
             except InputError as error:
                 result, upload = Result(turn.client, error=str(error)), None
             if upload is not None:
@@ -152,6 +162,8 @@ class Site:
             raise InputError("the server's experiment is not the one at this node")
 
     def _served(self, node: Mapping[str, Any]) -> range:
+        if self._clients is not None:
+            return self._clients
         first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
         if not isinstance(first, int) or not isinstance(step, int) or not 0 <= first < step:
             raise InputError(
@@ -184,8 +196,8 @@ class Site:
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            whole = federation_of(self._experiment, self._dataset, seed)
-            self._federations[seed] = replace(whole, public=self._public)
+            found = federation_of(self._experiment, self._dataset, seed, self._clients)
+            self._federations[seed] = replace(found, public=self._public)
         return self._federations[seed]
 
     def _bench_for(self, label: str, seed: int) -> _Bench:
@@ -227,23 +239,23 @@ class _Bench:
     assessment: Assessment
 
     def turn(
-        self, order: Order, turn: Turn, received: Params, states: States
+        self, order: Order, turn: Turn, received: Params, states: States, *, last: bool
     ) -> tuple[Result, Params | None]:
-        """What a client reports, and what it sends.
+        """What a client reports, and what it sends. A model judged in the ``last`` round is kept.
 
         Raises:
             InputError: its private state isn't there; it has trained to values that aren't finite.
         """
         received = to_device(received, self.training.task.device)
         if order.kind == "global":
-            return self._result(turn, received), None
+            return self._result(turn, received, states if last else None), None
         private = states.read(turn.client, turn.base, self.first.read(turn.client))
         if order.kind == "personal":
             passes = self.training.method.personal_passes
             work = _work(order, turn, private, "personalise", passes)
             job = self.assessment.job(received, work)
             state = self.assessment.run(job.received, job.private, job.steps, job.context)
-            return self._result(turn, state), None
+            return self._result(turn, state, states if last else None), None
         work = replace(_work(order, turn, private, "train", 1), lr_scale=order.lr_scale)
         trained: Trained = self.training.complete(work, self.training.job(received, work))
         if trained.wrong is not None:
@@ -251,7 +263,9 @@ class _Bench:
         states.write(turn.client, turn.base, order.round, trained.private)
         return Result(turn.client, loss=trained.loss), trained.packed
 
-    def _result(self, turn: Turn, state: Params) -> Result:
+    def _result(self, turn: Turn, state: Params, keep: States | None) -> Result:
+        if keep is not None:
+            keep.keep(turn.client, state)
         validation, test = self.assessment.sums(turn.client, state).tolist()
         return Result(turn.client, sums=(tuple(validation), tuple(test)))
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 from ..errors import InputError
 from ..history import write_atomically
-from ..params import Params, encode
+from ..params import Params, clone, encode, to_device
 
+MODEL = "model.safetensors"  # what a client was judged by after the last round
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -58,6 +60,12 @@ class States:
         for other, old in kept.items():
             if other not in (base, number):
                 old.unlink()
+
+    def keep(self, client: int, state: Params) -> None:
+        """Keep the model that a client was judged by at the end, private tensors included."""
+        path = self._path(client, 0).with_name(MODEL)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, encode(clone(to_device(state, torch.device("cpu")))))
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"

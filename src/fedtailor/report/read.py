@@ -33,7 +33,7 @@ class Partition:
     validation: Counts
     test: Counts
     classes: Sequence[str] = ()
-    labels: Counts | None = None  # [K, classes]; None: language modelling
+    labels: Counts | None = None  # [K, classes]; None: language modelling, or kept by the clients
     clusters: Counts | None = None
 
 
@@ -141,8 +141,8 @@ class Run:
 
     @property
     def is_language_modelling(self) -> bool:
-        """Whether the examples have no labels, so that loss is the measure."""
-        return any(partition.labels is None for partition in self.partitions.values())
+        """Whether the examples have no classes, so that loss is the measure."""
+        return any(not partition.classes for partition in self.partitions.values())
 
 
 @contextmanager

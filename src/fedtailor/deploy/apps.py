@@ -1,0 +1,18 @@
+"""The Flower app of a deployment's server; ``fedtailor deploy`` says by the environment where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+
+from ..flower import server_app
+from .folder import open_folder
+from .programs import FOLDER
+
+
+def server() -> ServerApp:
+    """What Flower runs at the server."""
+    deployment = open_folder(Path(os.environ[FOLDER]))
+    return server_app(deployment.experiment, deployment.run, patience=deployment.patience)

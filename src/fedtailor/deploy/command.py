@@ -1,0 +1,157 @@
+"""``fedtailor deploy``: the command line of a deployment."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .folder import Deployment
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the commands."""
+    commands = parser.add_subparsers(required=True, metavar="STEP")
+
+    init = _step(commands, "init", "write a deployment's folder from an experiment file")
+    init.add_argument("--experiment", type=Path, required=True, metavar="EXPERIMENT.toml")
+    init.add_argument("--sites", default="a,b,c", metavar="NAME[:CLIENTS],...")
+    init.add_argument("--address", help="HOST:PORT of the server, as the sites reach it")
+    _take_settings(init, "change a value of the experiment, as in fedtailor run; repeatable")
+    init.set_defaults(command=_init)
+
+    certs = _step(commands, "certs", "make the certificates and keys that are missing")
+    certs.add_argument("--force", action="store_true", help="make all anew; the old ones are lost")
+    certs.set_defaults(command=_certs)
+
+    server = _step(commands, "server", "start Flower's SuperLink, and let the sites in")
+    _take_insecure(server)
+    server.set_defaults(command=_server)
+
+    client = _step(commands, "client", "start Flower's SuperNode at a site")
+    client.add_argument("--site", required=True, metavar="NAME")
+    client.add_argument("--data", required=True, help="the site's file, or a data set's name")
+    _take_settings(client, "another column or limit here, e.g. label=diagnosis; repeatable")
+    _take_insecure(client)
+    client.set_defaults(command=_client)
+
+    run = _step(commands, "run", "run the experiment, or go on with it")
+    run.set_defaults(command=_run)
+
+    status = _step(commands, "status", "show the sites, Flower's runs and the rounds so far")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    status.set_defaults(command=_status)
+
+    export = _step(commands, "export", "write a client's own model, at its site, as a PEFT adapter")
+    export.add_argument("--site", required=True, metavar="NAME")
+    export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    export.add_argument("--method", metavar="LABEL", help="default: the only one")
+    export.add_argument("--seed", type=int, help="default: the experiment's first")
+    export.add_argument("--client", type=int, help="a client's number; default: the only one")
+    export.set_defaults(command=_export)
+
+
+def _step(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the deployment's folder")
+    return parser
+
+
+def _take_settings(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="key=value", dest="settings", help=what
+    )
+
+
+def _take_insecure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--insecure", action="store_true", help="without TLS and keys; for one machine, to try it"
+    )
+
+
+def _open(folder: Path) -> Deployment:
+    _need_flower()
+    from .folder import open_folder
+
+    return open_folder(folder)
+
+
+def _need_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("fedtailor deploy needs Flower: pip install 'fedtailor[flower]'")
+
+
+def _init(options: argparse.Namespace) -> None:
+    _need_flower()
+    from .folder import ADDRESS, init
+
+    sites = [name.strip() for name in options.sites.split(",")]
+    address = options.address or ADDRESS
+    made = init(options.folder, options.experiment, sites, address, options.settings)
+    total = sum(site.clients for site in made.sites)
+    print(f"{options.folder}: {len(made.sites)} sites, {total} clients, server at {made.address}")
+
+
+def _certs(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .certificates import make
+
+    made = make(deployment, force=options.force)
+    for path in made:
+        print(f"made {path.relative_to(deployment.folder)}")
+    if not made:
+        print("nothing is missing; --force makes all anew")
+    for site in deployment.sites:
+        print(f"site {site.name} needs: deploy.toml experiment.toml certs/ca.crt keys/{site.name}")
+
+
+def _server(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .launch import serve
+
+    serve(deployment, insecure=options.insecure)
+
+
+def _client(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .launch import join
+
+    join(deployment, options.site, options.data, options.settings, insecure=options.insecure)
+
+
+def _run(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .launch import run
+
+    print(run(deployment))
+
+
+def _status(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .launch import server_environment
+    from .status import status
+
+    found = status(deployment, server_environment(deployment))
+    if options.json:
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    content = found.as_dict()
+    print(tabulate(content["sites"], headers="keys"))
+    print(f"\n{tabulate(content['progress'], headers='keys')}")
+    if found.run is not None:
+        print(f"\nFlower's run {found.run}: {found.state}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from .export import export
+
+    target, label = options.out, options.method
+    print(export(deployment, options.site, target, label, options.seed, options.client))

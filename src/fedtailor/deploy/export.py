@@ -1,0 +1,66 @@
+"""A client's own model, from what its site keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from ..errors import InputError, unknown
+from ..export import export_adapter
+from ..flower.states import MODEL
+from ..history import read_json
+from ..run import task_again
+from .folder import Deployment
+
+
+def export(
+    deployment: Deployment,
+    site: str,
+    target: Path,
+    label: str | None = None,
+    seed: int | None = None,
+    client: int | None = None,
+) -> Path:
+    """Write the model that a client was judged by after the last round as a PEFT adapter.
+
+    Args:
+        deployment: as its folder at the site says.
+        site: a site's name.
+        target: a folder.
+        label: a method's; None: there is but one.
+        seed: None: the experiment's first.
+        client: its number; None: the site has but one.
+
+    Raises:
+        InputError: there is no such model, or not yet; it is no adapter.
+    """
+    experiment, clients = deployment.experiment, deployment.clients(site)
+    if label is None and len(experiment.methods) > 1:
+        raise InputError(f"there are several methods; name one: {', '.join(experiment.methods)}")
+    label = label or next(iter(experiment.methods))
+    if label not in experiment.methods:
+        raise unknown("method", label, experiment.methods)
+    seed = experiment.seeds[0] if seed is None else seed
+    if client is None and len(clients) > 1:
+        raise InputError(
+            f"site {site} has several clients; name one: {', '.join(map(str, clients))}"
+        )
+    client = clients.start if client is None else client
+    if client not in clients:
+        raise InputError(
+            f"no client {client} at site {site}; allowed: {', '.join(map(str, clients))}"
+        )
+    folders = (deployment.site(site) / "states").glob(f"*/{label}/seed-{seed}")
+    paths = [folder / f"client-{client}" / MODEL for folder in folders]
+    there = [path for path in paths if path.is_file()]
+    if not there:
+        raise InputError(
+            f"site {site} has no model of {label}, seed {seed}, client {client}; a site keeps one "
+            "when the last round is evaluated"
+        )
+    newest = max(there, key=lambda path: path.stat().st_mtime)
+    method = experiment.methods[label]
+    data = read_json(newest.parent.parent / "data.json")
+    task = task_again(experiment, method, data, seed)
+    return export_adapter(method, task, load_file(newest), target)

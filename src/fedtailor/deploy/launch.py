@@ -1,0 +1,175 @@
+"""The server, a site, a run: Flower's programs with the flags that they need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Listener
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tomli_w
+
+from ..errors import InputError
+from ..flower.client import Site
+from ..history import as_json, locked, read_json, write_atomically
+from .desk import answer
+from .folder import Deployment, at_site
+from .programs import (
+    CONNECTION,
+    FOLDER,
+    SITE,
+    ask,
+    check_port,
+    environment,
+    free_port,
+    started,
+    wait_for,
+    watched,
+)
+
+
+def server_environment(deployment: Deployment) -> dict[str, str]:
+    """What Flower's programs find at the server.
+
+    Raises:
+        InputError: no server was ever started here.
+    """
+    if not (deployment.server / "flower" / "config.toml").exists():
+        raise InputError(f"no server was started here: fedtailor deploy server {deployment.folder}")
+    return environment(deployment.server, **{FOLDER: str(deployment.folder)})
+
+
+def serve(deployment: Deployment, *, insecure: bool) -> None:
+    """Start the SuperLink, let the sites' keys in, and stay until interrupted.
+
+    Raises:
+        InputError: a file is missing; the SuperLink doesn't start, or ends.
+    """
+    local = deployment.host in ("localhost", "127.0.0.1", "::1")
+    host = "127.0.0.1" if local else "0.0.0.0"
+    command = [
+        sys.executable, "-m", "fedtailor.deploy.superlink",
+        "--host", host,
+        "--port", str(deployment.port),
+        "--database", str(deployment.server / "state.db"),
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+    if insecure:
+        _warn()
+        command.append("--insecure")
+    else:
+        files = {
+            "--ssl-ca-certfile": deployment.certificate("ca.crt"),
+            "--ssl-certfile": deployment.certificate("server.crt"),
+            "--ssl-keyfile": deployment.certificate("server.key"),
+        }
+        _check_files(deployment, [*files.values()])
+        command += [part for option, path in files.items() for part in (option, str(path))]
+        command.append("--enable-supernode-auth")
+    with locked(deployment.server):
+        check_port(host, deployment.port)
+        _write_connection(deployment, insecure)
+        env = server_environment(deployment)
+        with started(command, env) as process, watched(process, "flower-superlink"):
+            wait_for(deployment.port)
+            if not insecure:
+                _register(deployment, env)
+            print(f"ready at {deployment.address}", flush=True)
+
+
+def join(
+    deployment: Deployment, site: str, data: str, settings: Sequence[str], *, insecure: bool
+) -> None:
+    """Start a site's SuperNode, and do what it is asked until interrupted.
+
+    Raises:
+        InputError: no such site or data; a file is missing; the SuperNode ends.
+    """
+    home, clients = deployment.site(site), deployment.clients(site)
+    here = Site(at_site(deployment.experiment, data, settings), home / "states", clients=clients)
+    command = ["flower-supernode", "--superlink", deployment.address, "--port", str(free_port())]
+    if insecure:
+        _warn()
+        command.append("--insecure")
+    else:
+        authority, key = deployment.certificate("ca.crt"), deployment.key(site)
+        _check_files(deployment, [authority, key])
+        command += ["--root-certificates", str(authority)]
+        command += ["--auth-supernode-private-key", str(key)]
+    with (
+        locked(home),
+        TemporaryDirectory(prefix="fedtailor-") as folder,
+        Listener(f"{folder}/socket", "AF_UNIX") as listener,
+        started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
+        watched(process, "flower-supernode"),
+    ):
+        answer(here, listener)
+
+
+def run(deployment: Deployment) -> Path:
+    """Run what is left of the experiment, with the server's lines on stderr; the run directory.
+
+    Raises:
+        InputError: the server doesn't answer; the run fails.
+    """
+    env = server_environment(deployment)
+    number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
+    command = ["flwr", "log", number, CONNECTION, "--stream"]
+    try:
+        with started(command, env) as process:
+            process.wait()
+    except KeyboardInterrupt:
+        ask(["stop", number, CONNECTION], env)
+        raise
+    last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
+    if last["status"] != "finished:completed":
+        raise InputError(f"Flower's run {number} is {last['status']}: {last['status-details']}")
+    return deployment.run
+
+
+def _warn() -> None:
+    print(
+        "fedtailor: --insecure: nothing is encrypted, and whoever reaches the port can take part; "
+        "it is for tries on one machine",
+        file=sys.stderr,
+    )
+
+
+def _check_files(deployment: Deployment, paths: Sequence[Path]) -> None:
+    for path in paths:
+        if not path.is_file():
+            make = f"fedtailor deploy certs {deployment.folder}"
+            raise InputError(f"{path} is missing; {make}, at the server, makes it")
+
+
+def _write_connection(deployment: Deployment, insecure: bool) -> None:
+    """Tell Flower's own commands where the server is."""
+    there: dict[str, Any] = {"address": f"127.0.0.1:{deployment.port}", "insecure": insecure}
+    if not insecure:
+        there["root-certificates"] = str(deployment.certificate("ca.crt"))
+    path = deployment.server / "flower" / "config.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"superlink": {"default": CONNECTION, CONNECTION: there}}
+    write_atomically(path, tomli_w.dumps(content).encode())
+
+
+def _register(deployment: Deployment, env: dict[str, str]) -> None:
+    """Let in the sites' keys that the server doesn't know yet; keep out those that are gone."""
+    path = deployment.server / "registered.json"
+    known = read_json(path) if path.exists() else {}
+    wanted = {}
+    for site in deployment.sites:
+        public = deployment.key(site.name).with_suffix(".pub")
+        _check_files(deployment, [public])
+        wanted[site.name] = public
+    for name in [*known]:
+        if name not in wanted or known[name]["key"] != wanted[name].read_text():
+            ask(["supernode", "unregister", str(known.pop(name)["node"]), CONNECTION], env)
+            write_atomically(path, as_json(known))
+    for name in wanted.keys() - known.keys():
+        register = ["supernode", "register", str(wanted[name]), CONNECTION, "--name", name]
+        found = ask(register, env)
+        known[name] = {"key": wanted[name].read_text(), "node": str(found["node-id"])}
+        write_atomically(path, as_json(known))

@@ -1,0 +1,79 @@
+"""A site's process, asked over its socket."""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, MessageType, RecordDict
+
+from fedtailor.deploy.desk import answer
+from fedtailor.deploy.folder import at_site, init, open_folder
+from fedtailor.flower.client import Site
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import Census, Question, digest
+from tests.flower.grid import DirectGrid
+
+EXPERIMENT = """
+data.classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+model = {name = "cnn", pretrained = false, width = 0.1, image_size = 16}
+methods.fedper = {}
+"""
+
+
+class EndOfTest(BaseException):
+    """What stops the process in this test, as a signal does."""
+
+
+def test_messages_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the app that `init` writes, as Flower's process loads it."""
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a"], "127.0.0.1:8000")
+    deployment = open_folder(tmp_path / "dir")
+    own = at_site(deployment.experiment, "digits", ["limit=30"])
+    site = Site(own, deployment.site("a"), clients=deployment.clients("a"))
+    monkeypatch.setenv("FEDTAILOR_SITE", str(tmp_path / "s"))
+    app = runpy.run_path(str(tmp_path / "dir/app/client.py"))["app"]
+    with Listener(str(tmp_path / "s"), "AF_UNIX") as listener:
+        thread = threading.Thread(target=_serve, args=(site, listener), daemon=True)
+        thread.start()
+        Client(str(tmp_path / "s")).close()  # a sender that ends at once harms nobody
+        DirectGrid({})  # which tells Flower's messages who we are
+
+        def ask(content: RecordDict, kind: str) -> Message:
+            message = Message(content, 1, kind)
+            message.metadata.__dict__["_message_id"] = "1"
+            reply: Message = app(message, Context(1, 1, {}, RecordDict(), {}))
+            return reply
+
+        question = pack(Question(digest(deployment.experiment)))
+        census, _ = unpack(ask(question, MessageType.QUERY).content, Census)
+        assert census.clients == (0,)
+        assert sum(map(sum, (census.sizes[0].train, census.sizes[0].test))) <= 30
+        other = ask(pack(Question("another")), MessageType.QUERY)
+        assert other.error.reason == "the server's experiment is not the one at this node"
+        damaged = ask(question, MessageType.TRAIN)
+        assert damaged.error.reason.startswith("Order.")
+        with Client(str(tmp_path / "s")) as connection:
+            connection.send(("query", EndOfTest))
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def _serve(site: Any, listener: Listener) -> None:
+    class Ending:
+        def census(self, content: Any, node: Any) -> Any:
+            if content is EndOfTest:
+                raise EndOfTest
+            return site.census(content, node)
+
+        work = site.work
+
+    try:
+        answer(Ending(), listener)  # type: ignore[arg-type]
+    except EndOfTest:
+        return
