@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,24 +21,22 @@ from .calibrate import Candidate, try_suffixes
 from .data import DataConfig
 from .data import load as load_data
 from .data import partition as divide
-from .data.table import Dataset, Images, Tokens
+from .data.table import Dataset, Images
 from .engine import check, follow, new_store, rounds
 from .errors import DivergedError, InputError, unknown
 from .experiment import Experiment, parse
 from .export import export_adapter
 from .federation import Federation
-from .history import RunFolder, as_json, locked, read_json, read_private, write_atomically
+from .history import RunFolder, locked, read_json, read_private
 from .link import Link
 from .method import Method
 from .models import ModelConfig, load_tokenizer
 from .models import load as load_model
 from .profile import Trace
-from .rows import RowFile
+from .record import PACKAGES, check_same, describe, described
 from .task import Backbone, Task
 
-_BLOCK = 1 << 16  # clients described at a time
 _MANY = 10_000  # clients; to evaluate them all takes far longer than a round
-_PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
 
 
 def run(
@@ -158,10 +152,10 @@ def _mark(
         weights.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return {
         "experiment": experiment.as_dict(),
-        "data set or split": [_partition(federation) for federation in federations.values()],
+        "data set or split": [described(federation) for federation in federations.values()],
         "model": weights.hexdigest(),
         "kind of device": "cuda" if torch.cuda.is_available() else "cpu",
-        "package version": {name: version(name) for name in _PACKAGES},
+        "package version": {name: version(name) for name in PACKAGES},
     }
 
 
@@ -205,25 +199,6 @@ def named(experiment: Experiment, dataset: Dataset | None, backbone: Backbone | 
     return experiment
 
 
-def check_same(experiment: Experiment, out: Path) -> None:
-    """Raise InputError if ``out`` holds anything but (part of) this experiment's run."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; the output must be a directory")
-    if not (out / "experiment.json").exists():
-        ours = {".lock", "experiment.json.new"}
-        if out.exists() and any(path.name not in ours for path in out.iterdir()):
-            raise InputError(f"{out} holds something that is not a run; choose an empty --out")
-        return
-    there = read_json(out / "experiment.json")
-    wanted = json.loads(json.dumps(experiment.as_dict()))
-    if there != wanted:
-        keys = sorted(k for k in {*there, *wanted} if there.get(k) != wanted.get(k))
-        raise InputError(
-            f"{out} already holds a different run (it differs in {', '.join(keys)}); "
-            f"choose another --out or remove it"
-        )
-
-
 def federation_of(
     experiment: Experiment, dataset: Dataset, seed: int, own: range | None = None
 ) -> Federation:
@@ -242,7 +217,7 @@ def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | Non
     """
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     public = load_data(replace(experiment.public, test_split=None), tokenizer)
-    there, wanted = picture_of(public), picture_of(dataset)
+    there, wanted = public.picture, dataset.picture
     if (there and there[0]) != (wanted and wanted[0]):
         raise InputError(
             f"public {experiment.public.name or experiment.public.path!r} holds "
@@ -254,7 +229,7 @@ def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | Non
 
 
 def _inputs(dataset: Dataset) -> str:
-    picture = picture_of(dataset)
+    picture = dataset.picture
     return "texts" if picture is None else "pictures of " + " x ".join(map(str, picture))
 
 
@@ -269,20 +244,9 @@ def backbone_of(
         dataset.task,
         dataset.num_classes,
         seed,
-        modality_of(dataset),
-        picture=picture_of(dataset),
+        dataset.modality,
+        picture=dataset.picture,
     )
-
-
-def modality_of(dataset: Dataset) -> Literal["text", "image"]:
-    """What the inputs are."""
-    return "text" if isinstance(dataset.inputs, Tokens) else "image"
-
-
-def picture_of(dataset: Dataset) -> tuple[int, ...] | None:
-    """Channels, height and width; None for texts."""
-    inputs = dataset.inputs
-    return None if isinstance(inputs, Tokens) else inputs.values.shape[1:]
 
 
 def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
@@ -295,83 +259,6 @@ def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: in
     if device.startswith("cuda") and not cuda:
         raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
     return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
-
-
-def describe(experiment: Experiment, federations: Mapping[int, Federation], out: Path) -> None:
-    """Write what is fixed before the first round; ``experiment.json`` first, it marks a run.
-
-    Raises:
-        InputError: what is there was made of other data.
-    """
-    if not (out / "experiment.json").exists():
-        write_atomically(out / "experiment.json", as_json(experiment.as_dict()))
-    if not (out / "environment.json").exists():
-        write_atomically(out / "environment.json", as_json(_environment()))
-    (out / "partitions").mkdir(exist_ok=True)
-    for seed, federation in federations.items():
-        path = out / "partitions" / f"seed-{seed}.json"
-        content = described(federation)
-        if not path.exists():
-            _write_holdings(federation, path.with_suffix(".safetensors"))
-            write_atomically(path, as_json(content))
-        elif any(read_json(path).get(key) != content[key] for key in ("data", "public", "digest")):
-            raise InputError(
-                f"the data or their split have changed since {out} was begun; choose another --out"
-            )
-
-
-def described(federation: Federation) -> dict[str, Any]:
-    """What the data are, and how they are divided."""
-    dataset = federation.dataset
-    return {
-        "digest": federation.partition.digest,
-        "data": dataset.digest,
-        "public": None if federation.public is None else federation.public.digest,
-        "clients": federation.num_clients,
-        "task": dataset.task,
-        "modality": modality_of(dataset),
-        "picture": picture_of(dataset),
-        "classes": list(dataset.classes),
-    }
-
-
-def _write_holdings(federation: Federation, path: Path) -> None:
-    """Who holds how much, a row a client; a part of the clients at a time."""
-    partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
-    columns = {
-        "train": partition.train.sizes(),
-        "validation": partition.validation.sizes(),
-        "test": partition.test.sizes(),
-    }
-    if partition.clusters is not None:
-        columns["clusters"] = partition.clusters
-    row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
-    if dataset.labels is not None:
-        most = max(int(pool.sizes().max()) for pool in partition.pools)
-        small = most * len(partition.pools) < 256
-        dtype = torch.uint8 if small else torch.int32
-        row["labels"] = torch.zeros(dataset.num_classes, dtype=dtype)
-    path.unlink(missing_ok=True)  # of a run that was killed here
-    file = RowFile(path, clients, row)
-    for start in range(0, clients, _BLOCK):
-        some = slice(start, start + _BLOCK)
-        rows = {name: torch.from_numpy(values[some]) for name, values in columns.items()}
-        if dataset.labels is not None:
-            counts = partition.counts(dataset.labels, dataset.num_classes, some)
-            rows["labels"] = torch.from_numpy(counts)
-        file.write(start, rows)
-    file.sync()
-
-
-def _environment() -> dict[str, Any]:
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": {name: version(name) for name in _PACKAGES},
-    }
 
 
 def _check_private(method: Method, task: Task, path: Path) -> None:

@@ -97,6 +97,16 @@ class Dataset:
         """The number of classes; 0 for language modelling."""
         return len(self.classes)
 
+    @property
+    def modality(self) -> Literal["text", "image"]:
+        """What the inputs are."""
+        return "text" if isinstance(self.inputs, Tokens) else "image"
+
+    @property
+    def picture(self) -> tuple[int, ...] | None:
+        """Channels, height and width; None for texts."""
+        return None if isinstance(self.inputs, Tokens) else self.inputs.values.shape[1:]
+
     def batch(self, indices: Indices) -> Batch:
         """The inputs and, for classification, ``labels`` int64 ``[b]``."""
         batch = self.inputs.batch(indices)

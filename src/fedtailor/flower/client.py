@@ -24,7 +24,8 @@ from ..federation import Federation
 from ..history import as_json, write_atomically
 from ..models import load_tokenizer
 from ..params import Params, to_device
-from ..run import backbone_of, described, federation_of, named, picture_of, public_of, task_of
+from ..record import described
+from ..run import backbone_of, federation_of, named, public_of, task_of
 from ..store import Store
 from ..task import Backbone
 from .codec import pack, unpack
@@ -108,7 +109,7 @@ class Site:
         self._check(question.experiment)
         dataset, seeds = self._dataset, self._experiment.seeds
         clients = self._served(node)
-        shape = picture_of(dataset)
+        shape = dataset.picture
         census = Census(
             clients=tuple(clients),
             num_clients=self._federation(seeds[0]).num_clients,

@@ -47,7 +47,8 @@ from ..history import RunFolder, as_json, locked, read_json, write_atomically
 from ..method import Cohort, Method, Server
 from ..params import Params, same_tensors, to_device
 from ..plan import Plan
-from ..run import backbone_of, check_same, describe, named, public_of, task_of
+from ..record import check_same, describe
+from ..run import backbone_of, named, public_of, task_of
 from ..store import Store
 from ..task import Backbone, Task
 from .codec import WireError, pack, unpack
