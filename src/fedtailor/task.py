@@ -87,6 +87,14 @@ class Scores:
         return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=1.0)
 
 
+def _other_modules(model: nn.Module) -> nn.Module:
+    """A copy with modules and parameters of its own, whose values are those of ``model``: nothing
+    here writes to them, and weights that were loaded as a map of their file stay one."""
+    same: dict[int, Tensor] = {id(buffer): buffer.detach() for buffer in model.buffers()}
+    same |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, same)
+
+
 class Task:
     """A backbone as adapted by a method, its initial state, and its loss.
 
@@ -104,13 +112,14 @@ class Task:
         precision: Precision = "fp32",
         device: str | torch.device = "cpu",
     ) -> None:
-        """Adapt a copy of ``backbone``'s model; what adapters start from depends on ``seed``."""
+        """Adapt a copy of ``backbone``'s model, which has the same tensors in memory; what adapters
+        start from depends on ``seed``."""
         self.precision = precision
         self.device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(random.key(seed, "adapters")))
             own = copy.copy(backbone)
-            object.__setattr__(own, "model", copy.deepcopy(backbone.model))
+            object.__setattr__(own, "model", _other_modules(backbone.model))
             self.model = adapt(own).to(self.device)
         self.backbone = own
         self.model.eval()  # for good: dropout and batch normalisation follow the step instead
