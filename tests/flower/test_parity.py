@@ -61,7 +61,7 @@ def _assert_same_evaluations(near: list[dict[str, Any]], far: list[dict[str, Any
 
 def _assert_private(path: Path, far: Path, kept: Path, direct: DirectGrid) -> None:
     if not path.exists():
-        assert not list(kept.rglob("*.safetensors"))
+        assert not list(kept.rglob("round-*.safetensors"))
         return
     rows = load_file(path)
     last = {client: done["round"] for done in lines(far / "history.jsonl")

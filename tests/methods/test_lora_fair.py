@@ -78,7 +78,8 @@ def test_with_one_client_it_is_fedavg() -> None:
 
 def test_lambda_weighs_the_correction() -> None:
     ours, theirs = last_round(fair(1e12))[0].server, last_round(fedavg())[0].server
-    assert same_bits(ours, theirs)
+    for name, value in theirs.items():  # sums in another order
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
     near = last_round(fair(0.01))[0].server
     different = [name for name in near if not near[name].equal(theirs[name])]
     assert any("lora_B" in name for name in different)
