@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from . import random
-from .client import Assessed, Assessment, Training, observe
+from .client import Assessment, Training
 from .costs import Costs
 from .errors import DivergedError, InputError
-from .evaluation import SPLITS, Evaluation, Scoring, evaluate_one, evaluations
-from .executors import EngineConfig, Executor, Turn, executor_for, share_executor
+from .evaluation import Evaluation, Scoring
+from .evaluator import Evaluator
+from .executors import EngineConfig, Executor, executor_for, share_executor, turns_of
 from .federation import Federation
 from .link import Link
 from .memory import keep_freed_memory
 from .method import Cohort, Method, Server
-from .params import Params, clone, prefixed, same_tensors, stack, to_device
+from .params import Params, to_device
 from .plan import Plan
 from .precomputed import Precomputed
 from .processes import Work, check_processes
-from .profile import phase as trace_phase
+from .profile import Clock, phase
 from .ranks import Ranks
 from .ranks import follow as follow_ranks
 from .store import Store
@@ -197,7 +194,8 @@ def rounds(
     else:
         size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
         runner = executor_for(plan.engine, works, task.device, size, executor)
-    simulation = _Simulation(method, task, federation, plan, store, runner)
+    evaluator = Evaluator(method, task, federation, plan, store, runner)
+    simulation = _Simulation(method, task, federation, plan, store, runner, evaluator)
     try:
         for number in range(start, plan.rounds + 1):
             done = simulation.round(server, number)
@@ -258,8 +256,7 @@ class _Simulation:
     plan: Plan
     store: Store
     executor: Executor
-    known: dict[int, Assessed] = field(default_factory=dict)  # of clients whose state is the same
-    known_with: Params = field(default_factory=dict)  # the server's state behind `known`
+    evaluator: Evaluator
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
@@ -277,11 +274,10 @@ class _Simulation:
                 self._train(server, cohort, steps, uploads, trained, clock)
             with clock.phase("aggregate"):
                 server = aggregate(self.method, self.task, server, uploads, cohort)
-        for client in clients:
-            self.known.pop(client, None)
+        self.evaluator.forget(clients)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
-            evaluations, observed = self._evaluate(server, number) if due else ([], {})
+            evaluations, observed = self.evaluator.evaluate(server, number) if due else ([], {})
         assert trained.costs is not None
         return Round(
             number=number,
@@ -311,9 +307,8 @@ class _Simulation:
         order = training_order(steps)
         scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
         sizes = dict(zip(cohort.clients, steps, strict=True))
-        turns = self._turns(
-            [cohort.clients[at] for at in order], cohort.round, "train", 1, sizes, scale
-        )
+        clients = [cohort.clients[at] for at in order]
+        turns = turns_of(clients, cohort.round, "train", 1, sizes, self.store.read, scale)
         positions = {client: position for position, client in enumerate(cohort.clients)}
         wrong: dict[int, str] = {}  # by place in the order
         for turn, result in self.executor.map("train", server, turns):
@@ -321,7 +316,7 @@ class _Simulation:
             if result.wrong is not None:
                 wrong[turn.position] = result.wrong
                 continue
-            with trace_phase("state"):
+            with phase("state"):
                 trained.losses[position] = result.loss
                 self.store.stage(turn.client, result.private)
                 uploads.put(position, self.method.unpack(self.task, result.packed))
@@ -337,133 +332,6 @@ class _Simulation:
                 "learning rate or set optimiser.clip"
             )
 
-    def _turns(
-        self,
-        clients: Sequence[int],
-        number: int,
-        purpose: str,
-        passes: int,
-        sizes: Mapping[int, int],
-        lr_scale: float = 1.0,
-        private: Callable[[int], Params] | None = None,
-    ) -> Iterator[Turn]:
-        read = private or self.store.read
-        for at, client in enumerate(clients):
-            size = sizes[client]
-            yield Turn(at, client, number, read(client), purpose, passes, lr_scale, size)
-
-    def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
-        config, method = self.plan.evaluate, self.method
-        novel = sorted(self.federation.novel(self.plan.cohort.novel))
-        clients = self.federation.evaluation_clients(config.clients, self.plan.cohort.novel)
-        shared = method.global_state(self.task, server)
-        single = shared is not None and is_single(
-            method, self.task, server, shared, clients, self.store.has_states
-        )
-        found: list[Evaluation] = []
-        if shared is not None and (single or config.global_model):
-            scores_of = partial(self.executor.map, "score", shared)
-            found += evaluate_one(scores_of, self.federation, clients, config.batch_size)
-        if shared is not None and single:
-            personal = [replace(evaluation, model="personal") for evaluation in found]
-            given = method, self.task, self.federation
-            seen = {client: observe(*given, client, shared) for client in clients}
-        else:
-            assessed = self._assess_known(server, clients, number)
-            personal = evaluations("personal", clients, _sums(assessed, clients))
-            seen = {client: assessed[client].seen for client in clients}
-        if novel:
-            joined = self._joined(server, novel, number)
-            assessed = self._assess(server, novel, number, joined.__getitem__)
-            personal += evaluations("novel", novel, _sums(assessed, novel))
-        observed = observed_of(method, self.task, server, clients, seen)
-        return personal + (found if config.global_model else []), observed
-
-    def _assess_known(
-        self, server: Server, clients: Sequence[int], number: int
-    ) -> dict[int, Assessed]:
-        """As `_assess`; where the server's state is the very same as the last time, only of clients
-        that have trained since."""
-        if self.method.personal_passes or not same_tensors(server, self.known_with):
-            self.known.clear()
-        self.known_with = server
-        left = [client for client in clients if client not in self.known]
-        self.known.update(self._assess(server, left, number, self.store.read))
-        return self.known
-
-    def _assess(
-        self,
-        server: Server,
-        clients: Sequence[int],
-        number: int,
-        private: Callable[[int], Params],
-    ) -> dict[int, Assessed]:
-        """By client: the model it uses, fine-tuned where the method does that, on its examples."""
-        passes, federation = self.method.personal_passes, self.federation
-        sizes = {
-            client: federation.num_steps(client, self.plan.local, passes)
-            if passes
-            else sum(len(federation.rows(client, split)) for split in SPLITS)
-            for client in clients
-        }
-        order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients
-        turns = self._turns(order, number, "personalise", passes, sizes, private=private)
-        return {
-            turn.client: replace(result, seen=None if result.seen is None else clone(result.seen))
-            for turn, result in self.executor.map("assess", server, turns)
-        }
-
-    def _joined(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
-        """The private states of clients that have just joined: trained for a few passes, of which
-        nothing is sent."""
-        passes = self.plan.evaluate.novel_passes
-        if not self.store.has_states or passes == 0:
-            return {client: self.store.read(client) for client in clients}
-        sizes = {k: self.federation.num_steps(k, self.plan.local, passes) for k in clients}
-        turns = self._turns(clients, number, "join", passes, sizes)
-        done = self.executor.map("train", server, turns)
-        return {turn.client: clone(result.private) for turn, result in done}
-
-
-def is_single(
-    method: Method,
-    task: Task,
-    server: Server,
-    shared: Params,
-    clients: Sequence[int],
-    has_private: bool,
-) -> bool:
-    """Whether all ``clients`` use the global model, ``shared``: nothing is private, nothing that
-    they are sent is personal, and they don't fine-tune it."""
-    if has_private or method.personal_passes:
-        return False
-    return all(same_tensors(method.send(task, server, k), shared) for k in clients)
-
-
-def observed_of(
-    method: Method,
-    task: Task,
-    server: Server,
-    clients: Sequence[int],
-    seen: Mapping[int, Params | None],
-) -> Params:
-    """What the method shows of its states; by client where a client showed it: ``clients`` and
-    ``server_clients`` say whose."""
-    shown = method.observe_server(task, server, clients)
-    found = {f"server/{name}": value.cpu() for name, value in shown.items()}
-    by_client = {client: state for client, state in seen.items() if state is not None}
-    if by_client and all(by_client.values()):
-        order = sorted(by_client)
-        found |= prefixed(stack([by_client[client] for client in order]), "client/")
-        found["clients"] = torch.tensor(order)
-    if shown:
-        found["server_clients"] = torch.tensor(list(clients))
-    return found
-
-
-def _sums(assessed: Mapping[int, Assessed], clients: Sequence[int]) -> NDArray[np.float64]:
-    return np.stack([assessed[client].sums for client in clients])
-
 
 @dataclass
 class _Trained:
@@ -474,23 +342,3 @@ class _Trained:
     bytes_up: int = 0
     costs: Costs | None = None
     data_seconds: float = 0.0
-
-
-@dataclass
-class Clock:
-    """Seconds by phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent in the block to ``name``."""
-        start = time.perf_counter()
-        with trace_phase(name):
-            yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def move(self, seconds: float, source: str, target: str) -> None:
-        """Take time off one phase, and add it to another."""
-        for name, change in ((source, -seconds), (target, seconds)):
-            self.seconds[name] = self.seconds.get(name, 0.0) + change

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -62,6 +62,21 @@ class Turn:
     passes: int
     lr_scale: float
     size: int
+
+
+def turns_of(
+    clients: Iterable[int],
+    number: int,
+    purpose: str,
+    passes: int,
+    sizes: Mapping[int, int],
+    private: Callable[[int], Params],
+    lr_scale: float = 1.0,
+) -> Iterator[Turn]:
+    """The turns of ``clients`` in round ``number``; ``private`` is read when a turn is reached."""
+    for at, client in enumerate(clients):
+        size = sizes[client]
+        yield Turn(at, client, number, private(client), purpose, passes, lr_scale, size)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +28,26 @@ def phase(name: str) -> AbstractContextManager[object]:
     if torch._C._autograd._profiler_enabled():
         return record_function(_MARK + name)
     return nullcontext()
+
+
+@dataclass
+class Clock:
+    """Seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent in the block to ``name``."""
+        start = time.perf_counter()
+        with phase(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Take time off one phase, and add it to another."""
+        for name, change in ((source, -seconds), (target, seconds)):
+            self.seconds[name] = self.seconds.get(name, 0.0) + change
 
 
 class Trace:

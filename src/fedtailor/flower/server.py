@@ -28,25 +28,24 @@ from numpy.typing import NDArray
 from .. import random
 from ..costs import measure, wire_bytes
 from ..engine import (
-    Clock,
     Round,
     aggregate,
     check,
     draw_cohort,
     empty_uploads,
     first_server,
-    is_single,
-    observed_of,
     training_order,
 )
 from ..errors import InputError
 from ..evaluation import Evaluation, evaluations
+from ..evaluator import is_single, observed_of
 from ..experiment import Experiment
 from ..federation import Federation
 from ..history import RunFolder, as_json, locked, read_json, write_atomically
 from ..method import Cohort, Method, Server
 from ..params import Params, same_tensors, to_device
 from ..plan import Plan
+from ..profile import Clock
 from ..record import check_same, describe
 from ..run import backbone_of, named, public_of, task_of
 from ..store import Store
