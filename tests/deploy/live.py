@@ -114,6 +114,19 @@ class Command:
         """Once it has ended."""
         return self.process.wait(_PATIENCE)
 
+    def cpu_seconds(self) -> float:
+        """Of it and of all that it has started."""
+        ticks, left = 0, [self.process.pid]
+        while left:
+            place = Path(f"/proc/{left.pop()}")
+            try:
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                left += map(int, (place / f"task/{place.name}/children").read_text().split())
+            except FileNotFoundError:  # it has ended
+                continue
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def child(self, name: str) -> int:
         """The number of the Flower program that it started."""
         number = self.process.pid
