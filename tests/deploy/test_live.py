@@ -150,7 +150,7 @@ PICTURES = """
 def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
     """Past the deadline, then while it trains; and what leaves the sites is recorded."""
     method = "lg-fedavg"
-    with live(tmp_path, PICTURES.replace("steps = 1", "steps = 500"), ["a", "b"]) as made:
+    with live(tmp_path, PICTURES.replace("steps = 1", "steps = 300"), ["a", "b"]) as made:
         port = open_folder(made.folder).port
         recorder = Recorder(port, tmp_path / "record")
         sites = tmp_path / "at-sites"
