@@ -25,6 +25,7 @@ from fedtailor.executors import (
     Turn,
     Vectorised,
     executor_for,
+    share_executor,
 )
 from fedtailor.federation import LocalConfig
 from fedtailor.history import RunFolder
@@ -152,31 +153,32 @@ def doubled(executor: Executor, clients: int) -> list[float]:
     return [result for _, result in executor.map("double", {}, turns)]
 
 
-@pytest.mark.parametrize("at_once", [8, Growing(8)])
-def test_clients_that_do_not_fit_together_run_in_halves(at_once: int | Growing) -> None:
+def test_clients_that_do_not_fit_together_run_in_halves() -> None:
     work = Doubling(room=3)
-    executor = Vectorised({"double": work}, at_once)
+    executor = Vectorised({"double": work}, Growing(8))
     assert doubled(executor, 13) == [2.0 * k for k in range(13)]
     assert work.ran == [8, 4, 2, 2, 4, 2, 2, 2, 2, 1]
-    assert executor.at_once == 2
-    assert executor.name == ("vectorised" if at_once == 8 else "vectorised-2")
+    assert executor.name == "vectorised-2"
     with pytest.raises(torch.OutOfMemoryError, match="1 clients"):
-        doubled(Vectorised({"double": Doubling(room=0)}, at_once), 2)
+        doubled(Vectorised({"double": Doubling(room=0)}, Growing()), 2)
+    with pytest.raises(torch.OutOfMemoryError, match="8 clients"):  # as many as were asked for
+        doubled(Vectorised({"double": work}, 8), 13)
 
 
 @pytest.mark.parametrize(
     ("paces", "found"),
-    [((9.0, 3.0, 2.0, 1.95), 8), ((1.0, 3.0, 4.0), 4), ((9.0, 3.0, 2.0, 1.0, 0.5), None)],
+    [((3.0, 2.0, 1.95), 8), ((3.0, 4.0), 4), ((9.0, 3.0, 2.0, 1.0, 0.5), None)],
 )
 def test_more_at_once_as_long_as_that_is_faster(
     paces: tuple[float, ...], found: int | None
 ) -> None:
     growing = Growing()
     for pace in paces:
-        growing.ran(growing.size - 1, 0.0)  # fewer than that say nothing
+        growing.ran(growing.size, 99.0)  # the first time says nothing,
+        growing.ran(growing.size - 1, 0.0)  # nor do fewer
         growing.ran(growing.size, pace)
     assert growing.settled == (found is not None)
-    assert growing.size == (found or 64)
+    assert growing.size == (found or 128)
 
 
 def test_how_many_clients_share_a_step() -> None:
@@ -188,7 +190,9 @@ def test_how_many_clients_share_a_step() -> None:
 
     assert (found(CPU).at_once, found(CPU).name) == (5, "vectorised")
     assert found(gpu, clients_per_step=7).at_once == 7
-    assert (found(gpu).at_once, found(gpu).name) == (4, "vectorised")
+    assert (found(gpu).at_once, found(gpu).name) == (4, "vectorised-4")
+    shared = share_executor(EngineConfig(), {"sleep": Sleeping()}, gpu, 2)
+    assert (shared.at_once, shared.name) == (5, "vectorised")
     again = found(gpu, "vectorised-32")
     assert (again.at_once, again.name) == (32, "vectorised-32")
     auto = executor_for(EngineConfig(), {"sleep": Sleeping()}, gpu, 10, "vectorised-32")

@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from .task import Batch, Precision
 
 ExecutorName = Literal["sequential", "vectorised", "processes"]
 
+_AT_ONCE = 5  # clients, where nothing else is said or found out
 _PATIENCE = 1.0  # seconds of work before processes are worth their start
 
 
@@ -31,7 +32,7 @@ class EngineConfig:
     """How clients are run. Executors give the same numbers, up to rounding."""
 
     executor: Literal["auto", "sequential", "vectorised", "processes"] = "auto"
-    # vectorised: clients trained at once; None: 5 on a CPU, what a GPU takes on a GPU
+    # vectorised: clients trained at once; None: 5 on a CPU or a rank, as many as pays on a GPU
     clients_per_step: Annotated[int, Gt(0)] | None = None
     processes: Annotated[int, Gt(0)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
@@ -177,8 +178,10 @@ def share_executor(
     if engine.executor == "auto" and device.type == "cpu":
         return Sequential(works, threads=1)
     name = "vectorised" if engine.executor == "auto" else engine.executor
+    # a rank is dealt as many clients as it has at once, so that this can't grow
+    fixed = replace(engine, clients_per_step=engine.clients_per_step or _AT_ONCE)
     most = engine.processes or max(1, cores() // neighbours)
-    return _configured(name, engine, works, most, device)
+    return _configured(name, fixed, works, most, device)
 
 
 def _configured(
@@ -194,7 +197,7 @@ def _configured(
     if name == "processes":
         return Processes(works, most)
     if engine.clients_per_step is not None or device.type == "cpu":
-        return Vectorised(works, engine.clients_per_step or 5)
+        return Vectorised(works, engine.clients_per_step or _AT_ONCE)
     size = (chosen or "").removeprefix("vectorised-")
     if size.isdecimal():
         return Vectorised(works, Growing(int(size), settled=True))
@@ -237,16 +240,17 @@ class Growing:
 
     size: int = 4
     settled: bool = False
-    pace: float | None = None  # seconds by size, of half as many; None: nothing was timed yet
+    pace: float = math.inf  # seconds by size, of half as many clients
+    warm: bool = False  # whether so many have run before: the first time also starts things up
 
     def ran(self, clients: int, pace: float) -> None:
-        """So many clients took ``pace`` seconds by size; the very first also start things up."""
+        """So many clients took ``pace`` seconds by size."""
         if self.settled or clients < self.size:
             return
-        if self.pace is None:
-            self.pace = math.inf
+        if not self.warm:
+            self.warm = True
         elif pace < 0.95 * self.pace:
-            self.size, self.pace = 2 * self.size, pace
+            self.size, self.pace, self.warm = 2 * self.size, pace, False
         else:
             self.size, self.settled = self.size // 2, True
 
@@ -257,29 +261,26 @@ class Growing:
 
 class Vectorised:
     """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
-    the same shapes; any other work one item after the other. Clients that don't fit into memory
-    together are run in halves, and from then on fewer."""
+    the same shapes; any other work one item after the other. ``clients_per_step`` may grow, by
+    itself for each work; then clients that don't fit into memory together are run in halves."""
 
     processes = 1
 
     def __init__(self, works: Mapping[str, Work], clients_per_step: int | Growing) -> None:
         self._works = works
         self._fixed = isinstance(clients_per_step, int)
-        self._limit = (
-            Growing(clients_per_step, settled=True)
-            if isinstance(clients_per_step, int)
-            else clients_per_step
-        )
+        if isinstance(clients_per_step, int):
+            clients_per_step = Growing(clients_per_step, settled=True)
+        self._sizes = {name: replace(clients_per_step) for name in works}
 
     @property
     def name(self) -> str:
-        """With the number of clients, once that has been found."""
-        found = self._limit.settled and not self._fixed
-        return f"vectorised-{self.at_once}" if found else "vectorised"
+        """With the number of clients, where that is being found out."""
+        return "vectorised" if self._fixed else f"vectorised-{self.at_once}"
 
     @property
     def at_once(self) -> int:
-        return self._limit.size
+        return next(iter(self._sizes.values())).size
 
     def map(
         self, name: str, server: Params, items: Iterable[AnyItem]
@@ -290,26 +291,27 @@ class Vectorised:
                 yield item, work.one(server, item)
             return
         prepared: Iterator[tuple[Any, Job]] = ((i, work.prepare(server, i)) for i in items)  # type: ignore[arg-type]
+        at_once = self._sizes[name]
         for _, group in groupby(prepared, key=lambda of: _shapes(of[1])):
-            while chunk := list(islice(group, self.at_once)):
+            while chunk := list(islice(group, at_once.size)):
                 start, size = time.perf_counter(), sum(turn.size for turn, _ in chunk)
-                yield from self._together(work, chunk)
-                self._limit.ran(len(chunk), (time.perf_counter() - start) / max(size, 1))
+                yield from self._together(work, chunk, at_once)
+                at_once.ran(len(chunk), (time.perf_counter() - start) / max(size, 1))
 
     def _together(
-        self, work: ClientWork, chunk: Sequence[tuple[Any, Job]]
+        self, work: ClientWork, chunk: Sequence[tuple[Any, Job]], at_once: Growing
     ) -> Iterator[tuple[Any, Any]]:
         outcomes = None
         try:
             outcomes = _vectorised(work, [job for _, job in chunk])
         except torch.OutOfMemoryError:
-            if len(chunk) == 1:
+            if self._fixed or len(chunk) == 1:
                 raise
         if outcomes is None:  # what was allocated is free only after the error's own frames
             torch.cuda.empty_cache()
-            self._limit.failed(len(chunk))
+            at_once.failed(len(chunk))
             for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
-                yield from self._together(work, part)
+                yield from self._together(work, part, at_once)
             return
         for index, (turn, job) in enumerate(chunk):
             outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
