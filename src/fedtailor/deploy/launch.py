@@ -13,7 +13,7 @@ import tomli_w
 
 from ..errors import InputError
 from ..flower.client import Site
-from ..history import as_json, locked, read_json, write_atomically
+from ..history import locked, write_atomically
 from .desk import answer
 from .folder import Deployment, at_site
 from .programs import (
@@ -28,6 +28,7 @@ from .programs import (
     wait_for,
     watched,
 )
+from .registration import register
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
@@ -68,6 +69,8 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         _check_files(deployment, [*files.values()])
         command += [part for option, path in files.items() for part in (option, str(path))]
         command.append("--enable-supernode-auth")
+        publics = [deployment.key(site.name).with_suffix(".pub") for site in deployment.sites]
+        _check_files(deployment, publics)
     with locked(deployment.server):
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
@@ -75,7 +78,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         with started(command, env) as process, watched(process, "flower-superlink"):
             wait_for(deployment.port)
             if not insecure:
-                _register(deployment, env)
+                register(deployment, env)
             print(f"ready at {deployment.address}", flush=True)
 
 
@@ -153,23 +156,3 @@ def _write_connection(deployment: Deployment, insecure: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"superlink": {"default": CONNECTION, CONNECTION: there}}
     write_atomically(path, tomli_w.dumps(content).encode())
-
-
-def _register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Let in the sites' keys that the server doesn't know yet; keep out those that are gone."""
-    path = deployment.server / "registered.json"
-    known = read_json(path) if path.exists() else {}
-    wanted = {}
-    for site in deployment.sites:
-        public = deployment.key(site.name).with_suffix(".pub")
-        _check_files(deployment, [public])
-        wanted[site.name] = public
-    for name in [*known]:
-        if name not in wanted or known[name]["key"] != wanted[name].read_text():
-            ask(["supernode", "unregister", str(known.pop(name)["node"]), CONNECTION], env)
-            write_atomically(path, as_json(known))
-    for name in wanted.keys() - known.keys():
-        register = ["supernode", "register", str(wanted[name]), CONNECTION, "--name", name]
-        found = ask(register, env)
-        known[name] = {"key": wanted[name].read_text(), "node": str(found["node-id"])}
-        write_atomically(path, as_json(known))
