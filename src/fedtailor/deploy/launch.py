@@ -48,7 +48,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
     Raises:
         InputError: a file is missing; the SuperLink doesn't start, or ends.
     """
-    local = deployment.host in ("localhost", "127.0.0.1", "::1")
+    local = deployment.host in ("localhost", "127.0.0.1")
     host = "127.0.0.1" if local else "0.0.0.0"
     command = [
         sys.executable, "-m", "fedtailor.deploy.superlink",
