@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import socket
+import struct
 import threading
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -58,6 +60,9 @@ def test_messages_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert other.error.reason == "the server's experiment is not the one at this node"
         damaged = ask(question, MessageType.TRAIN)
         assert damaged.error.reason.startswith("Order.")
+        with socket.socket(socket.AF_UNIX) as killed:  # while it handed on 99 bytes
+            killed.connect(str(tmp_path / "s"))
+            killed.sendall(struct.pack("!i", 99) + b"a part")
         with Client(str(tmp_path / "s")) as connection:
             connection.send(("query", EndOfTest))
         thread.join(20)

@@ -6,6 +6,7 @@ that data and model are loaded once. The two meet at a socket in a folder that i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from multiprocessing.connection import Listener
 from typing import NoReturn
 
@@ -23,13 +24,11 @@ def answer(site: Site, listener: Listener) -> NoReturn:
         with listener.accept() as connection:
             try:
                 kind, content = connection.recv()
-            except EOFError:  # its sender has ended
+            except (EOFError, OSError):  # its sender has ended, before or within a message
                 continue
             found = _answer(site, kind, content)
-            try:
+            with suppress(OSError):  # it has ended since
                 connection.send(found)
-            except BrokenPipeError:
-                continue
 
 
 def _answer(site: Site, kind: str, content: RecordDict) -> Answer:
