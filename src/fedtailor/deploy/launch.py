@@ -88,7 +88,7 @@ def join(
     """Start a site's SuperNode, and do what it is asked until interrupted.
 
     Raises:
-        InputError: no such site or data; a file is missing; the SuperNode ends.
+        InputError: no such site; the data can't be used; a file is missing; the SuperNode ends.
     """
     home, clients = deployment.site(site), deployment.clients(site)
     here = Site(at_site(deployment.experiment, data, settings), home / "states", clients=clients)
@@ -101,14 +101,15 @@ def join(
         _check_files(deployment, [authority, key])
         command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(key)]
-    with (
-        locked(home),
-        TemporaryDirectory(prefix="fedtailor-") as folder,
-        Listener(f"{folder}/socket", "AF_UNIX") as listener,
-        started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
-        watched(process, "flower-supernode"),
-    ):
-        answer(here, listener)
+    with locked(home):
+        here.load()
+        with (
+            TemporaryDirectory(prefix="fedtailor-") as folder,
+            Listener(f"{folder}/socket", "AF_UNIX") as listener,
+            started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
+            watched(process, "flower-supernode"),
+        ):
+            answer(here, listener)
 
 
 def run(deployment: Deployment) -> Path:
