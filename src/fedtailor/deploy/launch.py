@@ -24,6 +24,7 @@ from .programs import (
     check_port,
     environment,
     free_port,
+    interrupts_later,
     started,
     wait_for,
     watched,
@@ -119,13 +120,15 @@ def run(deployment: Deployment) -> Path:
         InputError: the server doesn't answer; the run fails.
     """
     env = server_environment(deployment)
-    number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
-    command = ["flwr", "log", number, CONNECTION, "--stream"]
+    number = ""
     try:
-        with started(command, env) as process:
+        with interrupts_later():
+            number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
+        with started(["flwr", "log", number, CONNECTION, "--stream"], env) as process:
             process.wait()
     except KeyboardInterrupt:
-        ask(["stop", number, CONNECTION], env)
+        if number:
+            ask(["stop", number, CONNECTION], env)
         raise
     last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
     if last["status"] != "finished:completed":
