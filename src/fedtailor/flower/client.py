@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from .codec import pack, unpack
 from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
 from .states import States
 
+FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError)
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -99,6 +101,15 @@ class Site:
         self._federations: dict[int, Federation] = {}
         self._bench: _Bench | None = None
 
+    def load(self) -> None:
+        """Read the data and share them out, which the first `census` does otherwise.
+
+        Raises:
+            InputError: they can't be used. The message may show what stands in them.
+        """
+        for seed in self._experiment.seeds:
+            self._federation(seed)
+
     def census(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `Question`.
 
@@ -107,6 +118,7 @@ class Site:
         """
         question, _ = unpack(content, Question)
         self._check(question.experiment)
+        self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
         clients = self._served(node)
         shape = dataset.picture
@@ -136,6 +148,7 @@ class Site:
             raise InputError(f"no seed {order.seed} here; allowed: {experiment.seeds}")
         if not re.fullmatch("[0-9a-f]{32}", order.run):
             raise InputError(f"a run's name has 32 hexadecimal digits; got {order.run!r}")
+        self._load([order.seed])
         bench = self._bench_for(order.label, order.seed)
         folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
@@ -157,6 +170,16 @@ class Site:
                 sent.append(upload)
             results.append(result)
         return pack(Report(order.run, order.round, order.kind, tuple(results)), sent)
+
+    def _load(self, seeds: Iterable[int]) -> None:
+        """What is wrong with the data may show what stands in them: it is said here alone."""
+        try:
+            for seed in seeds:
+                self._federation(seed)
+        except FAULTS as error:
+            told = error if isinstance(error, InputError) else repr(error)
+            print(f"fedtailor: {told}", file=sys.stderr, flush=True)
+            raise InputError("the data at this node can't be used; it prints why") from None
 
     def _check(self, experiment: str) -> None:
         if experiment != digest(self._experiment):
