@@ -189,6 +189,28 @@ def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) ->
     assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
 
 
+def test_nodes_may_share_a_folder_that_is_their_users_alone(tmp_path: Path) -> None:
+    chosen = experiment("fedper")
+    direct = grid(chosen, tmp_path)
+    app, _ = direct.apps[100]
+    direct.apps = {node: (app, config) for node, (_, config) in direct.apps.items()}
+    theirs: list[Path] = []  # what another node has begun to write
+
+    def begin(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and not theirs:
+            (folder,) = (tmp_path / "node-0").rglob("seed-0")
+            theirs.append(folder / "data.json.new")
+            theirs[0].write_text("begun")
+        return reply
+
+    direct.change = begin
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    assert theirs[0].read_text() == "begun"
+    assert json.loads(theirs[0].with_suffix("").read_text())["clients"] == 5
+    (run,) = (tmp_path / "node-0").iterdir()
+    assert run.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_node_comes_back_with_the_examples_that_it_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

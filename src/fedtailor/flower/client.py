@@ -137,12 +137,16 @@ class Site:
         if not re.fullmatch("[0-9a-f]{32}", order.run):
             raise InputError(f"a run's name has 32 hexadecimal digits; got {order.run!r}")
         bench = self._bench_for(order.label, order.seed)
-        folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
+        home = self._folder / order.run
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = home / order.label / f"seed-{order.seed}"
         last = order.round == experiment.rounds
         if last:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "data.json", as_json(described(self._federation(order.seed))))
+            own = folder / f"data-{served.start}.json"  # other nodes may share the folder
+            write_atomically(own, as_json(described(self._federation(order.seed))))
+            own.replace(folder / "data.json")
         results: list[Result] = []
         sent: list[Params] = []
         for turn in order.turns:
