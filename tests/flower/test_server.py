@@ -189,6 +189,29 @@ def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) ->
     assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
 
 
+def test_a_client_that_fails_leaves_the_others_of_its_node_alone(tmp_path: Path) -> None:
+    chosen = experiment("fedper", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+
+    def spoil(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "1":
+            (one,) = (tmp_path / "clients").rglob("client-2/round-000001.safetensors")
+            one.write_bytes(b"damaged")
+            (other,) = (tmp_path / "clients").rglob("client-3")
+            (other / "round-000002.safetensors.new").mkdir()  # in the way of what it will write
+        return reply
+
+    direct.change = spoil
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), patience=QUICK)
+    folder = out / "methods/fedper/seed-0"
+    _, second = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert second["cohort"] == [0, 1, 4]
+    refused = map(json.loads, (folder / "refused.jsonl").read_text().splitlines())
+    reasons = {line["client"]: line["reason"] for line in refused if line["round"] == 2}
+    assert reasons[2].startswith("the private state of round 1 is damaged: ")
+    assert reasons[3].startswith("IsADirectoryError: ")
+
+
 def test_nodes_may_share_a_folder_that_is_their_users_alone(tmp_path: Path) -> None:
     chosen = experiment("fedper")
     direct = grid(chosen, tmp_path)

@@ -32,6 +32,7 @@ from .codec import pack, unpack
 from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
 from .states import States
 
+FAILURES = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError, MemoryError)
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -156,6 +157,9 @@ class Site:
                 result, upload = bench.turn(order, turn, received, States(folder), last=last)
             except InputError as error:
                 result, upload = Result(turn.client, error=str(error)), None
+            except FAILURES as error:
+                said = f"{type(error).__name__}: {error}"
+                result, upload = Result(turn.client, error=said), None
             if upload is not None:
                 result = replace(result, payload=len(sent))
                 sent.append(upload)
@@ -249,7 +253,8 @@ class _Bench:
         """What a client reports, and what it sends. A model judged in the ``last`` round is kept.
 
         Raises:
-            InputError: its private state isn't there; it has trained to values that aren't finite.
+            InputError: its private state isn't there, or can't be read; it has trained to values
+                that aren't finite.
         """
         received = to_device(received, self.training.task.device)
         if order.kind == "global":
