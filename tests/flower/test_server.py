@@ -25,7 +25,7 @@ QUICK = Patience(start=0.2, reply=0.2, least=0.25, poll=0.02)
 SPOILT = {  # by client: what happens to its reply of the first round, and how it is told
     1: ("bytes", "the checksum is wrong"),
     2: ("schema", "schema version 7; version 1"),
-    3: ("shape", "its upload differs from most in conv.weight"),
+    3: ("shape", "conv.weight of its upload is float32 (5, 1, 3, 3); it must be float32 (6, 1"),
     4: ("values", "conv.weight holds values that are not finite"),
     5: ("loss", "its loss is nan"),
     6: ("client", "node 106 says nothing of it"),
@@ -97,6 +97,8 @@ def _rewritten(content: RecordDict, what: str) -> RecordDict:
     (result,) = report.results
     if what == "shape":
         sent["conv.weight"] = sent["conv.weight"][1:]
+    elif what == "missing":
+        del sent["conv.weight"]
     elif what == "values":
         sent["conv.weight"][0] = torch.nan
     elif what == "loss":
@@ -105,6 +107,29 @@ def _rewritten(content: RecordDict, what: str) -> RecordDict:
         result = replace(result, client=77)
     number = 3 if what == "round" else report.round
     return pack(replace(report, round=number, results=(result,)), [sent])
+
+
+@pytest.mark.parametrize("what", ["shape", "missing"])
+def test_an_upload_of_another_form_is_refused_in_a_cohort_of_two(what: str, tmp_path: Path) -> None:
+    split = {"scheme": "iid", "clients": 2, "max_examples": 12}
+    chosen = experiment("fedavg", rounds=1, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    spoilt = {100}
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == MessageType.TRAIN and metadata.dst_node_id in spoilt:
+            reply.content = _rewritten(reply.content, what)
+        return reply
+
+    direct.change = change
+    given = {"backbone": digits_backbone(), "patience": QUICK}
+    out = serve(direct, chosen, tmp_path / "out", **given)
+    folder = out / "methods/fedavg/seed-0"
+    assert json.loads((folder / "history.jsonl").read_text())["cohort"] == [1]
+    spoilt.add(101)
+    with pytest.raises(InputError, match="0 of 2 clients sent what can be used"):
+        serve(direct, chosen, tmp_path / "none", **given)
 
 
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
