@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 import fedtailor as ft
-from fedtailor.errors import InputError
+from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import Patience, serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import Order, Report
@@ -171,6 +171,25 @@ def test_too_few_replies_stop_the_run(tmp_path: Path) -> None:
     given = {"backbone": digits_backbone(), "patience": replace(QUICK, least=1.0)}
     with pytest.raises(InputError, match="4 of 5 clients sent what can be used, 5 are needed; the"):
         serve(direct, chosen, tmp_path / "out", **given)
+
+
+def test_a_method_that_diverges_ends_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = {"optimiser": {"lr": 1e30}}
+    chosen = experiment("", rounds=1, cohort={}, methods={"fedavg": wild, "fedper": {}})
+    direct = grid(chosen, tmp_path / "clients")
+    given = {"backbone": digits_backbone(), "patience": QUICK}
+    out = serve(direct, chosen, tmp_path / "out", **given)
+    ends = {method: json.loads((out / "methods" / method / "seed-0/commit.json").read_text())
+            for method in ("fedavg", "fedper")}  # fmt: skip
+    assert "in round 1 of fedavg; lower the learning rate" in ends["fedavg"]["diverged"]
+    assert ends["fedper"]["finished"]
+    assert "fedavg, seed 0 ends here: " in capsys.readouterr().err
+    alone = experiment("fedavg", wild, rounds=1, cohort={})
+    for _ in range(2):  # the second time nothing is left to run
+        with pytest.raises(DivergedError, match="in round 1 of fedavg"):
+            serve(grid(alone, tmp_path / "others"), alone, tmp_path / "alone", **given)
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ..client import Assessment, Trained, Training
 from ..data import load as load_data
 from ..data.table import Dataset
 from ..engine import new_store, public_batch, with_precomputed
-from ..errors import InputError, unknown
+from ..errors import DivergedError, InputError, unknown
 from ..executors import Turn as Work
 from ..experiment import Experiment
 from ..federation import Federation
@@ -156,7 +156,8 @@ class Site:
                 received = payloads[turn.payload]
                 result, upload = bench.turn(order, turn, received, States(folder), last=last)
             except InputError as error:
-                result, upload = Result(turn.client, error=str(error)), None
+                gone = isinstance(error, DivergedError)
+                result, upload = Result(turn.client, error=str(error), diverged=gone), None
             except FAILURES as error:
                 said = f"{type(error).__name__}: {error}"
                 result, upload = Result(turn.client, error=said), None
@@ -253,8 +254,8 @@ class _Bench:
         """What a client reports, and what it sends. A model judged in the ``last`` round is kept.
 
         Raises:
-            InputError: its private state isn't there, or can't be read; it has trained to values
-                that aren't finite.
+            InputError: its private state isn't there, or can't be read.
+            DivergedError: it has trained to values that aren't finite.
         """
         received = to_device(received, self.training.task.device)
         if order.kind == "global":
@@ -269,7 +270,7 @@ class _Bench:
         work = replace(_work(order, turn, private, "train", 1), lr_scale=order.lr_scale)
         trained: Trained = self.training.complete(work, self.training.job(received, work))
         if trained.wrong is not None:
-            raise InputError(trained.wrong)
+            raise DivergedError(trained.wrong)
         states.write(turn.client, turn.base, order.round, trained.private)
         return Result(turn.client, loss=trained.loss), trained.packed
 

@@ -30,7 +30,7 @@ from ..engine import (
     first_server,
     training_order,
 )
-from ..errors import InputError
+from ..errors import DivergedError, InputError
 from ..evaluation import Evaluation, evaluations
 from ..evaluator import is_single, observed_of
 from ..federation import Federation
@@ -68,6 +68,7 @@ class Rounds:
     blank: Order
     bases: dict[int, int] = field(default_factory=dict)
     form: Form = field(default_factory=dict)
+    diverged: dict[int, str] = field(default_factory=dict)  # in this round, by client
 
     @property
     def title(self) -> str:
@@ -100,8 +101,10 @@ class Rounds:
 
         Raises:
             InputError: too few replies that can be used.
+            DivergedError: there would be enough, had not so many clients diverged.
         """
         plan, clock = self.plan, Clock()
+        self.diverged = {}
         for problem in self.nodes.look():
             print(f"{self.title}, round {number}: {problem}", file=sys.stderr)
         cohort = draw_cohort(self.federation, plan, number)
@@ -112,6 +115,11 @@ class Rounds:
             replies = self._replies(order, cohort.clients, send)
             uploads = self._usable(number, {k: replies[k] for k in cohort.clients if k in replies})
         least = max(1, math.ceil(self.patience.least * len(cohort.clients)))
+        if len(uploads) < least <= len(uploads) + len(self.diverged):
+            raise DivergedError(
+                f"{next(iter(self.diverged.values()))} in round {number} of {self.method.name}; "
+                "lower the learning rate or set optimiser.clip"
+            )
         if len(uploads) < least:
             raise InputError(
                 f"{self.title}, round {number}: {len(uploads)} of {len(cohort.clients)} clients "
@@ -269,8 +277,10 @@ class Rounds:
             if client not in found:
                 self._refuse(number, client, f"node {node} says nothing of it")
             elif (error := found[client][0].error) is not None:
-                self._refuse(number, client, error.splitlines()[0] if error else "an error")
-                del found[client]
+                reason = error.splitlines()[0] if error else "an error"
+                self._refuse(number, client, reason)
+                if found.pop(client)[0].diverged:
+                    self.diverged[client] = reason
         return found
 
     def _usable(

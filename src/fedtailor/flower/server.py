@@ -5,6 +5,7 @@ No data are needed here: the clients are counted at the start.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..engine import check
-from ..errors import InputError
+from ..errors import DivergedError, InputError
 from ..experiment import Experiment
 from ..history import RunFolder, as_json, locked, read_json, write_atomically
 from ..record import check_same, describe
@@ -58,8 +59,11 @@ def serve(
         backbone: instead of what ``experiment.model`` names.
         patience: how long to wait, and for how many.
 
+    A method that diverges ends there with that seed, and the others go on.
+
     Raises:
         InputError: bad input; a different run in ``out``; too few clients, or replies, in time.
+        DivergedError: every method has diverged with every seed.
     """
     out = Path(out)
     experiment = named(experiment, None, backbone)
@@ -77,6 +81,7 @@ def serve(
     for method in experiment.methods.values():  # bad input shows before anything is written
         task = task_of(experiment, method, model, experiment.seeds[0])
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
+    ends: list[str | None] = []
     with locked(out):
         check_same(experiment, out)
         describe(experiment, federations, out)
@@ -88,7 +93,14 @@ def serve(
                     task = task_of(experiment, method, model, seed)
                     blank = Order(digest(experiment), _name(folder), label, seed, 0, "train", 1, ())
                     given = method, task, federation, experiment.plan
-                    Rounds(*given, folder, nodes, patience, blank).run()
+                    try:
+                        Rounds(*given, folder, nodes, patience, blank).run()
+                    except DivergedError as error:
+                        folder.diverge(str(error))
+                        print(f"{label}, seed {seed} ends here: {error}", file=sys.stderr)
+                ends.append(folder.commit.diverged)
+    if all(ends):
+        raise DivergedError(ends[0])
     return out
 
 
