@@ -18,6 +18,7 @@ from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import Patience, serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import Order, Report
+from fedtailor.store import SEEN
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, same_bits
 
@@ -190,6 +191,44 @@ def test_a_method_that_diverges_ends_and_the_others_go_on(
     for _ in range(2):  # the second time nothing is left to run
         with pytest.raises(DivergedError, match="in round 1 of fedavg"):
             serve(grid(alone, tmp_path / "others"), alone, tmp_path / "alone", **given)
+
+
+def test_every_client_gets_its_model_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that are not evaluated, and those that come back only when the run is finished."""
+    chosen = experiment("fedper", evaluate={"every": 3, "clients": 2})
+    direct = grid(chosen, tmp_path / "clients")
+    away = direct.apps[101]
+
+    def leave(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            direct.apps.pop(101, None)
+        return reply
+
+    direct.change = leave
+    given = {"backbone": digits_backbone(), "patience": QUICK}
+    out = serve(direct, chosen, tmp_path / "out", **given)
+    logs = [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
+            for log in ("history", "clients")]  # fmt: skip
+    assert "without a model of their own: clients 3; the same" in capsys.readouterr().err
+    direct.apps[101] = away
+    direct.change = lambda message, reply: reply
+    serve(direct, chosen, out, **given)
+    asked = len(direct.sent)
+    serve(direct, chosen, out, **given)
+    assert len(direct.sent) == asked + 2  # who is there; nothing more
+    assert logs == [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
+                    for log in ("history", "clients")]  # fmt: skip
+    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    rows = load_file(near / "methods/fedper/seed-0/private.safetensors")
+    trained = rows.pop(SEEN)
+    for client in range(5):
+        (path,) = (tmp_path / "clients").rglob(f"client-{client}/model.safetensors")
+        model = load_file(path)
+        own = {name: value[client] for name, value in rows.items() if trained[client]}
+        assert same_bits({name: model[name] for name in own}, own)
+        assert model.keys() > rows.keys()
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import MessageType, RecordDict
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from .. import random
 from ..costs import measure, wire_bytes
@@ -34,7 +36,7 @@ from ..errors import DivergedError, InputError
 from ..evaluation import Evaluation, evaluations
 from ..evaluator import is_single, observed_of
 from ..federation import Federation
-from ..history import RunFolder
+from ..history import RunFolder, as_json, read_json, write_atomically
 from ..method import Cohort, Method, Server
 from ..params import Params, same_tensors, to_device
 from ..plan import Plan
@@ -46,12 +48,29 @@ from .messages import Order, Report, Result, Turn
 from .nodes import Nodes, Patience
 from .uploads import Form, taken, upload_form
 
+FLOWER = "flower.json"  # beside the logs: ``run``, the name under which clients keep their states
+
+
+def without_model(folder: RunFolder, num_clients: int) -> list[int]:
+    """Who has not kept a model of its own of a run that is finished; ``kept`` in `FLOWER` are those
+    that did so only after its end."""
+    if not folder.commit.finished or not (folder.path / FLOWER).exists():
+        return []
+    kept = set(read_json(folder.path / FLOWER).get("kept", ()))
+    for line in _lines(folder, "clients"):
+        if line["round"] == folder.commit.rounds and line["model"] == "personal":
+            kept.update(line["clients"])
+    return [client for client in range(num_clients) if client not in kept]
+
 
 def _bases(folder: RunFolder) -> dict[int, int]:
     """The last committed round with each client in it."""
-    log = folder.path / "history.jsonl"
-    rounds = [json.loads(line) for line in log.read_text().splitlines()]
+    rounds = _lines(folder, "history")
     return {client: done["round"] for done in rounds for client in done["cohort"]}
+
+
+def _lines(folder: RunFolder, log: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder.path / f"{log}.jsonl").read_text().splitlines()]
 
 
 @dataclass
@@ -75,7 +94,12 @@ class Rounds:
         return f"{self.blank.label}, seed {self.blank.seed}"
 
     def run(self) -> None:
-        """All rounds that are left, each committed."""
+        """All rounds that are left, each committed; then the clients' own models."""
+        if not self.folder.commit.finished:
+            self._rounds()
+        self._hand_over()
+
+    def _rounds(self) -> None:
         store = Store(self.federation.num_clients, lambda client: {})
         done = self.folder.commit.round
         server = self.folder.restore(store)
@@ -95,6 +119,29 @@ class Rounds:
             there = f"round {number} of {self.plan.rounds}, {size} clients"
             print(f"{self.title}: {there}, loss {loss:.3f}", file=sys.stderr)
         self.folder.finish()
+
+    def _hand_over(self) -> None:
+        """Let clients keep their models that were not asked, or not there, at the last evaluation:
+        they are evaluated once more, and the results not used."""
+        left = without_model(self.folder, self.federation.num_clients)
+        if not left:
+            return
+        self.nodes.look()
+        self.bases = _bases(self.folder)
+        server = load_file(self.folder.path / "server.safetensors")
+        send = partial(self.method.send, self.task, to_device(server, self.task.device))
+        order = replace(self.blank, round=self.plan.rounds, kind="personal")
+        found = self._replies(order, left, send)
+        names = read_json(self.folder.path / FLOWER)
+        kept = sorted({*names.get("kept", ()), *found})
+        write_atomically(self.folder.path / FLOWER, as_json({**names, "kept": kept}))
+        away = [client for client in left if client not in found]
+        if away:
+            print(
+                f"{self.title}: without a model of their own: clients "
+                f"{', '.join(map(str, away))}; the same command asks them again",
+                file=sys.stderr,
+            )
 
     def round(self, server: Server, number: int) -> Round:
         """Orders to a cohort, its uploads aggregated, the result evaluated.

@@ -22,7 +22,7 @@ from ..run import backbone_of, named, public_of, task_of
 from ..task import Backbone
 from .messages import Order, digest
 from .nodes import Nodes, Patience, federation_from_afar
-from .rounds import Rounds
+from .rounds import FLOWER, Rounds, without_model
 
 
 def server_app(
@@ -89,7 +89,8 @@ def serve(
             model = backbone_of(experiment, dataset, backbone, seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
-                if not folder.commit.ended:
+                left = without_model(folder, federation.num_clients)
+                if left or not folder.commit.ended:
                     task = task_of(experiment, method, model, seed)
                     blank = Order(digest(experiment), _name(folder), label, seed, 0, "train", 1, ())
                     given = method, task, federation, experiment.plan
@@ -106,7 +107,7 @@ def serve(
 
 def _name(folder: RunFolder) -> str:
     """The name under which clients keep the private states of the run in this folder."""
-    path = folder.path / "flower.json"
+    path = folder.path / FLOWER
     if not path.exists():
         if folder.commit.round:
             raise InputError(f"{folder.path} was not begun over Flower; choose another --out")
