@@ -32,6 +32,7 @@ from .codec import pack, unpack
 from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
 from .states import States
 
+# what one client's turn may end in beside an InputError
 FAILURES = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError, MemoryError)
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 

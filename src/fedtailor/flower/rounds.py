@@ -161,18 +161,7 @@ class Rounds:
             order = replace(self.blank, round=number, kind="train", lr_scale=scale)
             replies = self._replies(order, cohort.clients, send)
             uploads = self._usable(number, {k: replies[k] for k in cohort.clients if k in replies})
-        least = max(1, math.ceil(self.patience.least * len(cohort.clients)))
-        if len(uploads) < least <= len(uploads) + len(self.diverged):
-            raise DivergedError(
-                f"{next(iter(self.diverged.values()))} in round {number} of {self.method.name}; "
-                "lower the learning rate or set optimiser.clip"
-            )
-        if len(uploads) < least:
-            raise InputError(
-                f"{self.title}, round {number}: {len(uploads)} of {len(cohort.clients)} clients "
-                f"sent what can be used, {least} are needed; the same command goes on after round "
-                f"{number - 1}"
-            )
+        self._check_enough(number, len(uploads), len(cohort.clients))
         with clock.phase("aggregate"):
             rows = [at for at, client in enumerate(cohort.clients) if client in uploads]
             cohort = cohort.only(torch.tensor(rows))
@@ -201,6 +190,19 @@ class Rounds:
             executor="flower",
         )
 
+    def _check_enough(self, number: int, there: int, asked: int) -> None:
+        least = max(1, math.ceil(self.patience.least * asked))
+        if there < least <= there + len(self.diverged):
+            raise DivergedError(
+                f"{next(iter(self.diverged.values()))} in round {number} of {self.method.name}; "
+                "lower the learning rate or set optimiser.clip"
+            )
+        if there < least:
+            raise InputError(
+                f"{self.title}, round {number}: {there} of {asked} clients sent what can be used, "
+                f"{least} are needed; the same command goes on after round {number - 1}"
+            )
+
     def _first_private(self, client: int) -> Params:
         key = random.key(self.federation.seed, "client", client)
         return self.method.init_client(self.task, client, key)
@@ -209,10 +211,10 @@ class Rounds:
         self.method.robust.check(len(cohort.clients))
         steps = [self.federation.num_steps(client, self.plan.local) for client in cohort.clients]
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            taken = empty_uploads(self.method, cohort, steps, self.plan.engine, folder)
+            stack = empty_uploads(self.method, cohort, steps, self.plan.engine, folder)
             for position in training_order(steps):
-                taken.put(position, uploads[cohort.clients[position]])
-            return aggregate(self.method, self.task, server, taken, cohort)
+                stack.put(position, uploads[cohort.clients[position]])
+            return aggregate(self.method, self.task, server, stack, cohort)
 
     def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
         config, method, task = self.plan.evaluate, self.method, self.task
