@@ -93,13 +93,22 @@ def together(batches: Sequence[Batch]) -> Batch:
     return {name: torch.cat([batch[name] for batch in padded]) for name in padded[0]}
 
 
-def train_folded(task: Task, steps: Sequence[Sequence[Batch]], at_once: int) -> Params:
-    """The clients' trained states, stacked: ``at_once`` of them in a forward pass."""
+def train_folded(
+    task: Task,
+    made: tuple[nn.Module, dict[str, tuple[str, int]]],
+    steps: Sequence[Sequence[Batch]],
+    at_once: int,
+) -> Params:
+    """The clients' trained states, stacked: ``at_once`` of them in a forward pass of the folded
+    model, which starts from the task's state each time."""
     states: list[Params] = []
+    (model, places), first = made, task.state
     for start in range(0, len(steps), at_once):
         group = steps[start : start + at_once]
-        model, places = folded_model(task, len(group))
         names = {name: model.get_submodule(path)[at] for name, (path, at) in places.items()}
+        with torch.no_grad():
+            for name, value in names.items():
+                value.copy_(first[name].expand_as(value))
         optimiser = torch.optim.Adam(list(names.values()), lr=ADAM.lr, eps=ADAM.eps, foreach=True)
         for batches in zip(*group, strict=True):
             batch = together(batches)
@@ -108,7 +117,7 @@ def train_folded(task: Task, steps: Sequence[Sequence[Batch]], at_once: int) -> 
             optimiser.zero_grad()
             (losses.sum() / TEXTS).backward()
             optimiser.step()
-        states += [{n: v.detach()[k] for n, v in names.items()} for k in range(len(group))]
+        states += [{n: v.detach()[k].clone() for n, v in names.items()} for k in range(len(group))]
     return stack(states)
 
 
@@ -144,7 +153,10 @@ def main() -> None:
     task, steps = Task(load(ModelConfig("minilm"), "classification", 20, 0), METHOD.adapt), texts()
     runs = {BASE: lambda: train_each(task, steps)}
     for at_once in (1, 2, 5, 10):
-        runs[f"folded, {at_once} at once"] = lambda c=at_once: train_folded(task, steps, c)
+        made = folded_model(task, at_once)
+        runs[f"folded, {at_once} at once"] = lambda c=at_once, m=made: train_folded(
+            task, m, steps, c
+        )
     trained = {name: run() for name, run in runs.items()}
     start = stack([task.state] * CLIENTS)
     moved = {

@@ -313,6 +313,7 @@ def contenders(
         if 1 < at_once <= workload.clients:
             own = replace(engine, executor="vectorised", clients_per_step=at_once)
             engines[f"fedtailor, vectorised, {at_once}"] = own
+    engines["fedtailor, vectorised, as found"] = replace(engine, executor="vectorised")
     for name, chosen in engines.items():
         iterator = ours(workload, task, federation, chosen)
         found[name] = lambda iterator=iterator: next(iterator)

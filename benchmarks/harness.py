@@ -170,6 +170,14 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def megabytes(field: str) -> float:
+    """A field of Linux's /proc/self/status, such as VmHWM."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise SystemExit(f"/proc/self/status has no {field}; this benchmark needs Linux")
+
+
 def circumstances(command: str, load: float) -> list[str]:
     """Date, command and machine, as a table's notes; ``load`` is the load average at the start."""
     return [

@@ -159,7 +159,7 @@ def network_part() -> Part:
 
 
 def adapter_part(backbone: Backbone) -> Part:
-    """LoRA: a bare loop, FedAvg, FedSDG, each as it is and from cached features."""
+    """LoRA: a bare loop, FedAvg, FedSDG."""
     steps = texts([[64] * 8], 64, padded=True)
     fedavg = FedAvg(trainable="lora", optimiser=ADAM)
     fedsdg = FedSDG(optimiser=ADAM)

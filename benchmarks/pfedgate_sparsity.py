@@ -30,21 +30,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import circumstances, software, spread, versions, write
+from harness import circumstances, megabytes, software, spread, versions, write
 
 FEDAVG = "fedavg"
 FLOOR = "floor"
 CONTENDERS = (FEDAVG, FLOOR, "1", "0.5", "0.3", "0.1")  # pFedGate by its sparsity s
 KEPT = 102  # hidden units of which s = 0.3 keeps all weights, with pFedGate's default blocks
 OUT = Path(__file__).parent / "results" / "pfedgate_sparsity-cpu"
-
-
-def _megabytes(field: str) -> float:
-    """A field of Linux's /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"/proc/self/status has no {field}; this benchmark needs Linux")
 
 
 def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, Any]:
@@ -91,7 +83,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
         return task, state, batches, size
 
     start(0.1, 2)
-    resident = _megabytes("VmRSS")
+    resident = megabytes("VmRSS")
     task, state, batches, size = start(1.0, batch_size)
     wall, cpu = [], []
     for _ in range(rounds):
@@ -101,7 +93,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
         cpu.append((time.process_time() - start[1]) / steps)
     assert torch.isfinite(loss)
     found = {
-        "wall_s": wall, "cpu_s": cpu, "memory_mb": _megabytes("VmHWM") - resident,
+        "wall_s": wall, "cpu_s": cpu, "memory_mb": megabytes("VmHWM") - resident,
         "parameters": size,
     }  # fmt: skip
     if contender in (FEDAVG, FLOOR):

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import circumstances, software, versions, write
+from harness import circumstances, megabytes, software, versions, write
 
 METHODS = {"fedavg": "FedAvg", "ditto": "Ditto, private models on disk"}
 ROWS = 4  # of the data a client
@@ -37,14 +37,6 @@ BASE = 1000  # the number of clients that others are compared with
 HERE = Path(__file__).parent
 OUT = HERE / "results" / "scaling-cpu"
 FIGURE = HERE.parent / "docs" / "figures" / "scaling.svg"
-
-
-def _megabytes(field: str) -> float:
-    """A field of Linux's /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"/proc/self/status has no {field}; this benchmark needs Linux")
 
 
 def make_data(folder: Path, clients: int) -> None:
@@ -79,7 +71,7 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
     from fedtailor.task import Backbone, Task
 
     torch.set_num_threads(1)
-    imports = _megabytes("VmHWM")
+    imports = megabytes("VmHWM")
     total = clients * ROWS
     pictures = np.load(data / "x.npy", mmap_mode="r")[:total]
     labels = np.load(data / "y.npy", mmap_mode="r")[:total]
@@ -112,7 +104,7 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
         file = path.stat() if path.exists() else None
     seconds = {name: np.diff(at)[1:].tolist() for name, at in (("wall_s", wall), ("cpu_s", cpu))}
     return {
-        **seconds, "dealing_s": dealing, "imports_mb": imports, "peak_mb": _megabytes("VmHWM"),
+        **seconds, "dealing_s": dealing, "imports_mb": imports, "peak_mb": megabytes("VmHWM"),
         "parameters": count(task.state), "file_mb": file.st_size / 1e6 if file else 0.0,
         "disk_mb": file.st_blocks * 512 / 1e6 if file else 0.0,
     }  # fmt: skip

@@ -347,7 +347,7 @@ def _write(title: str, name: str, lines: list[dict[str, Any]], text: str, load: 
     about = (
         *circumstances(f"OMP_NUM_THREADS=1 {command}", load),
         software(found_versions),
-        "medians (first to third quartile)",
+        "one run" if "disk" in name else "medians (first to third quartile)",
     )
     text = "\n".join((f"# {title}\n", *(f"- {line}" for line in about), "", text, ""))
     print(text)

@@ -33,6 +33,28 @@ def last_round(method, plan=PLAN, federation=FEDERATION, precision="fp32"):
     return last
 
 
+@dataclass(frozen=True)
+class Spoilt(Local):
+    """Local, of which one client's model is spoilt."""
+
+    client: int = 0
+
+    def init_client(self, task: Task, client: int, key: Tensor) -> Params:
+        state = super().init_client(task, client, key)
+        return {n: v * torch.nan for n, v in state.items()} if client == self.client else state
+
+
+def test_nothing_is_kept_of_a_round_once_a_client_has_diverged() -> None:
+    cohort = FEDERATION.cohort(1, 3)
+    first = min(cohort, key=lambda client: (FEDERATION.num_steps(client, PLAN.local), client))
+    method = Spoilt(client=first)
+    task = Task(digits_backbone(), method.adapt)
+    store = new_store(method, task, FEDERATION)
+    with pytest.raises(InputError, match="round 1 of local"):
+        next(rounds(method, task, FEDERATION, PLAN, store=store))
+    assert store.staged == ()
+
+
 def test_cohort_sizes() -> None:
     assert CohortConfig(fraction=0.1).count(100) == 10
     assert CohortConfig(fraction=0.001).count(100) == 1

@@ -15,15 +15,22 @@ import torch
 from fedtailor.engine import new_store, rounds
 from fedtailor.executors import (
     Auto,
+    ClientWork,
     EngineConfig,
     Executor,
+    Growing,
+    Job,
     Processes,
     Sequential,
+    Turn,
+    Vectorised,
     executor_for,
+    share_executor,
 )
 from fedtailor.federation import LocalConfig
 from fedtailor.history import RunFolder
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.optim import Context
 from fedtailor.params import Params
 from fedtailor.plan import CohortConfig, Plan
 from fedtailor.task import Task
@@ -116,6 +123,80 @@ def test_what_was_chosen_before_is_not_asked_again() -> None:
     auto = Auto(first, second, patience=0.0, chosen="second")
     assert {result for _, result in auto.map("work", {}, NAPS[:3])} == {"second"}
     assert auto.name == "second"
+
+
+@dataclass(frozen=True)
+class Doubling(ClientWork):
+    """Doubles what a client keeps, for at most ``room`` clients at once."""
+
+    room: int
+    ran: list[int] = field(default_factory=list)
+
+    def prepare(self, server: Params, turn: Turn) -> Job:
+        return Job({}, turn.private, [], Context(torch.zeros(2, dtype=torch.long)), 0.0)
+
+    def run(self, received: Params, private: Params, steps: Any, context: Context) -> Any:
+        clients = len(torch._C._functorch.get_unwrapped(private["x"]))
+        self.ran.append(clients)
+        if clients > self.room:
+            raise torch.OutOfMemoryError(f"{clients} clients")
+        return 2 * private["x"]
+
+    def finish(self, turn: Turn, job: Job, outcome: Any) -> Any:
+        return outcome.item()
+
+
+def doubled(executor: Executor, clients: int) -> list[float]:
+    turns = [
+        Turn(k, k, 1, {"x": torch.tensor(float(k))}, "train", 1, 1.0, 1) for k in range(clients)
+    ]
+    return [result for _, result in executor.map("double", {}, turns)]
+
+
+def test_clients_that_do_not_fit_together_run_in_halves() -> None:
+    work = Doubling(room=3)
+    executor = Vectorised({"double": work}, Growing(8))
+    assert doubled(executor, 13) == [2.0 * k for k in range(13)]
+    assert work.ran == [8, 4, 2, 2, 4, 2, 2, 2, 2, 1]
+    assert executor.name == "vectorised-2"
+    with pytest.raises(torch.OutOfMemoryError, match="1 clients"):
+        doubled(Vectorised({"double": Doubling(room=0)}, Growing()), 2)
+    with pytest.raises(torch.OutOfMemoryError, match="8 clients"):  # as many as were asked for
+        doubled(Vectorised({"double": work}, 8), 13)
+
+
+@pytest.mark.parametrize(
+    ("paces", "found"),
+    [((3.0, 2.0, 1.95), 8), ((3.0, 4.0), 4), ((9.0, 3.0, 2.0, 1.0, 0.5), None)],
+)
+def test_more_at_once_as_long_as_that_is_faster(
+    paces: tuple[float, ...], found: int | None
+) -> None:
+    growing = Growing()
+    for pace in paces:
+        growing.ran(growing.size, 99.0)  # the first time says nothing,
+        growing.ran(growing.size - 1, 0.0)  # nor do fewer
+        growing.ran(growing.size, pace)
+    assert growing.settled == (found is not None)
+    assert growing.size == (found or 128)
+
+
+def test_how_many_clients_share_a_step() -> None:
+    gpu = torch.device("cuda")
+
+    def found(device: torch.device, chosen: str | None = None, **engine: Any) -> Executor:
+        config = EngineConfig("vectorised", **engine)
+        return executor_for(config, {"sleep": Sleeping()}, device, 10, chosen)
+
+    assert (found(CPU).at_once, found(CPU).name) == (5, "vectorised")
+    assert found(gpu, clients_per_step=7).at_once == 7
+    assert (found(gpu).at_once, found(gpu).name) == (4, "vectorised-4")
+    shared = share_executor(EngineConfig(), {"sleep": Sleeping()}, gpu, 2)
+    assert (shared.at_once, shared.name) == (5, "vectorised")
+    again = found(gpu, "vectorised-32")
+    assert (again.at_once, again.name) == (32, "vectorised-32")
+    auto = executor_for(EngineConfig(), {"sleep": Sleeping()}, gpu, 10, "vectorised-32")
+    assert auto.name == "vectorised-32"
 
 
 def chosen_for(cohort: int, device: torch.device = CPU, **engine: Any) -> Executor:

@@ -85,3 +85,13 @@ def test_a_vector_a_text_is_kept_whole() -> None:
     batch = Precomputed(pooled, dataset, everything(dataset)).add_to(dataset.batch(rows), rows)
     assert batch["input_ids"].shape[1] < 48
     assert batch["cached.pooled"].equal(pooled(batch)["pooled"])
+
+
+def test_results_that_are_not_by_token_are_not_kept() -> None:
+    dataset = topics_federation().dataset
+
+    def channels_first(batch: Batch) -> Batch:
+        return {"by_channel": batch["input_ids"][:, None].expand(-1, 7, -1).float()}
+
+    assert not Precomputed(channels_first, dataset, everything(dataset)).fits(1e9)
+    assert Precomputed(squares, dataset, everything(dataset)).fits(1e9)

@@ -1,5 +1,7 @@
+import os
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -49,3 +51,12 @@ def test_values_are_brought_to_the_type_of_the_file(tmp_path: Path) -> None:
     file = RowFile(tmp_path / "rows.safetensors", 2, {"w": torch.zeros(2)})
     file.write(1, {"w": torch.tensor([[1.5, 2.0]], dtype=torch.float64)})
     assert file.read(1)["w"].equal(torch.tensor([1.5, 2.0]))
+
+
+def test_a_file_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.safetensors"
+    file = RowFile(path, 6, ROW)
+    file.write(0, rows(6))
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(OSError, match=r"rows\.safetensors ends within row 5"):
+        file.read(5)

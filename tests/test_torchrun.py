@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fedtailor.deploy.programs import free_port
 from tests.test_ranks import FILE, GOES_ON, contents, go
 
 pytestmark = pytest.mark.slow
 LIMIT = 240  # seconds: importing PyTorch alone takes several on a busy machine
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def main() -> None:
     task = Task(backbone, method.adapt, precision=options.precision)
     if options.mode.startswith(_OURS):
         executor = options.mode.removeprefix(_OURS)
-        engine = EngineConfig(executor=executor, precision=options.precision, device="cpu")
+        engine = EngineConfig(executor, processes=2, precision=options.precision, device="cpu")
         states = ours(task, method, federation(options.cohort), engine, options.rounds)
     else:
         states = theirs(task, federation(options.cohort), options.mode, options.rounds)

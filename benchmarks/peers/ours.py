@@ -35,7 +35,7 @@ def federation() -> Federation:
 def main() -> None:
     """Run as the driver says."""
     options = cnn.options()
-    engine = EngineConfig(executor=options.mode, precision=options.precision, device="cpu")
+    engine = EngineConfig(options.mode, processes=2, precision=options.precision, device="cpu")
     method = FedAvg(optimiser=Optimiser("sgd", lr=cnn.LR))
     model = cnn.network()
     task = Task(from_module(model), method.adapt, precision=options.precision)

@@ -315,6 +315,7 @@ class _Simulation:
             position = positions[turn.client]
             if result.wrong is not None:
                 wrong[turn.position] = result.wrong
+            if wrong:  # the round comes to nothing, and nothing of it is kept
                 continue
             with phase("state"):
                 trained.losses[position] = result.loss

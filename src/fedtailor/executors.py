@@ -3,10 +3,11 @@ whichever of these is measured to be the fastest; with the same numbers."""
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from .task import Batch, Precision
 
 ExecutorName = Literal["sequential", "vectorised", "processes"]
 
+_AT_ONCE = 5  # clients, where nothing else is said or found out
 _PATIENCE = 1.0  # seconds of work before processes are worth their start
 
 
@@ -30,7 +32,8 @@ class EngineConfig:
     """How clients are run. Executors give the same numbers, up to rounding."""
 
     executor: Literal["auto", "sequential", "vectorised", "processes"] = "auto"
-    clients_per_step: Annotated[int, Gt(0)] = 5  # vectorised: clients trained at once
+    # vectorised: clients trained at once; None: 5 on a CPU or a rank, as many as pays on a GPU
+    clients_per_step: Annotated[int, Gt(0)] | None = None
     processes: Annotated[int, Gt(0)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
@@ -157,12 +160,13 @@ def executor_for(
     """
     most = engine.processes or cores()
     if engine.executor != "auto":
-        return _configured(engine.executor, engine, works, most)
+        return _configured(engine.executor, engine, works, most, device, chosen)
     if device.type == "cpu":
         if min(most, cohort_size) == 1 or 2 * cohort_size < most or not can_fork():
             return Sequential(works)
         return Auto(Sequential(works, threads=1), Processes(works, most), _PATIENCE, chosen)
-    return Auto(Sequential(works), Vectorised(works, engine.clients_per_step), 0.0, chosen)
+    vectorised = _configured("vectorised", engine, works, most, device, chosen)
+    return Auto(Sequential(works), vectorised, 0.0, chosen)
 
 
 def share_executor(
@@ -174,17 +178,30 @@ def share_executor(
     if engine.executor == "auto" and device.type == "cpu":
         return Sequential(works, threads=1)
     name = "vectorised" if engine.executor == "auto" else engine.executor
-    return _configured(name, engine, works, engine.processes or max(1, cores() // neighbours))
+    # a rank is dealt as many clients as it has at once, so that this can't grow
+    fixed = replace(engine, clients_per_step=engine.clients_per_step or _AT_ONCE)
+    most = engine.processes or max(1, cores() // neighbours)
+    return _configured(name, fixed, works, most, device)
 
 
 def _configured(
-    name: ExecutorName, engine: EngineConfig, works: Mapping[str, Work], most: int
+    name: ExecutorName,
+    engine: EngineConfig,
+    works: Mapping[str, Work],
+    most: int,
+    device: torch.device,
+    chosen: str | None = None,
 ) -> Executor:
     if name == "sequential":
         return Sequential(works)
-    if name == "vectorised":
-        return Vectorised(works, engine.clients_per_step)
-    return Processes(works, most)
+    if name == "processes":
+        return Processes(works, most)
+    if engine.clients_per_step is not None or device.type == "cpu":
+        return Vectorised(works, engine.clients_per_step or _AT_ONCE)
+    size = (chosen or "").removeprefix("vectorised-")
+    if size.isdecimal():
+        return Vectorised(works, Growing(int(size), settled=True))
+    return Vectorised(works, Growing())
 
 
 class Sequential:
@@ -216,16 +233,54 @@ class Sequential:
         """Nothing to be done."""
 
 
+@dataclass
+class Growing:
+    """How many clients a GPU trains at once: twice as many each time, as long as its memory lasts
+    and each client takes a twentieth less time so."""
+
+    size: int = 4
+    settled: bool = False
+    pace: float = math.inf  # seconds by size, of half as many clients
+    warm: bool = False  # whether so many have run before: the first time also starts things up
+
+    def ran(self, clients: int, pace: float) -> None:
+        """So many clients took ``pace`` seconds by size."""
+        if self.settled or clients < self.size:
+            return
+        if not self.warm:
+            self.warm = True
+        elif pace < 0.95 * self.pace:
+            self.size, self.pace, self.warm = 2 * self.size, pace, False
+        else:
+            self.size, self.settled = self.size // 2, True
+
+    def failed(self, clients: int) -> None:
+        """So many clients did not fit."""
+        self.size, self.settled = min(self.size, clients // 2), True
+
+
 class Vectorised:
     """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
-    the same shapes; any other work one item after the other."""
+    the same shapes; any other work one item after the other. ``clients_per_step`` may grow, by
+    itself for each work; then clients that don't fit into memory together are run in halves."""
 
-    name = "vectorised"
     processes = 1
 
-    def __init__(self, works: Mapping[str, Work], clients_per_step: int) -> None:
+    def __init__(self, works: Mapping[str, Work], clients_per_step: int | Growing) -> None:
         self._works = works
-        self.at_once = clients_per_step
+        self._fixed = isinstance(clients_per_step, int)
+        if isinstance(clients_per_step, int):
+            clients_per_step = Growing(clients_per_step, settled=True)
+        self._sizes = {name: replace(clients_per_step) for name in works}
+
+    @property
+    def name(self) -> str:
+        """With the number of clients, where that is being found out."""
+        return "vectorised" if self._fixed else f"vectorised-{self.at_once}"
+
+    @property
+    def at_once(self) -> int:
+        return next(iter(self._sizes.values())).size
 
     def map(
         self, name: str, server: Params, items: Iterable[AnyItem]
@@ -236,11 +291,31 @@ class Vectorised:
                 yield item, work.one(server, item)
             return
         prepared: Iterator[tuple[Any, Job]] = ((i, work.prepare(server, i)) for i in items)  # type: ignore[arg-type]
-        for chunk in _alike(prepared, self.at_once):
+        at_once = self._sizes[name]
+        for _, group in groupby(prepared, key=lambda of: _shapes(of[1])):
+            while chunk := list(islice(group, at_once.size)):
+                start, size = time.perf_counter(), sum(turn.size for turn, _ in chunk)
+                yield from self._together(work, chunk, at_once)
+                at_once.ran(len(chunk), (time.perf_counter() - start) / max(size, 1))
+
+    def _together(
+        self, work: ClientWork, chunk: Sequence[tuple[Any, Job]], at_once: Growing
+    ) -> Iterator[tuple[Any, Any]]:
+        outcomes = None
+        try:
             outcomes = _vectorised(work, [job for _, job in chunk])
-            for index, (turn, job) in enumerate(chunk):
-                outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
-                yield turn, work.finish(turn, job, outcome)
+        except torch.OutOfMemoryError:
+            if self._fixed or len(chunk) == 1:
+                raise
+        if outcomes is None:  # what was allocated is free only after the error's own frames
+            torch.cuda.empty_cache()
+            at_once.failed(len(chunk))
+            for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+                yield from self._together(work, part, at_once)
+            return
+        for index, (turn, job) in enumerate(chunk):
+            outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
+            yield turn, work.finish(turn, job, outcome)
 
     def close(self) -> None:
         """Nothing to be done."""
@@ -256,13 +331,6 @@ def _vectorised(work: ClientWork, jobs: Sequence[Job]) -> Any:
         pad_and_stack([job.steps for job in jobs]),
         first.context._replace(key=torch.stack([job.context.key for job in jobs])),
     )
-
-
-def _alike(jobs: Iterable[tuple[AnyItem, Job]], most: int) -> Iterator[list[tuple[AnyItem, Job]]]:
-    """Chunks of successive jobs, each of states of the same shapes."""
-    for _, group in groupby(jobs, key=lambda of: _shapes(of[1].received) | _shapes(of[1].private)):
-        while chunk := list(islice(group, most)):
-            yield chunk
 
 
 class Auto:
@@ -356,5 +424,5 @@ class _Pace:
             self.size += size
 
 
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in params.items()}
+def _shapes(job: Job) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in {**job.received, **job.private}.items()}

@@ -31,10 +31,26 @@ class Precomputed:
         self._rows: dict[int, Params] = {}
 
     def fits(self, limit_mb: float) -> bool:
-        """Whether there is anything to keep, and all rows' results take at most ``limit_mb`` MB."""
+        """Whether there is anything to keep that has the form said above, and all rows' results
+        take at most ``limit_mb`` MB."""
+        if isinstance(self._dataset.inputs, Tokens) and not self._by_token():
+            return False
         self._work_out(0)
         held = sum(v.numel() * v.element_size() for r in self._rows.values() for v in r.values())
         return 0 < held / len(self._rows) * len(self._used) <= limit_mb * 1e6
+
+    def _by_token(self) -> bool:
+        """Whether results of three dimensions and more are ``[b, L, ...]``, as the shortest and the
+        longest text show; ``[b, C, L]``, say, can't be kept at a text's own length."""
+        lengths = self._dataset.inputs.lengths(self._used)
+        for row in self._used[[lengths.argmin(), lengths.argmax()]]:
+            batch = self._dataset.batch(np.array([row]))
+            with torch.no_grad():
+                made = self._compute(batch)
+            length = batch["input_ids"].shape[1]
+            if any(value.dim() > 2 and value.shape[1] != length for value in made.values()):
+                return False
+        return True
 
     def add_to(self, batch: Batch, rows: Indices) -> Batch:
         """``batch``, made of ``rows``, with the results as ``cached.NAME``."""

@@ -30,6 +30,7 @@ class RowFile:
     def __init__(self, path: Path, num_rows: int, example: Params) -> None:
         """Open the file; made, with all rows zero, if it is not there."""
         # the widest first, so that every tensor is aligned
+        self._path = path
         self._row = dict(sorted(example.items(), key=lambda item: -item[1].element_size()))
         header, end = {}, 0
         for name, value in self._row.items():
@@ -57,8 +58,12 @@ class RowFile:
         for name, like in self._row.items():
             found[name] = torch.empty(like.shape, dtype=like.dtype)
             if like.numel():
-                place = self._start[name] + index * _nbytes(like)
-                os.preadv(self._descriptor, [_bytes(found[name])], place)
+                data, place = _bytes(found[name]), self._start[name] + index * _nbytes(like)
+                while data:
+                    done = os.preadv(self._descriptor, [data], place)
+                    if not done:
+                        raise OSError(f"{self._path} ends within row {index}")
+                    data, place = data[done:], place + done
         return found
 
     def write(self, first: int, rows: Params) -> None:

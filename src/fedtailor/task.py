@@ -83,7 +83,7 @@ class Scores:
     def mean(self, weight: Tensor | None = None) -> Tensor:
         """The mean loss of a prediction; ``weight`` ``[b]`` is 0 for padding examples."""
         if weight is None:
-            return self.loss.sum() / self.count.sum()
+            return self.loss.sum() / self.count.sum().clamp(min=1.0)
         return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=1.0)
 
 

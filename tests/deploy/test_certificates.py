@@ -75,6 +75,8 @@ def test_nothing_is_made_twice_unless_asked_for(
     assert all(path.read_bytes() == content for path, content in files.items())
     with (folder / "deploy.toml").open("a") as file:
         file.write('[[sites]]\nname = "d"\n')
+    experiment = folder / "experiment.toml"
+    experiment.write_text(experiment.read_text().replace("clients = 5", "clients = 6"))
     assert {path.name for path in make(open_folder(folder))} == {"d", "d.pub"}
     assert all(path.read_bytes() == content for path, content in files.items())
     make(open_folder(folder), force=True)

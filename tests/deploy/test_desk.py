@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import socket
+import struct
 import threading
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from fedtailor.deploy.desk import answer
-from fedtailor.deploy.folder import at_site, init, open_folder
+from fedtailor.cli import main
+from fedtailor.deploy.desk import answer, reply
+from fedtailor.deploy.folder import Deployment, at_site, init, open_folder
 from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import Census, Question, digest
@@ -22,6 +25,13 @@ EXPERIMENT = """
 data.classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 model = {name = "cnn", pretrained = false, width = 0.1, image_size = 16}
 methods.fedper = {}
+"""
+
+
+NOTES = """
+data.classes = ["acq", "earn"]
+model.name = "minilm"
+methods.fedsdg = {}
 """
 
 
@@ -58,10 +68,58 @@ def test_messages_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert other.error.reason == "the server's experiment is not the one at this node"
         damaged = ask(question, MessageType.TRAIN)
         assert damaged.error.reason.startswith("Order.")
+        with socket.socket(socket.AF_UNIX) as killed:  # while it handed on 99 bytes
+            killed.connect(str(tmp_path / "s"))
+            killed.sendall(struct.pack("!i", 99) + b"a part")
         with Client(str(tmp_path / "s")) as connection:
             connection.send(("query", EndOfTest))
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> tuple[Deployment, Path]:
+    """A site's file, in which the second column is nobody else's business."""
+    (tmp_path / "e.toml").write_text(NOTES)
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a"], "127.0.0.1:8000")
+    (tmp_path / "a.csv").write_text("text,note,label\nbuys,Ada,acq\nprofit,Ada,earn\n" * 9)
+    return open_folder(tmp_path / "dir"), tmp_path / "a.csv"
+
+
+def test_what_stands_in_the_data_stays(
+    notes: tuple[Deployment, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment, path = notes
+    own = at_site(deployment.experiment, str(path), ["label=note"])
+    site = Site(own, deployment.site("a"), clients=deployment.clients("a"))
+    question = pack(Question(digest(deployment.experiment)))
+    content, error = reply(site, MessageType.QUERY, question)
+    assert content is None
+    assert error is not None
+    assert error.startswith("the data at this node can't be used")
+    assert "Ada" not in error
+    assert "labels out of range: 'Ada'" in capsys.readouterr().err
+
+    class Broken:
+        def census(self, content: Any, node: Any) -> Any:
+            raise KeyError("Ada")
+
+    assert reply(Broken(), MessageType.QUERY, question) == (  # type: ignore[arg-type]
+        None,
+        "KeyError; the site prints more",
+    )
+    assert "KeyError: 'Ada'" in capsys.readouterr().err
+
+
+def test_data_that_cannot_be_used_are_one_line_at_the_site(
+    notes: tuple[Deployment, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment, path = notes
+    given = ["--site", "a", "--data", str(path), "--set", "label=note", "--insecure"]
+    assert main(["deploy", "client", str(deployment.folder), *given]) == 2
+    warned, told = capsys.readouterr().err.splitlines()
+    assert "--insecure" in warned
+    assert told.startswith("fedtailor: labels out of range: 'Ada' in the training split")
 
 
 def _serve(site: Any, listener: Listener) -> None:

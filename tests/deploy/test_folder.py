@@ -115,6 +115,8 @@ def test_what_cannot_be_deployed_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("fed.example.org", "[::1]", "address = '[::1]:8123': the server listens by IPv4 alone"),
+        ("clients = 3", "clients = 2", "has sites with 4 clients, experiment.toml has split.clie"),
         (":8123", "", "address = 'fed.example.org': must be HOST:PORT"),
         ("address", "adress", "unknown key 'adress'"),
         ("least = 0.5", "least = 2", "patience.least = 2: input should be less than"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -17,6 +19,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 import fedtailor as ft
 from fedtailor.deploy.certificates import make
 from fedtailor.deploy.folder import open_folder
+from fedtailor.history import read_json
 from fedtailor.store import SEEN
 from tests.deploy.live import Live, Recorder, live, until
 from tests.flower.test_sites import CLASSES, news, write
@@ -121,6 +124,38 @@ def test_a_key_that_is_not_registered_is_refused(secure: Live, tmp_path: Path) -
     assert stranger.code() == 2
     assert "flower-supernode ended with code" in stranger.told
     assert "Failed to activate SuperNode" in stranger.told
+
+
+def test_keys_are_struck_off_for_good_and_an_interrupted_registration_ends(tmp_path: Path) -> None:
+    with live(tmp_path, PICTURES, ["a", "b"]) as made:
+        config, whole = made.folder / "deploy.toml", (made.folder / "deploy.toml").read_text()
+        experiment = made.folder / "experiment.toml"
+        make(open_folder(made.folder))
+
+        def served(text: str, clients: int) -> dict[str, Any]:
+            config.write_text(text)
+            changed = re.sub("clients = .*", f"clients = {clients}", experiment.read_text())
+            experiment.write_text(changed)
+            server = made.deploy("server")
+            server.wait_for("ready at")
+            server.process.terminate()
+            server.process.wait(60)
+            return read_json(registered)
+
+        registered = made.folder / "server/registered.json"
+        first = served(whole, 2)
+        registered.unlink()  # as a kill before it was written leaves it
+        assert served(whole, 2) == first
+        without = whole.partition('\n[[sites]]\nname = "b"')[0]
+        assert served(without, 1) == {"a": first["a"]}
+        with pytest.raises(AssertionError, match="the key of site b was struck off, for good"):
+            served(whole, 2)
+        for path in (made.folder / "keys").glob("b*"):
+            path.unlink()
+        make(open_folder(made.folder))
+        last = served(whole, 2)
+        assert last["a"] == first["a"]
+        assert last["b"] != first["b"]
 
 
 def test_without_tls_nothing_gets_in(secure: Live, tmp_path: Path) -> None:

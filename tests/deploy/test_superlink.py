@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
+import flwr.superlink.main
 import pytest
+from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
+from flwr.superlink import extensions
+from starlette.middleware import Middleware
 
+from fedtailor.deploy import superlink
 from fedtailor.deploy.superlink import OnlySites
 
 
@@ -44,14 +50,26 @@ def test_runs_are_started_from_the_servers_own_machine(
     assert served or sent[0]["status"] == 403
 
 
-def test_flower_takes_the_filter_where_it_is_put() -> None:
-    from flwr.superlink import extensions, main
+def test_flower_puts_the_filter_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    monkeypatch.setattr(superlink, "flower_superlink", lambda: started.append(sys.argv[0]))
+    monkeypatch.setattr(sys, "argv", ["superlink"])
+    superlink.main()
+    assert started == ["flower-superlink"]
 
-    assert callable(extensions.get_middleware)
-    assert "extensions.get_middleware()" in _source(main)
 
-
-def _source(module: Any) -> str:
-    import inspect
-
-    return inspect.getsource(module)
+@pytest.mark.parametrize("middleware", [[], [Middleware(RuntimeTracingMiddleware)]])
+def test_a_flower_that_does_not_is_not_started(
+    middleware: list[Middleware],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    monkeypatch.setattr(flwr.superlink.main, "_get_middleware", lambda: middleware)
+    with pytest.raises(SystemExit) as ended:
+        superlink.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "any machine could start runs" in told
+    assert told.count("\n") == 1

@@ -23,13 +23,15 @@ Change = Callable[[Message, Message], Message | None]  # of a message's answer; 
 
 @dataclass
 class DirectGrid(Grid):
-    """``apps`` by node; ``sent`` and ``answered`` are all messages so far."""
+    """``apps`` by node; ``sent`` and ``answered`` are all messages so far. Messages to ``lost``
+    nodes are not stored."""
 
     apps: dict[int, tuple[ClientApp, dict[str, Any]]]
     change: Change = lambda message, reply: reply
     sent: list[Message] = field(default_factory=list)
     answered: list[Message] = field(default_factory=list)
     waiting: dict[str, Message] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     _run: Any = None
 
     def __post_init__(self) -> None:
@@ -64,6 +66,9 @@ class DirectGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
         for message in messages:
+            if message.metadata.dst_node_id in self.lost:
+                numbers.append("")
+                continue
             number = f"message {len(self.sent)}"
             message.metadata.__dict__["_message_id"] = number
             self.sent.append(message)

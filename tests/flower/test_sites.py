@@ -124,14 +124,20 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
         ({"clients": 4}, {"client": "label"}, "the client column names "),
     ],
 )  # fmt: skip
-def test_what_a_place_cannot_use_is_refused(
-    split: dict[str, Any], data: dict[str, Any], message: str, tmp_path: Path
+def test_what_a_place_cannot_use_is_refused_and_said_there_alone(
+    split: dict[str, Any],
+    data: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = experiment(split={"scheme": "natural", "min_examples": 1, **split})
     grid = three_sites(chosen, tmp_path, **data)
     patience = replace(QUICK, start=0.1)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="the data at this node can't be used") as refused:
         serve(grid, chosen, tmp_path / "far", backbone=bert(), patience=patience)
+    assert message not in str(refused.value)
+    assert message in capsys.readouterr().err
 
 
 def test_places_with_other_classes_do_not_go_together(tmp_path: Path) -> None:

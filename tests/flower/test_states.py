@@ -54,6 +54,15 @@ def test_a_state_that_is_missing_or_of_another_model_is_told(tmp_path: Path) -> 
         value(states, 2)
 
 
+def test_a_state_that_is_damaged_is_told(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    states.write(3, 0, 2, state(2.0))
+    (path,) = tmp_path.rglob("round-000002.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=f"the private state of round 2 is damaged: {path}"):
+        value(states, 2)
+
+
 def test_nothing_is_kept_of_a_client_without_private_tensors(tmp_path: Path) -> None:
     states = States(tmp_path)
     states.write(3, 0, 1, {})

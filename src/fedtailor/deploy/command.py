@@ -95,8 +95,8 @@ def _init(options: argparse.Namespace) -> None:
     sites = [name.strip() for name in options.sites.split(",")]
     address = options.address or ADDRESS
     made = init(options.folder, options.experiment, sites, address, options.settings)
-    total = sum(site.clients for site in made.sites)
-    print(f"{options.folder}: {len(made.sites)} sites, {total} clients, server at {made.address}")
+    counts = f"{len(made.sites)} sites, {made.total} clients"
+    print(f"{options.folder}: {counts}, server at {made.address}")
 
 
 def _certs(options: argparse.Namespace) -> None:

@@ -6,13 +6,16 @@ that data and model are loaded once. The two meet at a socket in a folder that i
 
 from __future__ import annotations
 
+import sys
+import traceback
+from contextlib import suppress
 from multiprocessing.connection import Listener
 from typing import NoReturn
 
 from flwr.app import MessageType, RecordDict
 
 from ..errors import InputError
-from ..flower.client import Site
+from ..flower.client import FAULTS, Site
 
 Answer = tuple[RecordDict | None, str | None]  # one of the two: a message's content, or an error
 
@@ -23,21 +26,23 @@ def answer(site: Site, listener: Listener) -> NoReturn:
         with listener.accept() as connection:
             try:
                 kind, content = connection.recv()
-            except EOFError:  # its sender has ended
+            except (EOFError, OSError):  # its sender has ended, before or within a message
                 continue
-            found = _answer(site, kind, content)
-            try:
+            found = reply(site, kind, content)
+            with suppress(OSError):  # it has ended since
                 connection.send(found)
-            except BrokenPipeError:
-                continue
 
 
-def _answer(site: Site, kind: str, content: RecordDict) -> Answer:
+def reply(site: Site, kind: str, content: RecordDict) -> Answer:
+    """What goes back for a message. What is wrong is said at the site, too; words that were not
+    written to be sent, since they may show what stands in the data, only there."""
     try:
         if kind == MessageType.QUERY:
             return site.census(content, {}), None
         return site.work(content, {}), None
     except InputError as error:
+        print(f"fedtailor: {error}", file=sys.stderr, flush=True)
         return None, str(error)
-    except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError) as error:
-        return None, f"{type(error).__name__}: {error}"
+    except FAULTS as error:
+        traceback.print_exc()
+        return None, f"{type(error).__name__}; the site prints more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..errors import InputError, unknown
@@ -33,7 +34,7 @@ def export(
         client: its number; None: the site has but one.
 
     Raises:
-        InputError: there is no such model, or not yet; it is no adapter.
+        InputError: there is no such model, or not yet; it is damaged, or no adapter.
     """
     experiment, clients = deployment.experiment, deployment.clients(site)
     if label is None and len(experiment.methods) > 1:
@@ -57,10 +58,14 @@ def export(
     if not there:
         raise InputError(
             f"site {site} has no model of {label}, seed {seed}, client {client}; a site keeps one "
-            "when the last round is evaluated"
+            "when the last round is over; where it was away then, run fedtailor deploy run again"
         )
     newest = max(there, key=lambda path: path.stat().st_mtime)
+    try:
+        state = load_file(newest)
+    except SafetensorError:
+        raise InputError(f"the model is damaged: {newest}") from None
     method = experiment.methods[label]
     data = read_json(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    return export_adapter(method, task, load_file(newest), target)
+    return export_adapter(method, task, state, target)

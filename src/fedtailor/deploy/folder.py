@@ -96,6 +96,11 @@ class Deployment:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
             raise InputError(f"address = {self.address!r}: must be HOST:PORT")
+        if ":" in host:
+            raise InputError(
+                f"address = {self.address!r}: the server listens by IPv4 alone; give a name or an "
+                "IPv4 number"
+            )
         names = [site.name for site in self.sites]
         for name in names:
             if not _NAME.fullmatch(name):
@@ -108,7 +113,7 @@ class Deployment:
     @property
     def host(self) -> str:
         """The server's name or number."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return self.address.rpartition(":")[0]
 
     @property
     def port(self) -> int:
@@ -142,6 +147,11 @@ class Deployment:
         """A file in the folder of certificates."""
         return self.folder / "certs" / name
 
+    @property
+    def total(self) -> int:
+        """How many clients all sites have."""
+        return sum(site.clients for site in self.sites)
+
     def clients(self, name: str) -> range:
         """The numbers of the clients at a site.
 
@@ -160,7 +170,8 @@ def open_folder(folder: Path) -> Deployment:
     """The deployment of a folder.
 
     Raises:
-        InputError: it is none, or its ``deploy.toml`` can't be used.
+        InputError: it is none; its ``deploy.toml`` can't be used, or counts other clients than its
+            ``experiment.toml``.
     """
     path = folder / "deploy.toml"
     if not path.is_file():
@@ -172,7 +183,14 @@ def open_folder(folder: Path) -> Deployment:
     built = tuple(build(SiteConfig(""), table, "sites") for table in sites)
     if "folder" in content:
         raise unknown("key", "folder", ["address", "patience", "sites"], where=str(path))
-    return build(Deployment(folder.resolve(), sites=built), content, "")
+    made = build(Deployment(folder.resolve(), sites=built), content, "")
+    clients = made.experiment.split.clients
+    if made.total != clients:
+        raise InputError(
+            f"{path} has sites with {made.total} clients, experiment.toml has split.clients = "
+            f"{clients}: make them equal, and give both files to all sites"
+        )
+    return made
 
 
 def init(
@@ -202,10 +220,9 @@ def init(
     deployment = Deployment(folder, address, sites=tuple(map(_site, sites)))
     content = read(experiment, settings)
     content.pop("tune", None)
-    total = sum(site.clients for site in deployment.sites)
     content["data"] = _common_data(parse(content).data, content.get("data", {}))
     split = {k: v for k, v in content.get("split", {}).items() if k in _OF_A_CLIENT}
-    content["split"] = {"scheme": "natural", "clients": total, **split}
+    content["split"] = {"scheme": "natural", "clients": deployment.total, **split}
     if parse(content).cohort.novel:
         raise InputError("cohort.novel is for runs in one process; --set cohort.novel=0")
     for name, text in {

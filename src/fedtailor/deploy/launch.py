@@ -13,7 +13,7 @@ import tomli_w
 
 from ..errors import InputError
 from ..flower.client import Site
-from ..history import as_json, locked, read_json, write_atomically
+from ..history import locked, write_atomically
 from .desk import answer
 from .folder import Deployment, at_site
 from .programs import (
@@ -24,10 +24,12 @@ from .programs import (
     check_port,
     environment,
     free_port,
+    interrupts_later,
     started,
     wait_for,
     watched,
 )
+from .registration import register
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
@@ -47,7 +49,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
     Raises:
         InputError: a file is missing; the SuperLink doesn't start, or ends.
     """
-    local = deployment.host in ("localhost", "127.0.0.1", "::1")
+    local = deployment.host in ("localhost", "127.0.0.1")
     host = "127.0.0.1" if local else "0.0.0.0"
     command = [
         sys.executable, "-m", "fedtailor.deploy.superlink",
@@ -68,6 +70,8 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         _check_files(deployment, [*files.values()])
         command += [part for option, path in files.items() for part in (option, str(path))]
         command.append("--enable-supernode-auth")
+        publics = [deployment.key(site.name).with_suffix(".pub") for site in deployment.sites]
+        _check_files(deployment, publics)
     with locked(deployment.server):
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
@@ -75,7 +79,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         with started(command, env) as process, watched(process, "flower-superlink"):
             wait_for(deployment.port)
             if not insecure:
-                _register(deployment, env)
+                register(deployment, env)
             print(f"ready at {deployment.address}", flush=True)
 
 
@@ -85,7 +89,7 @@ def join(
     """Start a site's SuperNode, and do what it is asked until interrupted.
 
     Raises:
-        InputError: no such site or data; a file is missing; the SuperNode ends.
+        InputError: no such site; the data can't be used; a file is missing; the SuperNode ends.
     """
     home, clients = deployment.site(site), deployment.clients(site)
     here = Site(at_site(deployment.experiment, data, settings), home / "states", clients=clients)
@@ -98,14 +102,15 @@ def join(
         _check_files(deployment, [authority, key])
         command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(key)]
-    with (
-        locked(home),
-        TemporaryDirectory(prefix="fedtailor-") as folder,
-        Listener(f"{folder}/socket", "AF_UNIX") as listener,
-        started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
-        watched(process, "flower-supernode"),
-    ):
-        answer(here, listener)
+    with locked(home):
+        here.load()
+        with (
+            TemporaryDirectory(prefix="fedtailor-") as folder,
+            Listener(f"{folder}/socket", "AF_UNIX") as listener,
+            started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
+            watched(process, "flower-supernode"),
+        ):
+            answer(here, listener)
 
 
 def run(deployment: Deployment) -> Path:
@@ -115,13 +120,15 @@ def run(deployment: Deployment) -> Path:
         InputError: the server doesn't answer; the run fails.
     """
     env = server_environment(deployment)
-    number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
-    command = ["flwr", "log", number, CONNECTION, "--stream"]
+    number = ""
     try:
-        with started(command, env) as process:
+        with interrupts_later():
+            number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
+        with started(["flwr", "log", number, CONNECTION, "--stream"], env) as process:
             process.wait()
     except KeyboardInterrupt:
-        ask(["stop", number, CONNECTION], env)
+        if number:
+            ask(["stop", number, CONNECTION], env)
         raise
     last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
     if last["status"] != "finished:completed":
@@ -153,23 +160,3 @@ def _write_connection(deployment: Deployment, insecure: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"superlink": {"default": CONNECTION, CONNECTION: there}}
     write_atomically(path, tomli_w.dumps(content).encode())
-
-
-def _register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Let in the sites' keys that the server doesn't know yet; keep out those that are gone."""
-    path = deployment.server / "registered.json"
-    known = read_json(path) if path.exists() else {}
-    wanted = {}
-    for site in deployment.sites:
-        public = deployment.key(site.name).with_suffix(".pub")
-        _check_files(deployment, [public])
-        wanted[site.name] = public
-    for name in [*known]:
-        if name not in wanted or known[name]["key"] != wanted[name].read_text():
-            ask(["supernode", "unregister", str(known.pop(name)["node"]), CONNECTION], env)
-            write_atomically(path, as_json(known))
-    for name in wanted.keys() - known.keys():
-        register = ["supernode", "register", str(wanted[name]), CONNECTION, "--name", name]
-        found = ask(register, env)
-        known[name] = {"key": wanted[name].read_text(), "node": str(found["node-id"])}
-        write_atomically(path, as_json(known))

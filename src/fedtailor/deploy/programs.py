@@ -22,6 +22,7 @@ CONNECTION = "deployment"  # the server's name in Flower's configuration
 FOLDER = "FEDTAILOR_DEPLOYMENT"  # variables that tell Flower's apps where to look
 SITE = "FEDTAILOR_SITE"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_INTERRUPTS = signal.SIGINT, signal.SIGTERM
 _GRACE = 10.0  # seconds for a program to end by itself
 _START = 300.0  # seconds for it to answer, on a busy machine, too
 
@@ -65,8 +66,7 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subproce
     SIGTERM is an interrupt meanwhile, as SIGINT is. Needs Linux.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that a grandchild without a parent becomes a child
-    signals = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, _interrupt) for number in signals]
+    before = [signal.signal(number, _interrupt) for number in _INTERRUPTS]
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         preexec_fn=_end_with_parent,
@@ -74,11 +74,29 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subproce
     try:
         yield process
     finally:
-        for number in signals:
+        for number in _INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)  # it takes a moment
         _end_all(process)
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in zip(_INTERRUPTS, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """SIGINT and SIGTERM are an interrupt, but not before what stands inside is done.
+
+    Raises:
+        KeyboardInterrupt: one has come meanwhile.
+    """
+    came: list[int] = []
+    before = [signal.signal(number, lambda *at: came.append(at[0])) for number in _INTERRUPTS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(_INTERRUPTS, before, strict=True):
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -155,7 +173,7 @@ def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
     """
     done = subprocess.run(
         ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, check=False,
+        stdin=subprocess.DEVNULL, check=False, start_new_session=True,  # Ctrl-C is for us
     )  # fmt: skip
     start = done.stdout.find("{")
     try:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import ipaddress
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.metadata import version
 from typing import Any
 
 from flwr.superlink import extensions
 from flwr.superlink.cli import flower_superlink
+from flwr.superlink.main import create_app
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
@@ -43,8 +45,16 @@ class OnlySites:
 
 
 def main() -> None:
-    """Run Flower's program."""
-    extensions.get_middleware = lambda: (Middleware(OnlySites),)
+    """Run Flower's program, if the filter is the first thing that a request comes to."""
+    only_sites = Middleware(OnlySites)
+    extensions.get_middleware = lambda: (only_sites,)
+    if create_app().user_middleware[:1] != [only_sites]:
+        print(
+            f"fedtailor: with Flower {version('flwr')} any machine could start runs: it doesn't "
+            "put the filter of requests first; install flwr==1.41.0",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.argv[0] = "flower-superlink"
     flower_superlink()
 

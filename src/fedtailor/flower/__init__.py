@@ -1,7 +1,7 @@
 """The same methods over Flower: what travels, the clients' side, the server's side.
 
 Needs the extra ``flower``. Flower's telemetry and its look for updates are off, unless the
-environment asks for them.
+environment asks for them; but not in programs of Flower's that have started before this is loaded.
 """
 
 import os

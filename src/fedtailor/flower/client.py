@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +19,7 @@ from ..client import Assessment, Trained, Training
 from ..data import load as load_data
 from ..data.table import Dataset
 from ..engine import new_store, public_batch, with_precomputed
-from ..errors import InputError, unknown
+from ..errors import DivergedError, InputError, unknown
 from ..executors import Turn as Work
 from ..experiment import Experiment
 from ..federation import Federation
@@ -32,6 +34,8 @@ from .codec import pack, unpack
 from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
 from .states import States
 
+# what work for clients may end in beside an InputError; the words may show what stands in the data
+FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError, MemoryError)
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -99,6 +103,15 @@ class Site:
         self._federations: dict[int, Federation] = {}
         self._bench: _Bench | None = None
 
+    def load(self) -> None:
+        """Read the data and share them out, which the first `census` does otherwise.
+
+        Raises:
+            InputError: they can't be used. The message may show what stands in them.
+        """
+        for seed in self._experiment.seeds:
+            self._federation(seed)
+
     def census(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `Question`.
 
@@ -107,6 +120,7 @@ class Site:
         """
         question, _ = unpack(content, Question)
         self._check(question.experiment)
+        self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
         clients = self._served(node)
         shape = dataset.picture
@@ -136,13 +150,18 @@ class Site:
             raise InputError(f"no seed {order.seed} here; allowed: {experiment.seeds}")
         if not re.fullmatch("[0-9a-f]{32}", order.run):
             raise InputError(f"a run's name has 32 hexadecimal digits; got {order.run!r}")
+        self._load([order.seed])
         bench = self._bench_for(order.label, order.seed)
-        folder = self._folder / order.run / order.label / f"seed-{order.seed}"
         served = self._served(node)
+        home = self._folder / order.run
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = home / order.label / f"seed-{order.seed}"
         last = order.round == experiment.rounds
         if last:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "data.json", as_json(described(self._federation(order.seed))))
+            own = folder / f"data-{served.start}.json"  # other nodes may share the folder
+            write_atomically(own, as_json(described(self._federation(order.seed))))
+            own.replace(folder / "data.json")
         results: list[Result] = []
         sent: list[Params] = []
         for turn in order.turns:
@@ -151,12 +170,27 @@ class Site:
                 received = payloads[turn.payload]
                 result, upload = bench.turn(order, turn, received, States(folder), last=last)
             except InputError as error:
-                result, upload = Result(turn.client, error=str(error)), None
+                gone = isinstance(error, DivergedError)
+                result, upload = Result(turn.client, error=str(error), diverged=gone), None
+            except FAULTS as error:
+                traceback.print_exc()
+                said = f"{type(error).__name__}; the node prints more"
+                result, upload = Result(turn.client, error=said), None
             if upload is not None:
                 result = replace(result, payload=len(sent))
                 sent.append(upload)
             results.append(result)
         return pack(Report(order.run, order.round, order.kind, tuple(results)), sent)
+
+    def _load(self, seeds: Iterable[int]) -> None:
+        """What is wrong with the data may show what stands in them: it is said here alone."""
+        try:
+            for seed in seeds:
+                self._federation(seed)
+        except FAULTS as error:
+            told = error if isinstance(error, InputError) else repr(error)
+            print(f"fedtailor: {told}", file=sys.stderr, flush=True)
+            raise InputError("the data at this node can't be used; it prints why") from None
 
     def _check(self, experiment: str) -> None:
         if experiment != digest(self._experiment):
@@ -245,7 +279,8 @@ class _Bench:
         """What a client reports, and what it sends. A model judged in the ``last`` round is kept.
 
         Raises:
-            InputError: its private state isn't there; it has trained to values that aren't finite.
+            InputError: its private state isn't there, or can't be read.
+            DivergedError: it has trained to values that aren't finite.
         """
         received = to_device(received, self.training.task.device)
         if order.kind == "global":
@@ -260,7 +295,7 @@ class _Bench:
         work = replace(_work(order, turn, private, "train", 1), lr_scale=order.lr_scale)
         trained: Trained = self.training.complete(work, self.training.job(received, work))
         if trained.wrong is not None:
-            raise InputError(trained.wrong)
+            raise DivergedError(trained.wrong)
         states.write(turn.client, turn.base, order.round, trained.private)
         return Result(turn.client, loss=trained.loss), trained.packed
 

@@ -83,11 +83,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one client's turn: an ``error`` in words; or the payload that it sends and the
-    mean loss; or ``sums`` of loss, hits and predictions on validation and test examples."""
+    """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
+    values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
+    hits and predictions on validation and test examples."""
 
     client: int
     error: str | None = None
+    diverged: bool = False
     payload: int | None = None
     loss: float | None = None
     sums: Sums | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from .messages import Census, Question
 
 Counts = list[int]  # of training, validation and test examples
 
+_PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -27,6 +30,7 @@ class Patience:
 
     start: Annotated[float, Gt(0)] = 600.0  # until every client is there
     reply: Annotated[float, Gt(0)] = 3600.0  # for the answers to one round's orders
+    census: Annotated[float, Gt(0)] = 120.0  # for a node that is new to say whom it serves
     least: Annotated[float, Gt(0), Le(1)] = 0.5  # of a cohort; with fewer replies the run stops
     poll: Annotated[float, Ge(0)] = 0.1  # between two looks
 
@@ -41,6 +45,7 @@ class Nodes:
         self.home: dict[int, int] = {}
         self.known: dict[int, Census] = {}
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
+        self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
 
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
@@ -54,10 +59,10 @@ class Nodes:
         for node, content in contents:
             message = Message(content, node, kind, ttl=limit, group_id=group)
             numbers = list(grid.push_messages([message]))
-            if numbers:
+            if numbers and numbers[0]:  # Flower says "" where it has not stored a message
                 waiting[numbers[0]] = node
             else:
-                yield node, "the message could not be sent"
+                yield node, "the message could not be sent; the node may have left"
         end = time.monotonic() + limit
         while waiting:
             for reply in grid.pull_messages(list(waiting)):
@@ -72,26 +77,33 @@ class Nodes:
             yield node, f"no reply in {limit:g} s"
 
     def gather(self) -> None:
-        """Wait until every client has a node.
+        """Wait until every client has a node; what is missing is told once.
 
         Raises:
             InputError: some have none in time; nodes contradict each other.
         """
         end = time.monotonic() + self._patience.start
+        told: set[str] = set()
         while problems := self.look():
+            for problem in problems:
+                if problem not in told:
+                    print(f"waiting: {problem}", file=sys.stderr)
+            told.update(problems)
             if time.monotonic() > end:
                 raise InputError("; ".join(problems))
             time.sleep(self._patience.poll)
 
     def look(self) -> list[str]:
         """See which nodes are there now; in words what is missing."""
-        there = set(self._grid.get_node_ids())
-        for node in self.known.keys() - there:
-            del self.known[node]
-        new = [(node, self._question) for node in sorted(there - self.known.keys())]
-        limit = min(self._patience.start, self._patience.reply)
-        problems = []
+        there, now = set(self._grid.get_node_ids()), time.monotonic()
+        for gone in (self.known.keys() | self._refused.keys()) - there:
+            self.known.pop(gone, None)
+            self._refused.pop(gone, None)
+        left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
+        new = [(node, self._question) for node in sorted(there - self.known.keys() - left)]
+        limit = min(self._patience.start, self._patience.census)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
+            self._refused.pop(node, None)
             try:
                 if isinstance(content, str):
                     raise WireError(content)
@@ -100,7 +112,8 @@ class Nodes:
                 self.known[node] = census
                 self._counted.update(_counts(census))
             except InputError as error:
-                problems.append(f"node {node}: {error}")
+                self._refused[node] = time.monotonic(), str(error)
+        problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
         self.home = {client: n for n, census in self.known.items() for client in census.clients}
         total = next((census.num_clients for census in self.known.values()), 0)
         missing = [client for client in range(total) if client not in self.home]

@@ -1,58 +1,28 @@
-"""The server's side: the rounds of an experiment over a Grid, into a run directory.
+"""The server's side: the methods of an experiment over a Grid, into a run directory.
 
-No data are needed here: the clients are counted at the start. A round goes on without clients that
-don't reply in time or whose replies can't be used; each is named in a line on stderr and in
-``refused.jsonl``, and leaves the cohort. A run that was stopped goes on after its last committed
-round, and tells every client which of its private states that is.
+No data are needed here: the clients are counted at the start.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
-import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from numpy.typing import NDArray
 
-from .. import random
-from ..costs import measure, wire_bytes
-from ..engine import (
-    Round,
-    aggregate,
-    check,
-    draw_cohort,
-    empty_uploads,
-    first_server,
-    training_order,
-)
-from ..errors import InputError
-from ..evaluation import Evaluation, evaluations
-from ..evaluator import is_single, observed_of
+from ..engine import check
+from ..errors import DivergedError, InputError
 from ..experiment import Experiment
-from ..federation import Federation
 from ..history import RunFolder, as_json, locked, read_json, write_atomically
-from ..method import Cohort, Method, Server
-from ..params import Params, same_tensors, to_device
-from ..plan import Plan
-from ..profile import Clock
 from ..record import check_same, describe
 from ..run import backbone_of, named, public_of, task_of
-from ..store import Store
-from ..task import Backbone, Task
-from .codec import WireError, pack, unpack
-from .messages import Order, Report, Result, Turn, digest
+from ..task import Backbone
+from .messages import Order, digest
 from .nodes import Nodes, Patience, federation_from_afar
+from .rounds import FLOWER, Rounds, without_model
 
 
 def server_app(
@@ -89,8 +59,11 @@ def serve(
         backbone: instead of what ``experiment.model`` names.
         patience: how long to wait, and for how many.
 
+    A method that diverges ends there with that seed, and the others go on.
+
     Raises:
         InputError: bad input; a different run in ``out``; too few clients, or replies, in time.
+        DivergedError: every method has diverged with every seed.
     """
     out = Path(out)
     experiment = named(experiment, None, backbone)
@@ -108,6 +81,7 @@ def serve(
     for method in experiment.methods.values():  # bad input shows before anything is written
         task = task_of(experiment, method, model, experiment.seeds[0])
         check(method, task, federations[experiment.seeds[0]], experiment.plan)
+    ends: list[str | None] = []
     with locked(out):
         check_same(experiment, out)
         describe(experiment, federations, out)
@@ -115,287 +89,28 @@ def serve(
             model = backbone_of(experiment, dataset, backbone, seed)
             for label, method in experiment.methods.items():
                 folder = RunFolder(out / "methods" / label / f"seed-{seed}", experiment.rounds)
-                if not folder.commit.ended:
+                left = without_model(folder, federation.num_clients)
+                if left or not folder.commit.ended:
                     task = task_of(experiment, method, model, seed)
                     blank = Order(digest(experiment), _name(folder), label, seed, 0, "train", 1, ())
                     given = method, task, federation, experiment.plan
-                    _Deployment(*given, folder, nodes, patience, blank).run()
+                    try:
+                        Rounds(*given, folder, nodes, patience, blank).run()
+                    except DivergedError as error:
+                        folder.diverge(str(error))
+                        print(f"{label}, seed {seed} ends here: {error}", file=sys.stderr)
+                ends.append(folder.commit.diverged)
+    if all(ends):
+        raise DivergedError(ends[0])
     return out
 
 
 def _name(folder: RunFolder) -> str:
     """The name under which clients keep the private states of the run in this folder."""
-    path = folder.path / "flower.json"
+    path = folder.path / FLOWER
     if not path.exists():
         if folder.commit.round:
             raise InputError(f"{folder.path} was not begun over Flower; choose another --out")
         write_atomically(path, as_json({"run": uuid.uuid4().hex}))
     name: str = read_json(path)["run"]
     return name
-
-
-def _bases(folder: RunFolder) -> dict[int, int]:
-    """The last committed round with each client in it."""
-    log = folder.path / "history.jsonl"
-    rounds = [json.loads(line) for line in log.read_text().splitlines()]
-    return {client: done["round"] for done in rounds for client in done["cohort"]}
-
-
-@dataclass
-class _Deployment:
-    """One method with one seed. ``blank``: an order without what changes."""
-
-    method: Method
-    task: Task
-    federation: Federation
-    plan: Plan
-    folder: RunFolder
-    nodes: Nodes
-    patience: Patience
-    blank: Order
-    bases: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def title(self) -> str:
-        return f"{self.blank.label}, seed {self.blank.seed}"
-
-    def run(self) -> None:
-        """All rounds that are left, each committed."""
-        store = Store(self.federation.num_clients, lambda client: {})
-        done = self.folder.commit.round
-        server = self.folder.restore(store)
-        if server is None:
-            server = first_server(self.method, self.task, self.federation)
-        else:
-            print(f"{self.title}: goes on after round {done}", file=sys.stderr)
-        self.bases = _bases(self.folder)
-        server = to_device(server, self.task.device)
-        for number in range(done + 1, self.plan.rounds + 1):
-            finished = self.round(server, number)
-            self.folder.write(finished, store)
-            server = finished.server
-            loss = sum(finished.losses) / len(finished.losses)
-            size = len(finished.cohort.clients)
-            there = f"round {number} of {self.plan.rounds}, {size} clients"
-            print(f"{self.title}: {there}, loss {loss:.3f}", file=sys.stderr)
-        self.folder.finish()
-
-    def round(self, server: Server, number: int) -> Round:
-        """Orders to a cohort, its uploads aggregated, the result evaluated.
-
-        Raises:
-            InputError: too few replies that can be used.
-        """
-        plan, clock = self.plan, Clock()
-        for problem in self.nodes.look():
-            print(f"{self.title}, round {number}: {problem}", file=sys.stderr)
-        cohort = draw_cohort(self.federation, plan, number)
-        scale = plan.schedule.factor(number, plan.rounds)
-        send = partial(self.method.send, self.task, server)
-        with clock.phase("train"):
-            order = replace(self.blank, round=number, kind="train", lr_scale=scale)
-            replies = self._replies(order, cohort.clients, send)
-            uploads = self._usable(number, {k: replies[k] for k in cohort.clients if k in replies})
-        least = max(1, math.ceil(self.patience.least * len(cohort.clients)))
-        if len(uploads) < least:
-            raise InputError(
-                f"{self.title}, round {number}: {len(uploads)} of {len(cohort.clients)} clients "
-                f"sent what can be used, {least} are needed; the same command goes on after round "
-                f"{number - 1}"
-            )
-        with clock.phase("aggregate"):
-            rows = [at for at, client in enumerate(cohort.clients) if client in uploads]
-            cohort = cohort.only(torch.tensor(rows))
-            following = self._aggregate(server, uploads, cohort)
-        self.bases.update(dict.fromkeys(cohort.clients, number))
-        with clock.phase("evaluate"):
-            due = plan.evaluate.due(number, plan.rounds)
-            found, observed = self._evaluate(following, number) if due else ([], {})
-        steps = [self.federation.num_steps(client, plan.local) for client in cohort.clients]
-        packed = {client: replies[client][1] for client in cohort.clients}
-        fewest = min(cohort.clients, key=dict(zip(cohort.clients, steps, strict=True)).__getitem__)
-        first = self._first_private(fewest)
-        return Round(
-            number=number,
-            server=following,
-            cohort=cohort,
-            losses=tuple(replies[client][0].loss or 0.0 for client in cohort.clients),
-            steps=tuple(steps),
-            lr_scale=scale,
-            bytes_down=sum(sum(wire_bytes(send(client)).values()) for client in cohort.clients),
-            bytes_up=sum(sum(wire_bytes(sent).values()) for sent in packed.values()),
-            costs=measure(self.task, send(fewest), first, packed[fewest]),
-            evaluations=tuple(found),
-            observed=observed,
-            seconds=clock.seconds,
-            executor="flower",
-        )
-
-    def _first_private(self, client: int) -> Params:
-        key = random.key(self.federation.seed, "client", client)
-        return self.method.init_client(self.task, client, key)
-
-    def _aggregate(self, server: Server, uploads: Mapping[int, Params], cohort: Cohort) -> Server:
-        self.method.robust.check(len(cohort.clients))
-        steps = [self.federation.num_steps(client, self.plan.local) for client in cohort.clients]
-        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            taken = empty_uploads(self.method, cohort, steps, self.plan.engine, folder)
-            for position in training_order(steps):
-                taken.put(position, uploads[cohort.clients[position]])
-            return aggregate(self.method, self.task, server, taken, cohort)
-
-    def _evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
-        config, method, task = self.plan.evaluate, self.method, self.task
-        clients = self.federation.evaluation_clients(config.clients)
-        shared = method.global_state(task, server)
-        has_private = bool(self._first_private(0))
-        single = shared is not None and is_single(
-            method, task, server, shared, clients, has_private
-        )
-        order = replace(self.blank, round=number)
-        found: list[Evaluation] = []
-        if shared is not None and (single or config.global_model):
-            model = shared
-            there, sums = self._scores(replace(order, kind="global"), clients, lambda client: model)
-            found = evaluations("global", there, sums)
-        if single:
-            personal = [replace(evaluation, model="personal") for evaluation in found]
-        else:
-            send = partial(method.send, task, server)
-            there, sums = self._scores(replace(order, kind="personal"), clients, send)
-            personal = evaluations("personal", there, sums)
-        observed = observed_of(method, task, server, clients, {})
-        return personal + (found if config.global_model else []), observed
-
-    def _scores(
-        self, order: Order, clients: Sequence[int], send: Callable[[int], Params]
-    ) -> tuple[list[int], NDArray[np.float64]]:
-        """Of the clients that gave them, sums ``[n, split, 3]``."""
-        found = {}
-        for client, (result, _) in self._replies(order, clients, send).items():
-            sums = np.array(result.sums if result.sums is not None else math.nan)
-            if np.isfinite(sums).all() and (sums >= 0).all() and (sums[:, 1] <= sums[:, 2]).all():
-                found[client] = sums
-            else:
-                self._refuse(order.round, client, f"its results can't be: {result.sums}")
-        order_ = sorted(found)
-        return order_, np.stack([found[k] for k in order_]) if order_ else np.zeros((0, 2, 3))
-
-    def _replies(
-        self, order: Order, clients: Sequence[int], send: Callable[[int], Params]
-    ) -> dict[int, tuple[Result, Params]]:
-        """What each client reports and sends; those without are refused here."""
-        asked: dict[int, list[int]] = {}
-        for client in clients:
-            if client in self.nodes.home:
-                asked.setdefault(self.nodes.home[client], []).append(client)
-            else:
-                self._refuse(order.round, client, "no node serves it")
-        contents = ((node, self._order(order, there, send)) for node, there in asked.items())
-        kind = MessageType.TRAIN if order.kind == "train" else MessageType.EVALUATE
-        found: dict[int, tuple[Result, Params]] = {}
-        limit = self.patience.reply
-        for node, content in self.nodes.ask(kind, contents, str(order.round), limit):
-            try:
-                if isinstance(content, str):
-                    raise WireError(content)
-                report, payloads = unpack(content, Report)
-                if (report.run, report.round, report.kind) != (order.run, order.round, order.kind):
-                    raise WireError(
-                        f"a report on {report.kind}, round {report.round}, instead of "
-                        f"{order.kind}, round {order.round}"
-                    )
-            except WireError as error:
-                for client in asked[node]:
-                    self._refuse(order.round, client, str(error))
-                continue
-            found |= self._sorted(order.round, node, asked[node], report, payloads)
-        return found
-
-    def _order(
-        self, order: Order, clients: Sequence[int], send: Callable[[int], Params]
-    ) -> RecordDict:
-        """The message for one node; what several clients receive stands there once."""
-        payloads: list[Params] = []
-        turns = []
-        for client in clients:
-            received = send(client)
-            same = (at for at, other in enumerate(payloads) if same_tensors(other, received))
-            place = next(same, len(payloads))
-            if place == len(payloads):
-                payloads.append(received)
-            turns.append(Turn(client, self.bases.get(client, 0), place))
-        return pack(replace(order, turns=tuple(turns)), payloads)
-
-    def _sorted(
-        self,
-        number: int,
-        node: int,
-        asked: Sequence[int],
-        report: Report,
-        payloads: Sequence[Params],
-    ) -> dict[int, tuple[Result, Params]]:
-        found: dict[int, tuple[Result, Params]] = {}
-        for result in report.results:
-            client, place = result.client, result.payload
-            if client not in asked or client in found:
-                self._refuse(
-                    number,
-                    client,
-                    f"node {node} was not asked for it, or has reported on it before",
-                )
-            elif result.error is not None:
-                found[client] = result, {}
-            elif place is not None and not 0 <= place < len(payloads):
-                found[client] = replace(result, error=f"payload {place} of {len(payloads)}"), {}
-            else:
-                found[client] = result, {} if place is None else payloads[place]
-        for client in asked:
-            if client not in found:
-                self._refuse(number, client, f"node {node} says nothing of it")
-            elif (error := found[client][0].error) is not None:
-                self._refuse(number, client, error.splitlines()[0] if error else "an error")
-                del found[client]
-        return found
-
-    def _usable(
-        self, number: int, replies: Mapping[int, tuple[Result, Params]]
-    ) -> dict[int, Params]:
-        """The uploads, unpacked, that can be aggregated: finite, of the form that most have."""
-        uploads: dict[int, Params] = {}
-        for client, (result, packed) in replies.items():
-            try:
-                uploads[client] = self._unpacked(result, packed)
-            except WireError as error:
-                self._refuse(number, client, str(error))
-        forms = {client: _form(upload) for client, upload in uploads.items()}
-        usual = Counter(forms.values()).most_common(1)
-        for client, form in forms.items():
-            if form != usual[0][0]:
-                others = sorted(form ^ usual[0][0])
-                self._refuse(number, client, f"its upload differs from most in {others[0][0]}")
-                del uploads[client]
-        return uploads
-
-    def _unpacked(self, result: Result, packed: Params) -> Params:
-        if result.loss is None or not math.isfinite(result.loss):
-            raise WireError(f"its loss is {result.loss}")
-        for name, value in packed.items():
-            if not value.isfinite().all():
-                raise WireError(f"{name} holds values that are not finite")
-        try:
-            return self.method.unpack(self.task, to_device(packed, self.task.device))
-        except (LookupError, ValueError, TypeError, RuntimeError) as error:
-            raise WireError(f"its upload can't be unpacked: {error}".splitlines()[0]) from None
-
-    def _refuse(self, number: int, client: int, reason: str) -> None:
-        print(f"{self.title}, round {number}: without client {client}: {reason}", file=sys.stderr)
-        line = json.dumps({"round": number, "client": client, "reason": reason})
-        with (self.folder.path / "refused.jsonl").open("a") as file:
-            file.write(line + "\n")
-
-
-def _form(upload: Params) -> frozenset[tuple[str, str]]:
-    return frozenset(
-        (name, f"{value.dtype} {tuple(value.shape)}") for name, value in upload.items()
-    )

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..errors import InputError
@@ -31,14 +32,17 @@ class States:
         """What ``client`` kept of round ``base``; ``like``, its first state, for 0.
 
         Raises:
-            InputError: it isn't there.
+            InputError: it isn't there, or can't be read.
         """
         if base == 0 or not like:
             return like
         path = self._path(client, base)
         if not path.is_file():
             raise InputError(f"the private state of round {base} is missing")
-        found = load_file(path)
+        try:
+            found = load_file(path)
+        except SafetensorError:
+            raise InputError(f"the private state of round {base} is damaged: {path}") from None
         if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in like.items()}:
             raise InputError(f"the private state of round {base} is of another model")
         return {name: found[name].clone() for name in like}

@@ -242,8 +242,7 @@ class FedHFT(Method):
         return train_only(model, lambda name: name.startswith(trained))
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        let_through = self.robust.select({"": torch.zeros(cohort_size, 1)})
-        members = cohort_size if let_through is None else len(let_through)
+        members = self.robust.let_through(cohort_size)
         if self.clusters > members:
             raise InputError(
                 f"fedhft.clusters is {self.clusters}, more than the {members} clients that "

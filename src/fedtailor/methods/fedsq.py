@@ -74,7 +74,8 @@ class FedSQ(Method):
         return model
 
     def check_batch(self, task: Task, batch: Batch) -> None:
-        self.local(task, task.state, [batch], Context(random.key(0)))  # meets every activation
+        key = random.key(0).to(task.device)
+        self.local(task, task.state, [batch], Context(key))  # meets every activation
 
     def local(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
