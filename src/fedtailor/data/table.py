@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,18 @@ Labels = NDArray[np.integer]  # of classes
 Batch = dict[str, Tensor]
 
 _BLOCK = 1 << 18  # rows sorted at a time
+_LARGE = 1 << 24  # bytes of a mapped file from which on what was read of it is let go
+
+
+def _let_go(array: NDArray[Any]) -> None:
+    """Of a large mapped file, take the pages that were read out of the process's memory, which
+    would grow with every row that it has seen. The kernel keeps them in its cache."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapped = isinstance(base, mmap.mmap) and not array.flags.writeable
+    if mapped and len(base) >= _LARGE and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class Tokens:
         ids = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
         for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
             ids[row, :length] = self.values[self.offsets[index] : self.offsets[index] + length]
+        _let_go(self.values)
         mask = np.arange(ids.shape[1]) < lengths[:, None]
         return {
             "input_ids": torch.from_numpy(ids),
@@ -64,6 +78,7 @@ class Images:
     def batch(self, indices: Indices) -> Batch:
         """``pixel_values`` float ``[b, C, H, W]``, bytes scaled to [0, 1]."""
         values = torch.from_numpy(np.array(self.values[indices]))
+        _let_go(self.values)
         return {"pixel_values": values / 255 if values.dtype == torch.uint8 else values}
 
     def resized(self, height: int, width: int) -> Images:
