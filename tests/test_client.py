@@ -1,0 +1,38 @@
+"""What a client hands back is looked at before it counts."""
+
+import torch
+from torch import Tensor
+
+from fedtailor.client import Training
+from fedtailor.engine import first_server
+from fedtailor.executors import turns_of
+from fedtailor.federation import LocalConfig
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.task import Task
+from tests.small import digits_backbone, digits_federation
+
+INF, HUGE = torch.inf, torch.finfo().max
+
+
+def what_is_wrong(values: Tensor, loss: float = 1.0) -> str | None:
+    method, federation = FedAvg(), digits_federation()
+    task = Task(digits_backbone(), method.adapt)
+    server = first_server(method, task, federation)
+    training = Training(method, task, federation, LocalConfig(), None)
+    (turn,) = turns_of([3], 1, "train", 1, {3: 1}, lambda client: {})
+    job = training.prepare(server, turn)
+    return training.finish(turn, job, ({**server, "w": values}, {}, torch.tensor(loss))).wrong
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    spoilt = "client 3 has trained w to values that are not finite"
+    assert what_is_wrong(torch.tensor([1.0, INF, -INF])) == spoilt
+    assert what_is_wrong(torch.tensor([1.0, torch.nan])) == spoilt
+    assert what_is_wrong(torch.tensor([1.0, INF], dtype=torch.bfloat16)) == spoilt
+    assert what_is_wrong(torch.tensor([1.0]), torch.nan) == "the loss of client 3 is nan"
+
+
+def test_finite_values_may_be_too_large_for_a_sum() -> None:
+    assert what_is_wrong(torch.tensor([HUGE, HUGE])) is None
+    assert what_is_wrong(torch.tensor([[True], [False]])) is None
+    assert what_is_wrong(torch.zeros(0)) is None
