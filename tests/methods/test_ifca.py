@@ -173,7 +173,8 @@ def test_what_is_exported_is_the_chosen_model_with_its_head(tmp_path: Path) -> N
     weight = plain.state["hidden.weight"] + B @ A
     alone = {**plain.state, **load_file(tmp_path / "head.safetensors"), "hidden.weight": weight}
     batch = {"pixel_values": torch.rand(3, 1, 8, 8)}
-    torch.testing.assert_close(method.predict(task, state, batch), plain.logits(alone, batch))
+    logits = plain.logits(alone, batch)
+    torch.testing.assert_close(method.predict(task, state, batch), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
