@@ -47,6 +47,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
 
     from fedtailor import random
     from fedtailor.knapsack import knapsack
+    from fedtailor.memory import keep_freed_memory
     from fedtailor.methods.fedavg import FedAvg
     from fedtailor.methods.pfedgate import PFedGate
     from fedtailor.models.cnn import cnn
@@ -55,6 +56,7 @@ def work(contender: str, rounds: int, steps: int, batch_size: int) -> dict[str, 
     from fedtailor.task import Backbone, Batch, Task
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in every run
     sgd = Optimiser("sgd", lr=0.1, clip=10.0)
     method = (
         FedAvg(optimiser=sgd)

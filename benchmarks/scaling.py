@@ -63,6 +63,7 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
     from fedtailor.data.table import Images
     from fedtailor.engine import new_store, rounds
     from fedtailor.evaluation import EvaluateConfig
+    from fedtailor.executors import EngineConfig
     from fedtailor.federation import Federation, LocalConfig
     from fedtailor.history import RunFolder
     from fedtailor.methods import METHODS as CLASSES
@@ -91,6 +92,7 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
         local=LocalConfig(batch_size=2, steps=options.steps),
         cohort=CohortConfig(size=options.cohort),
         evaluate=EvaluateConfig(clients=options.cohort),
+        engine=EngineConfig("sequential"),  # all in the process whose time is taken
     )
     with tempfile.TemporaryDirectory(prefix="fedtailor-scaling-") as out:
         path = Path(out) / "private.safetensors"
