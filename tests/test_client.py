@@ -5,10 +5,10 @@ from torch import Tensor
 
 from fedtailor.client import Training
 from fedtailor.engine import first_server
-from fedtailor.executors import turns_of
 from fedtailor.federation import LocalConfig
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.task import Task
+from fedtailor.work import turns_of
 from tests.small import digits_backbone, digits_federation
 
 INF, HUGE = torch.inf, torch.finfo().max

@@ -15,15 +15,10 @@ import torch
 from fedtailor.engine import new_store, rounds
 from fedtailor.executors import (
     Auto,
-    ClientWork,
     EngineConfig,
     Executor,
-    Growing,
-    Job,
     Processes,
     Sequential,
-    Turn,
-    Vectorised,
     executor_for,
     share_executor,
 )
@@ -34,6 +29,8 @@ from fedtailor.optim import Context
 from fedtailor.params import Params
 from fedtailor.plan import CohortConfig, Plan
 from fedtailor.task import Task
+from fedtailor.vectorised import Growing, Vectorised
+from fedtailor.work import ClientWork, Job, Turn
 from tests.small import digits_backbone, digits_federation
 
 CPU = torch.device("cpu")

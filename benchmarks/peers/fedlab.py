@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.library import define
+from torch import library
 
 # FedLab imports torchvision, whose registry build finds none of its operators beside a CPU build of
 # torch and stops at those that it describes further; none is used here
 for name in ("nms", "qnms"):
-    define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
+    library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
 
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer  # noqa: E402
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler  # noqa: E402

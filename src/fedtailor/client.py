@@ -16,13 +16,13 @@ from torch import Tensor
 from . import random
 from .costs import Costs, measure
 from .evaluation import SPLITS, score
-from .executors import ClientWork, Job, Turn
 from .federation import Federation, LocalConfig
 from .method import Method
 from .optim import Context
 from .params import Params, split, to_device
 from .profile import phase
 from .task import Batch, Task
+from .work import ClientWork, Job, Turn
 
 _OBSERVED = 64  # validation examples of a client that a method is shown for its figures
 

@@ -17,7 +17,7 @@ from .costs import Costs
 from .errors import DivergedError, InputError
 from .evaluation import Evaluation, Scoring
 from .evaluator import Evaluator
-from .executors import EngineConfig, Executor, executor_for, share_executor, turns_of
+from .executors import EngineConfig, Executor, executor_for, share_executor
 from .federation import Federation
 from .link import Link
 from .memory import keep_freed_memory
@@ -32,6 +32,7 @@ from .ranks import follow as follow_ranks
 from .store import Store
 from .task import Batch, Task
 from .uploads import UploadMean, Uploads, UploadStack
+from .work import turns_of
 
 
 @dataclass(frozen=True)

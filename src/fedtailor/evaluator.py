@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from .client import Assessed, observe
 from .evaluation import SPLITS, Evaluation, evaluate_one, evaluations
-from .executors import Executor, turns_of
+from .executors import Executor
 from .federation import Federation
 from .method import Method, Server
 from .params import Params, clone, prefixed, same_tensors, stack
 from .plan import Plan
 from .store import Store
 from .task import Task
+from .work import turns_of
 
 
 @dataclass

@@ -3,23 +3,20 @@ whichever of these is measured to be the fastest; with the same numbers."""
 
 from __future__ import annotations
 
-import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from itertools import chain
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt
-from torch.utils import _pytree as pytree
 
-from .federation import pad_and_stack
-from .optim import Context
-from .params import Params, same_tensors, stack
+from .params import Params
 from .processes import Processes, Work, can_fork, cores
-from .task import Batch, Precision
+from .task import Precision
+from .vectorised import Growing, Vectorised
+from .work import AnyItem, Item
 
 ExecutorName = Literal["sequential", "vectorised", "processes"]
 
@@ -40,89 +37,6 @@ class EngineConfig:
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
     # for what a method works out once an example, if all examples' results fit; 0: never
     cache_mb: Annotated[float, Ge(0)] = 2000.0
-
-
-class Item(Protocol):
-    """What some work is done with. Times are compared by ``size``."""
-
-    @property
-    def size(self) -> int: ...
-
-
-AnyItem = TypeVar("AnyItem", bound=Item)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One client's turn, the one at ``position``; ``private`` is what the client has kept. It works
-    on as many rounds' worth of its data as ``passes``, drawn for ``purpose``."""
-
-    position: int
-    client: int
-    round: int
-    private: Params
-    purpose: str
-    passes: int
-    lr_scale: float
-    size: int
-
-
-def turns_of(
-    clients: Iterable[int],
-    number: int,
-    purpose: str,
-    passes: int,
-    sizes: Mapping[int, int],
-    private: Callable[[int], Params],
-    lr_scale: float = 1.0,
-) -> Iterator[Turn]:
-    """The turns of ``clients`` in round ``number``; ``private`` is read when a turn is reached."""
-    for at, client in enumerate(clients):
-        size = sizes[client]
-        yield Turn(at, client, number, private(client), purpose, passes, lr_scale, size)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a client function is called with, and the ``seconds`` that it took to make it."""
-
-    received: Params
-    private: Params
-    steps: list[Batch]
-    context: Context
-    seconds: float
-
-
-class ClientWork(ABC):
-    """Work on clients in three parts: the one in the middle is a function of tensors."""
-
-    @property
-    def together(self) -> bool:
-        """Whether there is anything to gain in `run` for several clients at once."""
-        return True
-
-    @abstractmethod
-    def prepare(self, server: Params, turn: Turn) -> Job:
-        """What the client has and receives."""
-
-    @abstractmethod
-    def run(
-        self, received: Params, private: Params, steps: Sequence[Batch], context: Context
-    ) -> Any:
-        """Pure; for one client, or under ``torch.func.vmap`` for several."""
-
-    @abstractmethod
-    def finish(self, turn: Turn, job: Job, outcome: Any) -> Any:
-        """The result, from what `run` returned."""
-
-    def one(self, server: Params, item: Turn) -> Any:
-        """All three for one client."""
-        return self.complete(item, self.prepare(server, item))
-
-    def complete(self, turn: Turn, job: Job) -> Any:
-        """The result, from what the client has and receives."""
-        outcome = self.run(job.received, job.private, job.steps, job.context)
-        return self.finish(turn, job, outcome)
 
 
 class Executor(Protocol):
@@ -233,106 +147,6 @@ class Sequential:
         """Nothing to be done."""
 
 
-@dataclass
-class Growing:
-    """How many clients a GPU trains at once: twice as many each time, as long as its memory lasts
-    and each client takes a twentieth less time so."""
-
-    size: int = 4
-    settled: bool = False
-    pace: float = math.inf  # seconds by size, of half as many clients
-    warm: bool = False  # whether so many have run before: the first time also starts things up
-
-    def ran(self, clients: int, pace: float) -> None:
-        """So many clients took ``pace`` seconds by size."""
-        if self.settled or clients < self.size:
-            return
-        if not self.warm:
-            self.warm = True
-        elif pace < 0.95 * self.pace:
-            self.size, self.pace, self.warm = 2 * self.size, pace, False
-        else:
-            self.size, self.settled = self.size // 2, True
-
-    def failed(self, clients: int) -> None:
-        """So many clients did not fit."""
-        self.size, self.settled = min(self.size, clients // 2), True
-
-
-class Vectorised:
-    """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
-    the same shapes; any other work one item after the other. ``clients_per_step`` may grow, by
-    itself for each work; then clients that don't fit into memory together are run in halves."""
-
-    processes = 1
-
-    def __init__(self, works: Mapping[str, Work], clients_per_step: int | Growing) -> None:
-        self._works = works
-        self._fixed = isinstance(clients_per_step, int)
-        if isinstance(clients_per_step, int):
-            clients_per_step = Growing(clients_per_step, settled=True)
-        self._sizes = {name: replace(clients_per_step) for name in works}
-
-    @property
-    def name(self) -> str:
-        """With the number of clients, where that is being found out."""
-        return "vectorised" if self._fixed else f"vectorised-{self.at_once}"
-
-    @property
-    def at_once(self) -> int:
-        return next(iter(self._sizes.values())).size
-
-    def map(
-        self, name: str, server: Params, items: Iterable[AnyItem]
-    ) -> Iterator[tuple[AnyItem, Any]]:
-        work = self._works[name]
-        if not isinstance(work, ClientWork) or not work.together:
-            for item in items:
-                yield item, work.one(server, item)
-            return
-        prepared: Iterator[tuple[Any, Job]] = ((i, work.prepare(server, i)) for i in items)  # type: ignore[arg-type]
-        at_once = self._sizes[name]
-        for _, group in groupby(prepared, key=lambda of: _shapes(of[1])):
-            while chunk := list(islice(group, at_once.size)):
-                start, size = time.perf_counter(), sum(turn.size for turn, _ in chunk)
-                yield from self._together(work, chunk, at_once)
-                at_once.ran(len(chunk), (time.perf_counter() - start) / max(size, 1))
-
-    def _together(
-        self, work: ClientWork, chunk: Sequence[tuple[Any, Job]], at_once: Growing
-    ) -> Iterator[tuple[Any, Any]]:
-        outcomes = None
-        try:
-            outcomes = _vectorised(work, [job for _, job in chunk])
-        except torch.OutOfMemoryError:
-            if self._fixed or len(chunk) == 1:
-                raise
-        if outcomes is None:  # what was allocated is free only after the error's own frames
-            torch.cuda.empty_cache()
-            at_once.failed(len(chunk))
-            for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
-                yield from self._together(work, part, at_once)
-            return
-        for index, (turn, job) in enumerate(chunk):
-            outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
-            yield turn, work.finish(turn, job, outcome)
-
-    def close(self) -> None:
-        """Nothing to be done."""
-
-
-def _vectorised(work: ClientWork, jobs: Sequence[Job]) -> Any:
-    first = jobs[0]
-    same = all(same_tensors(job.received, first.received) for job in jobs)
-    in_dims = (None if same else 0, 0, 0, Context(0, None, None, None))  # type: ignore[arg-type]
-    return torch.func.vmap(work.run, in_dims=in_dims)(
-        first.received if same else stack([job.received for job in jobs]),
-        stack([job.private for job in jobs]),
-        pad_and_stack([job.steps for job in jobs]),
-        first.context._replace(key=torch.stack([job.context.key for job in jobs])),
-    )
-
-
 class Auto:
     """One executor, ``first``, until it has worked for ``patience`` seconds; ``second`` with what
     is left of that round; from then on the one that was faster."""
@@ -422,7 +236,3 @@ class _Pace:
         else:
             self.seconds += seconds
             self.size += size
-
-
-def _shapes(job: Job) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in {**job.received, **job.private}.items()}

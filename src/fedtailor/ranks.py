@@ -14,9 +14,10 @@ from queue import Queue
 from threading import Lock, Thread
 from typing import Any, Generic
 
-from .executors import AnyItem, Executor
+from .executors import Executor
 from .link import Link, Sent
 from .params import Params, same_tensors
+from .work import AnyItem
 
 
 class Ranks:

@@ -29,8 +29,8 @@ class RowFile:
 
     def __init__(self, path: Path, num_rows: int, example: Params) -> None:
         """Open the file; made, with all rows zero, if it is not there."""
-        # the widest first, so that every tensor is aligned
         self._path = path
+        # the widest first, so that every tensor is aligned
         self._row = dict(sorted(example.items(), key=lambda item: -item[1].element_size()))
         header, end = {}, 0
         for name, value in self._row.items():

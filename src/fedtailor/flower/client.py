@@ -20,7 +20,6 @@ from ..data import load as load_data
 from ..data.table import Dataset
 from ..engine import new_store, public_batch, with_precomputed
 from ..errors import DivergedError, InputError, unknown
-from ..executors import Turn as Work
 from ..experiment import Experiment
 from ..federation import Federation
 from ..history import as_json, write_atomically
@@ -30,6 +29,7 @@ from ..record import described
 from ..run import backbone_of, federation_of, named, public_of, task_of
 from ..store import Store
 from ..task import Backbone
+from ..work import Turn as Work
 from .codec import pack, unpack
 from .messages import Census, Order, Question, Report, Result, Sizes, Turn, digest
 from .states import States
