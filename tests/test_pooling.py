@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedtailor.pooling import QuickMaxPool2d, max_pool2d, quicken_pools
+from fedtailor.params import Params
+from fedtailor.pooling import LateReLU, QuickMaxPool2d, max_pool2d, quicken_pools
 
 HOW: list[dict[str, Any]] = [
     {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False},
@@ -65,31 +68,110 @@ def test_a_gradient_of_a_gradient() -> None:
 
 def test_the_pools_of_a_model_are_replaced() -> None:
     model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, return_indices=True)
+        nn.Conv2d(1, 2, 3),
+        nn.Tanh(),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
     )
     x = torch.rand(2, 1, 9, 9, generator=DRAWS)
     before = model(x)
     quicken_pools(model)
-    assert [type(m) for m in model] == [nn.Conv2d, QuickMaxPool2d, nn.MaxPool2d]
+    assert [type(m) for m in model] == [nn.Conv2d, nn.Tanh, QuickMaxPool2d, nn.MaxPool2d]
     for a, b in zip(before, model(x), strict=True):
         assert torch.equal(a, b)
+
+
+def chain(*between: nn.Module, channels: int = 1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), *between,
+        nn.ReLU(), nn.Conv2d(6, 5, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(20, 3),
+    )  # fmt: skip
+
+
+def value_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Params]:
+    def loss(state: Params, x: Tensor) -> Tensor:
+        value: Tensor = functional_call(model, state, (x,)).square().sum()
+        return value
+
+    state = {name: value.detach() for name, value in model.named_parameters()}
+    gradient, value = torch.func.grad_and_value(loss)(state, x)
+    return value, gradient
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("between", [(), (nn.BatchNorm2d(6),)])
+def test_a_chain_computes_the_same(channels: int, between: tuple[nn.Module, ...]) -> None:
+    x = torch.randn(7, channels, 16, 16, generator=DRAWS)
+    model = chain(*between, channels=channels).eval()
+    expected = value_and_gradient(model, x)
+    quicken_pools(model)
+    torch.testing.assert_close(value_and_gradient(model, x), expected, rtol=1e-4, atol=1e-5)
+    many = x.view(1, 7, channels, 16, 16).expand(2, -1, -1, -1, -1)
+    both = torch.func.vmap(partial(value_and_gradient, model))(many)
+    stacked = {name: torch.stack([v, v]) for name, v in expected[1].items()}
+    torch.testing.assert_close(both, (expected[0].expand(2), stacked), rtol=1e-4, atol=1e-5)
+
+
+def test_channels_lie_side_by_side_up_to_a_pool() -> None:
+    model = chain()
+    quicken_pools(model)
+    laid_out: list[bool] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        laid_out.append(output.is_contiguous(memory_format=torch.channels_last))
+
+    for module in model:
+        if isinstance(module, nn.Conv2d | nn.MaxPool2d):
+            module.register_forward_hook(look)
+    x = torch.randn(2, 1, 16, 16, generator=DRAWS)
+    model(x)
+    assert laid_out == [True, False, True, True, False]  # what a pool gives is as any other code
+    laid_out.clear()
+    with Watch():
+        model(x)
+    assert not any(laid_out)
+
+
+def test_rectified_after_the_pool_to_the_bit() -> None:
+    x = torch.randint(-2, 3, (3, 2, 8, 8), generator=DRAWS).float()
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    weights = torch.rand(3, 2, 4, 4, generator=DRAWS)
+
+    def gradient() -> Tensor:
+        found: Tensor = torch.func.grad(lambda x: (model(x) * weights).sum())(x)
+        return found
+
+    before = model(x), gradient()
+    quicken_pools(model)
+    assert isinstance(model[0], LateReLU)
+    assert torch.equal(model[0](x), x)
+    assert torch.equal(model(x), before[0])
+    assert torch.equal(gradient(), before[1])
+
+
+class Watch(TorchFunctionMode):
+    """Notes the torch functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def test_one_picture_without_a_batch() -> None:
     assert torch.equal(quick(**HOW[0])(PICTURES[0]), plain(**HOW[0])(PICTURES[0]))
 
 
-def test_who_watches_torchs_functions_sees_it() -> None:
-    seen = []
-
-    class Watch(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        got = QuickMaxPool2d(2)(PICTURES)
-    assert "max_pool2d" in seen
-    assert torch.equal(got, F.max_pool2d(PICTURES, 2))
+def test_who_watches_torchs_functions_sees_the_models_own() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    expected = model(PICTURES)
+    quicken_pools(model)
+    with Watch() as watch:
+        got = model(PICTURES)
+    seen = [name for name in watch.seen if name in ("relu", "max_pool2d")]
+    assert seen == ["relu", "max_pool2d"]
+    assert torch.equal(got, expected)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .errors import InputError
-from .layers import Stepwise, TracedBatchNorm
+from .layers import Chain, Stepwise, TracedBatchNorm
 from .sparse import Blocks
 from .task import Backbone, Batch, Task
 
@@ -87,15 +87,15 @@ class SwitchableNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor, means: list[Tensor], variances: list[Tensor]) -> Tensor:
-        """``x`` ``[b, C, P]`` with its `Moments`."""
+    def forward(self, means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What inputs ``[b, C, P]`` with these `Moments` are multiplied with, and what is added to
+        them, each ``[b, C]``."""
         mean, var = (
             sum((w * moment for w, moment in zip(torch.softmax(weight, 0), moments, strict=True)))
             for weight, moments in ((self.mean_weight, means), (self.var_weight, variances))
         )  # [b, C]
         scale = torch.rsqrt(var + self.eps) * self.weight
-        shift = self.bias - mean * scale
-        return torch.addcmul(shift[:, :, None], x, scale[:, :, None])
+        return scale, self.bias - mean * scale
 
 
 class Affine(nn.Module):
@@ -174,12 +174,24 @@ class Path(nn.Module):
         self._averages = source.kind == "tokens"
 
     def forward(self, x: Tensor, real: Tensor | None, moments: Any) -> Tensor:
-        if self.norm is not None:
-            x = self.norm(x, *moments)
         if self._averages:
             x = average(x, real)
-        y: Tensor = self.post(self.linear(x.flatten(1)))
-        return y
+        if self.norm is None:
+            y = self.linear(x.flatten(1))
+        else:
+            y = self._normalised(x, *self.norm(*moments))
+        result: Tensor = self.post(y)
+        return result
+
+    def _normalised(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """``linear(x * scale + shift)``; where positions are many, scaled after the product."""
+        if x.shape[2] == 1:
+            y: Tensor = self.linear(x[:, :, 0] * scale + shift)
+            return y
+        weight = self.linear.weight.view(-1, *x.shape[1:])  # [L, C, P]
+        each = x.movedim(1, 0) @ weight.permute(1, 2, 0)  # [C, b, L]
+        y = (each * scale.mT[:, :, None]).sum(0) + shift @ weight.sum(2).mT
+        return y if self.linear.bias is None else y + self.linear.bias
 
 
 class GatingLayer(Stepwise):
@@ -294,21 +306,6 @@ class _Choice(torch.autograd.Function):
         return torch.stack([_Choice.forward(G, s, solve, []) for G, s in rows]), 0
 
 
-class _Chain(nn.Module):
-    """The modules of an nn.Sequential, one after the other, beside which others may stand."""
-
-    def __init__(self, chain: nn.Sequential) -> None:
-        super().__init__()
-        for name, module in chain.named_children():
-            self.add_module(name, module)
-        self._chain = [name for name, _ in chain.named_children()]
-
-    def forward(self, input: Any) -> Any:
-        for name in self._chain:
-            input = self._modules[name](input)  # type: ignore[misc]
-        return input
-
-
 def beside(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     """``model`` with ``module`` as a child that its forward pass doesn't call.
 
@@ -318,6 +315,6 @@ def beside(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     if hasattr(model, name):
         raise InputError(f"the model has a {name!r} of its own; the method adds one")
     if type(model).forward is nn.Sequential.forward:
-        model = _Chain(model)  # type: ignore[arg-type]
+        model = Chain(model)  # type: ignore[arg-type]
     model.add_module(name, module)
     return model

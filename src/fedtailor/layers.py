@@ -209,6 +209,21 @@ def trace_batch_norm(model: nn.Module, mode: BatchNormMode) -> None:
         replace(model, name, TracedBatchNorm(norm, trained and mode == "train"))
 
 
+class Chain(nn.Module):
+    """The modules of an nn.Sequential, one after the other, beside which others may stand."""
+
+    def __init__(self, chain: nn.Sequential) -> None:
+        super().__init__()
+        for name, module in chain.named_children():
+            self.add_module(name, module)
+        self._chain = [name for name, _ in chain.named_children()]
+
+    def forward(self, input: Any) -> Any:
+        for name in self._chain:
+            input = self._modules[name](input)  # type: ignore[misc]
+        return input
+
+
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put ``module`` at ``path`` of ``model``, in place."""
     parent, _, name = path.rpartition(".")

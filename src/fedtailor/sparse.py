@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .errors import InputError
@@ -69,31 +70,62 @@ def spread(
     >>> spread(torch.ones(3), torch.tensor([1.0, 5.0]), (1, 3), (False, True), ((0, 4),))
     tensor([0., 5., 5., 5.])
     """
-    present = [
-        number for number, (size, keep) in enumerate(zip(sizes, kept, strict=True)) if size and keep
-    ]
-    parts = torch.split(values, [sizes[number] for number in present])
-    gate = gates.unbind()
-    scaled = {b: part * gate[b] for b, part in zip(present, parts, strict=True)}
-    return torch.cat([
-        values.new_zeros(size) if block is None else scaled[block]
-        for block, size in _contents(sizes, kept, spans)
-    ])  # fmt: skip
+    spreading: Any = _Spread
+    result: Tensor = spreading.apply(values, gates, _contents(sizes, kept, spans))
+    return result
+
+
+class _Spread(torch.autograd.Function):
+    """`spread`, each block at once: a model has hundreds of small ones."""
+
+    @staticmethod
+    def forward(values: Tensor, gates: Tensor, contents: _Contents) -> Tensor:
+        spread = values.new_zeros(contents.size)
+        factors = gates.tolist()
+        for block, here, there in contents.kept:
+            torch.mul(values[here], factors[block], out=spread[there])
+        return spread
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        values, gates, ctx.contents = inputs
+        ctx.save_for_backward(values, gates)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        values, gates = ctx.saved_tensors
+        by_values, by_gates = torch.zeros_like(values), torch.zeros_like(gates)
+        factors, gradient = gates.tolist(), gradient.contiguous()
+        for block, here, there in ctx.contents.kept:
+            torch.mul(gradient[there], factors[block], out=by_values[here])
+            by_gates[block] = torch.dot(gradient[there], values[here])
+        return by_values, by_gates, None
+
+
+class _Contents(NamedTuple):
+    """What lies in some spans: how many values, and of each kept block its number, where it is
+    among the kept blocks' values, and where in the spans."""
+
+    size: int
+    kept: tuple[tuple[int, slice, slice], ...]
 
 
 @lru_cache(maxsize=4096)
 def _contents(
     sizes: tuple[int, ...], kept: tuple[bool, ...], spans: tuple[tuple[int, int], ...]
-) -> tuple[tuple[int | None, int], ...]:
-    """(kept block or None, size) of what lies in ``spans``, in order."""
-    found: list[tuple[int | None, int]] = []
-    ends = np.cumsum(sizes).tolist()
+) -> _Contents:
+    found: list[tuple[int, slice, slice]] = []
+    ends, own = np.cumsum(sizes).tolist(), np.cumsum(np.where(kept, sizes, 0)).tolist()
+    before = 0  # of the spans that are done
     for start, end in spans:
-        for block, (size, last, keep) in enumerate(zip(sizes, ends, kept, strict=True)):
-            length = min(last, end) - max(last - size, start)
-            if length > 0:
-                found.append((block if keep else None, length))
-    return tuple(found)
+        for block, (size, last) in enumerate(zip(sizes, ends, strict=True)):
+            if size and kept[block] and start <= last - size and last <= end:
+                at = before + last - size - start
+                here = slice(own[block] - size, own[block])
+                found.append((block, here, slice(at, at + size)))
+        before += end - start
+    return _Contents(before, tuple(found))
 
 
 def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:

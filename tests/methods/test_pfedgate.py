@@ -16,7 +16,7 @@ from fedtailor.engine import check
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
 from fedtailor.federation import LocalConfig
-from fedtailor.gating import GatingLayer, Moments, SwitchableNorm
+from fedtailor.gating import GatingLayer, Moments, Path, Source, SwitchableNorm
 from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
 from fedtailor.method import Cohort
@@ -70,7 +70,8 @@ def test_switchable_normalisation() -> None:
     real = torch.zeros(6, 8)
     real[:4, :6] = 1
     step.enter(training=True)
-    got = norm(padded, *moments(padded, real, real[:, 0]))
+    by, plus = norm(*moments(padded, real, real[:, 0]))
+    got = padded * by[:, :, None] + plus[:, :, None]
     np.testing.assert_allclose(got[:4, :, :6].detach(), expected, atol=1e-4)
     new = step.leave()
     np.testing.assert_allclose(new["0.running_mean"], 0.1 * x.mean((0, 2)), atol=1e-5)
@@ -81,6 +82,19 @@ def test_switchable_normalisation() -> None:
     for a, b in zip([*again[0], *again[1]], [*masked[0], *masked[1]], strict=True):
         torch.testing.assert_close(a, b)
     assert again[0][2].equal(moments.running_mean)  # outside training
+
+
+@pytest.mark.parametrize("positions", [1, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_normalised_inputs_are_multiplied(positions: int, bias: bool) -> None:
+    path = Path(Source("pictures", "", 3, positions), 4, True, None if bias else nn.Identity())
+    x, scale, shift = (
+        torch.tensor(RNG.normal(size=size)).float() for size in ((6, 3, positions), (6, 3), (6, 3))
+    )
+    normalised = x * scale[:, :, None] + shift[:, :, None]
+    torch.testing.assert_close(
+        path._normalised(x, scale, shift), path.linear(normalised.flatten(1))
+    )
 
 
 def path_by_hand(phi: dict[str, F64], name: str, x: F64) -> F64:

@@ -12,7 +12,7 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
-from .table import Dataset, Indices, Labels, Partition, Shares, Split
+from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
 _BLOCK = 1 << 16  # rows hashed at a time
 _RECENT = 10_000  # clients whose rows, once cut, are kept
@@ -46,8 +46,8 @@ def partition(
 
     >>> from fedtailor.data import DataConfig, load
     >>> parts = partition(load(DataConfig(name="digits")), SplitConfig(clients=3), seed=0)
-    >>> parts.train.sizes(), parts.validation.sizes(), parts.test.sizes()
-    (array([431, 431, 431]), array([48, 48, 48]), array([120, 120, 120]))
+    >>> [split.sizes().tolist() for split in (parts.train, parts.validation, parts.test)]
+    [[431, 431, 431], [48, 48, 48], [120, 120, 120]]
     """
     seed = seed if config.seed is None else config.seed
     labels: Labels | None = dataset.labels
@@ -161,9 +161,9 @@ class _Side:
     def size(self, client: int) -> int:
         return int(self._size(np.array(self.cut.source.size(client))))
 
-    def sizes(self) -> Indices:
+    def sizes(self) -> Rows:
         whole = self.cut.source.sizes()  # few sizes, many clients
-        return self._size(np.arange(whole.max(initial=0) + 1))[whole]
+        return self._size(np.arange(whole.max(initial=0) + 1)).astype(whole.dtype)[whole]
 
     def _size(self, whole: Indices) -> Indices:
         count = self.cut.count(whole)

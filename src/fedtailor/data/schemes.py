@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from .. import random
 from ..errors import InputError
 from .config import SplitConfig
-from .table import Dataset, Indices, Labels, Shares, row_type
+from .table import Dataset, Indices, Labels, Rows, Shares, row_type
 
-Rows = NDArray[np.integer]  # four bytes each where they are enough
 Owners = NDArray[np.int32]  # [num_train]: the client of each row, -1 for none
 
 _REDRAWS = 5  # generators for a Dirichlet partition
@@ -177,7 +176,8 @@ def _deal_iid(rows: Rows, clients: int) -> Shares:
     end = larger * (size + 1)
     rows[:end].reshape(larger, size + 1).sort(axis=1)
     rows[end:].reshape(clients - larger, size).sort(axis=1)
-    return Shares(rows, np.concatenate([[0], np.cumsum(_even(len(rows), clients))]))
+    ends = np.arange(clients + 1, dtype=rows.dtype)
+    return Shares(rows, ends * size + np.minimum(ends, larger))
 
 
 def _deal_dirichlet(

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]  # of classes
+Rows = NDArray[np.integer]  # numbers of rows, four bytes each where they are enough
 Batch = dict[str, Tensor]
 
 _BLOCK = 1 << 18  # rows sorted at a time
@@ -148,7 +149,7 @@ class Split(Protocol):
     def size(self, client: int) -> int:
         """The number of rows of one client."""
 
-    def sizes(self) -> Indices:
+    def sizes(self) -> Rows:
         """The number of rows of each client, ``[K]``."""
 
 
@@ -156,8 +157,8 @@ class Split(Protocol):
 class Shares:
     """A `Split` that is written out: client k has ``owned[offsets[k]:offsets[k + 1]]``."""
 
-    owned: NDArray[np.integer]
-    offsets: Indices
+    owned: Rows
+    offsets: Rows
 
     @property
     def pool(self) -> Shares:
@@ -176,7 +177,7 @@ class Shares:
     def size(self, client: int) -> int:
         return int(self.offsets[client + 1] - self.offsets[client])
 
-    def sizes(self) -> Indices:
+    def sizes(self) -> Rows:
         return np.diff(self.offsets)
 
     @staticmethod
@@ -185,9 +186,9 @@ class Shares:
         return Shares.packed(lists, np.array([len(part) for part in lists], np.int64))
 
     @staticmethod
-    def packed(lists: Iterable[Indices], sizes: Indices) -> Shares:
+    def packed(lists: Iterable[Indices], sizes: Rows) -> Shares:
         """Pack ``lists``, one a client, whose lengths are known before they are."""
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        offsets = _starts(sizes)
         owned = np.empty(offsets[-1], np.int64)
         for start, part in zip(offsets, lists, strict=False):
             owned[start : start + len(part)] = part
@@ -202,7 +203,7 @@ class Shares:
         for start in blocks:
             part = owner[start : start + _BLOCK]
             sizes += np.bincount(part[part >= 0], minlength=num_clients)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        offsets = _starts(sizes)
         owned = np.empty(offsets[-1], row_type(first + len(owner)))
         free = offsets[:-1].copy()
         for start in blocks:
@@ -214,6 +215,13 @@ class Shares:
             )
             free += np.bincount(whose, minlength=num_clients)
         return Shares(owned, offsets)
+
+
+def _starts(sizes: Rows) -> Rows:
+    """Where the rows of each of K clients begin, and where the last one's end, ``[K + 1]``."""
+    found = np.zeros(len(sizes) + 1, row_type(int(sizes.sum())))
+    np.cumsum(sizes, dtype=found.dtype, out=found[1:])
+    return found
 
 
 def row_type(count: int) -> type[np.integer]:

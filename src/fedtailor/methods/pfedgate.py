@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -183,11 +183,11 @@ class PFedGate(Method):
         theta = {name: state[name].clone() for name in layout.names}
         state, taken, losses = {**state, **theta}, torch.zeros((), dtype=torch.long), []
         for batch in steps:
-            choice = self._choice(task, state, batch)
-            assert choice.known is not None
-            used = layout.ranges(choice.known)
+            ahead = self._ahead(task, state, batch)
+            assert ahead.choice.known is not None
+            used = layout.ranges(ahead.choice.known)
             part = {**state, **take(theta, used)}
-            trained, value = self._train(task, part, [batch], context, choice, taken=taken)
+            trained, value = self._train(task, part, [batch], context, ahead, taken=taken)
             put(theta, used, trained)
             state = {**trained, **theta}
             taken = taken + real_steps([batch])
@@ -213,11 +213,15 @@ class PFedGate(Method):
 
     def _train(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context,
-        choice: Choice | None = None, **options: Any,
+        ahead: _Ahead | None = None, **options: Any,
     ) -> tuple[Params, Tensor]:  # fmt: skip
         def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
-            M, G, statistics = self._in_training(task, state, batch)
-            kept, known = choice or self._choose(task, state, G)
+            if ahead is None:
+                M, G, statistics = self._in_training(task, state, batch)
+                kept, known = self._choose(task, state, G)
+            else:
+                M, G = ahead.of(state)
+                statistics, (kept, known) = ahead.statistics, ahead.choice
             gates, layout = self._values(M, G, kept), _gate(task).layout
             theta = adapted(task.model, layout, state, gates, known)
             value, buffers = task.loss(state, batch, key, through=lambda *_: theta)
@@ -230,11 +234,16 @@ class PFedGate(Method):
             loss=loss, **options,
         )  # fmt: skip
 
-    def _choice(self, task: Task, state: Params, batch: Batch) -> Choice:
-        """What a training batch keeps."""
-        with torch.no_grad():
-            _, G, _ = self._in_training(task, state, batch)
-            return self._choose(task, state, G)
+    def _ahead(self, task: Task, state: Params, batch: Batch) -> _Ahead:
+        """What the gating layer makes of a training batch, and what is kept for it."""
+        phi = {
+            name: value.detach().requires_grad_()
+            for name, value in state.items()
+            if name in task.trained and self.is_private(task, name)
+        }
+        with torch.enable_grad():
+            M, G, statistics = self._in_training(task, {**state, **phi}, batch)
+        return _Ahead(phi, M, G, statistics, self._choose(task, state, G))
 
     def _in_training(
         self, task: Task, state: Params, batch: Batch
@@ -361,6 +370,34 @@ class PFedGate(Method):
             M, G = _mean(task.module("gate", state, x, real, weight), weight)
         choice = self._choose(task, state, G)
         return self._values(M, G, choice.kept), choice
+
+
+class _Ahead(NamedTuple):
+    """M and G as functions of ``phi``, worked out before it is known which blocks are trained."""
+
+    phi: Params
+    M: Tensor
+    G: Tensor
+    statistics: Params
+    choice: Choice
+
+    def of(self, state: Params) -> tuple[Tensor, Tensor]:
+        """M and G as functions of ``state``'s tensors, which have the same values."""
+        same: Any = _Same
+        M, G = same.apply(self, *(state[name] for name in self.phi))
+        return M, G
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ahead: _Ahead, *phi: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.ahead = ahead
+        return ahead.M.detach(), ahead.G.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        phi, M, G, *_ = ctx.ahead
+        return None, *torch.autograd.grad((M, G), tuple(phi.values()), gradients)
 
 
 def _gate(task: Task) -> GatingLayer:
