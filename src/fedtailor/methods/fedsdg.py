@@ -49,7 +49,7 @@ from ..parts import require_blocks, train_only
 from ..task import Backbone, Batch, Task
 
 Form = Literal["branch", "factor"]
-_ROWS, _COLUMNS = 8, 16384  # of a panel, in cache for the second of two products
+_ROWS, _COLUMNS = 16, 8192  # of a panel, in cache for the second of two products
 
 
 class LowRank(nn.Module):
@@ -168,21 +168,27 @@ def _inner_products(
     for panel in (panel for table in tables for panel in panels(table, dtype)):
         mean = combine(share, panel)  # [columns]
         mean_square += mean @ mean
-        narrow = mean.to(panel.dtype)
-        blocks = torch.split(panel, _COLUMNS, 1)
-        for part, block in zip(torch.split(narrow, _COLUMNS), blocks, strict=True):
-            products = [(rows @ part, _squared_norms(rows)) for rows in torch.split(block, _ROWS)]
-            dot, square = map(torch.cat, zip(*products, strict=True))
-            dots += dot
-            squares += square
+        dot, square = _products(panel, mean.to(panel.dtype))
+        dots += dot
+        squares += square
     return dots, squares.sqrt(), mean_square.sqrt()
 
 
-def _squared_norms(rows: Tensor) -> Tensor:
-    if rows.device.type == "cpu":  # NumPy hands it to BLAS, and takes half as long
-        return torch.from_numpy(np.vecdot(rows.numpy(), rows.numpy()))
-    squares: Tensor = torch.linalg.vecdot(rows, rows)
-    return squares
+def _products(panel: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """``panel @ mean`` and the squared norms of the rows, float64 ``[M]``."""
+    if panel.device.type != "cpu":
+        return (panel @ mean).double(), torch.linalg.vecdot(panel, panel).double()
+    table, vector = panel.numpy(), mean.numpy()  # BLAS by NumPy, whose calls take less time
+    starts = range(0, table.shape[1], _COLUMNS)
+    found = np.empty((2, len(starts), len(table)), table.dtype)
+    for (dots, squares), start in zip(found.swapaxes(0, 1), starts, strict=True):
+        columns, part = table[:, start : start + _COLUMNS], vector[start : start + _COLUMNS]
+        for row in range(0, len(table), _ROWS):
+            block = columns[row : row + _ROWS]
+            np.matmul(block, part, out=dots[row : row + _ROWS])
+            np.vecdot(block, block, out=squares[row : row + _ROWS])
+    dot, square = torch.from_numpy(found.sum(1, dtype=np.float64))
+    return dot, square
 
 
 @dataclass(frozen=True)
