@@ -145,9 +145,18 @@ class _Pool(torch.autograd.Function):
 
 
 def _side_by_side(x: Tensor) -> Tensor:
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _laid_out(x)
     laid_out: Any = _SideBySide
     result: Tensor = laid_out.apply(x)
     return result
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    batch, _, height, width = x.shape  # one channel is laid out both ways; the strides say which
+    return x.contiguous().view(batch, height, width, 1).movedim(3, 1)
 
 
 class _SideBySide(torch.autograd.Function):
@@ -156,10 +165,7 @@ class _SideBySide(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        if x.shape[1] > 1:
-            return x.contiguous(memory_format=torch.channels_last)
-        height, width = x.shape[2:]  # one channel is laid out both ways; this says which
-        return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+        return _laid_out(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

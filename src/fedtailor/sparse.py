@@ -76,20 +76,17 @@ def spread(
 
 
 class _Spread(torch.autograd.Function):
-    """`spread`, each block at once: a model has hundreds of small ones."""
+    """`spread`, each block at once: a model has hundreds of small ones. Not for torch.func."""
 
     @staticmethod
-    def forward(values: Tensor, gates: Tensor, contents: _Contents) -> Tensor:
+    def forward(ctx: Any, values: Tensor, gates: Tensor, contents: _Contents) -> Tensor:
+        ctx.save_for_backward(values, gates)
+        ctx.contents = contents
         spread = values.new_zeros(contents.size)
         factors = gates.tolist()
         for block, here, there in contents.kept:
             torch.mul(values[here], factors[block], out=spread[there])
         return spread
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        values, gates, ctx.contents = inputs
-        ctx.save_for_backward(values, gates)
 
     @staticmethod
     @once_differentiable
