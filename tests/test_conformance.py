@@ -48,7 +48,7 @@ from fedtailor.methods.pfedgate import PFedGate
 from fedtailor.methods.pfedmoe import PFedMoE
 from fedtailor.methods.scaffold import Scaffold
 from fedtailor.optim import Context, Optimiser
-from fedtailor.params import Params, decode, encode, row, scale, stack, weighted_sum
+from fedtailor.params import Params, clone, decode, encode, row, scale, stack, weighted_sum
 from fedtailor.plan import CohortConfig, Plan
 from fedtailor.store import Store
 from fedtailor.task import Batch, Task
@@ -135,7 +135,9 @@ def finish(name: str, on: str, plan: Plan = PLAN, seed: int = 0) -> tuple[Round,
     method, task = make(name, on)
     federation = reseeded(FEDERATIONS[on], seed)
     store = new_store(method, task, federation)
+    start = clone(task.state)
     *_, last = rounds(method, task, federation, plan, store=store)
+    assert all(value.equal(start[key]) for key, value in task.state.items())  # nobody writes to it
     return last, store
 
 

@@ -36,6 +36,13 @@ def counting(backbone: Backbone) -> nn.Module:
     return backbone.model
 
 
+def test_a_model_is_in_memory_once() -> None:
+    backbone = digits_backbone()
+    task = Task(backbone)
+    for name, parameter in backbone.model.named_parameters():
+        assert task.state[name].data_ptr() == parameter.data_ptr()
+
+
 def test_state_buffers_travel_with_the_state_and_are_not_trained() -> None:
     task = Task(digits_backbone(), counting)
     assert "dropout.steps" in task.buffers

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -210,6 +210,33 @@ class Blocks:
             if found[name] and found[name][-1][1] == start:
                 start, _ = found[name].pop()
             found[name].append((start, end))
+        return found
+
+    def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Params:
+        """The kept blocks' values, one after the other, a vector a parameter: those in ``moved`` by
+        the block's number, the others from ``state``."""
+        parts = {name: [state[name].new_zeros(0)] for name in self.names}
+        for number, name, start, end in self.pieces():
+            if kept[number]:
+                own = moved.get(number)
+                parts[name].append(state[name].flatten()[start:end] if own is None else own)
+        return {name: torch.cat(found) for name, found in parts.items()}
+
+    def part(self, kept: Sequence[bool], values: Params) -> dict[int, Tensor]:
+        """The inverse of `join`: views of ``values`` by the block's number."""
+        found, at = {}, dict.fromkeys(self.names, 0)
+        for number, name, start, end in self.pieces():
+            if kept[number]:
+                first, at[name] = at[name], at[name] + end - start
+                found[number] = values[name][first : at[name]]
+        return found
+
+    def whole(self, state: Params, moved: Mapping[int, Tensor]) -> Params:
+        """Copies of ``state``'s parameters with the blocks of ``moved`` in their places."""
+        found = {name: state[name].clone() for name in self.names}
+        for number, name, start, end in self.pieces():
+            if number in moved:
+                found[name].view(-1)[start:end] = moved[number]
         return found
 
 

@@ -100,7 +100,8 @@ class Task:
 
     ``state`` holds every trained parameter (their names: ``trained``) and every module's state
     buffers (``buffers``), such as the running statistics of trained batch normalisations; all else
-    is frozen inside the model, which is never changed again.
+    is frozen inside the model, which is never changed again. The initial state is the model's own
+    tensors, no copy of them: nobody may write to a state's tensors.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Task:
             for name in (*module._parameters, *module._buffers)
         )
         self.state: Params = {
-            name: value.detach().clone()
+            name: value.detach()
             for name, value in tensors.items()
             if name in self.trained or name in self.buffers
         }

@@ -185,7 +185,7 @@ PICTURES = """
 def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
     """Past the deadline, then while it trains; and what leaves the sites is recorded."""
     method = "lg-fedavg"
-    with live(tmp_path, PICTURES.replace("steps = 1", "steps = 300"), ["a", "b"]) as made:
+    with live(tmp_path, PICTURES.replace("steps = 1", "steps = 500"), ["a", "b"]) as made:
         port = open_folder(made.folder).port
         recorder = Recorder(port, tmp_path / "record")
         sites = tmp_path / "at-sites"
@@ -202,8 +202,9 @@ def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
         run = made.deploy("run")
 
         def both_after(number: int) -> bool:
+            done = made.round(method)  # a line of history is written before its round is committed
             cohorts = {line["round"]: line["cohort"] for line in made.lines("history", method)}
-            return [0, 1] in [cohort for at, cohort in cohorts.items() if at > number]
+            return [0, 1] in [cohort for at, cohort in cohorts.items() if number < at <= done]
 
         until("round 1", lambda: made.round(method) == 1)
         b.process.send_signal(signal.SIGSTOP)

@@ -179,20 +179,20 @@ class PFedGate(Method):
     ) -> tuple[Params, Tensor]:
         """Each step on the blocks that its batch keeps: there is nothing else in the gradient and
         the optimiser."""
-        layout = _gate(task).layout
-        theta = {name: state[name].clone() for name in layout.names}
-        state, taken, losses = {**state, **theta}, torch.zeros((), dtype=torch.long), []
+        layout, moved = _gate(task).layout, dict[int, Tensor]()  # what was trained, by block
+        start, taken, losses = state, torch.zeros((), dtype=torch.long), []
         for batch in steps:
             ahead = self._ahead(task, state, batch)
-            assert ahead.choice.known is not None
-            used = layout.ranges(ahead.choice.known)
-            part = {**state, **take(theta, used)}
+            kept = ahead.choice.known
+            assert kept is not None
+            part = {**state, **layout.join(kept, start, moved)}
             trained, value = self._train(task, part, [batch], context, ahead, taken=taken)
-            put(theta, used, trained)
-            state = {**trained, **theta}
+            moved |= layout.part(kept, trained)
+            state = {**trained, **{name: start[name] for name in layout.names}}
             taken = taken + real_steps([batch])
             losses.append(value)
-        return state, torch.stack(losses).sum() / taken.clamp(min=1)
+        mean = torch.stack(losses).sum() / taken.clamp(min=1)
+        return {**state, **layout.whole(start, moved)}, mean
 
     def _train_whole(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
