@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .blocks import Blocks
 from .errors import InputError
 from .layers import Chain, Stepwise, TracedBatchNorm
-from .sparse import Blocks
 from .task import Backbone, Batch, Task
 
 

@@ -11,6 +11,7 @@ from tests.golden import linear_backbone, logit_gradient
 from tests.small import digits_backbone, digits_federation
 from torch import nn
 
+from fedtailor.blocks import Blocks, block_sizes
 from fedtailor.client import client_round
 from fedtailor.engine import check
 from fedtailor.errors import InputError
@@ -27,7 +28,7 @@ from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.plan import Plan
 from fedtailor.random import key
-from fedtailor.sparse import Blocks, adapted, block_sizes
+from fedtailor.sparse import adapted
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]

@@ -50,6 +50,7 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
+from ..blocks import Blocks
 from ..errors import InputError
 from ..gating import Choice, GatingLayer, Source, average, beside, choose, one_client, seen
 from ..knapsack import greedy, knapsack
@@ -57,7 +58,7 @@ from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, real_steps, train
 from ..params import Params, add, put, subtract, take, weighted_sum
 from ..parts import train_only
-from ..sparse import Blocks, adapted, gate_rows, gated
+from ..sparse import adapted, gate_rows, gated
 from ..task import Backbone, Batch, Task
 
 Solver = Literal["exact", "greedy"]
@@ -187,7 +188,7 @@ class PFedGate(Method):
             assert kept is not None
             part = {**state, **layout.join(kept, start, moved)}
             trained, value = self._train(task, part, [batch], context, ahead, taken=taken)
-            moved |= layout.part(kept, trained)
+            moved |= layout.split(kept, trained)
             state = {**trained, **{name: start[name] for name in layout.names}}
             taken = taken + real_steps([batch])
             losses.append(value)

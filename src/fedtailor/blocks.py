@@ -1,0 +1,133 @@
+"""How parameters are cut into blocks, and the values of some of them taken out and put back
+(pFedGate)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .errors import InputError
+from .params import Params, Ranges
+
+
+def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
+    """How a flat parameter is cut (pFedGate, section 5.2.2): a first block, then equal ones.
+
+    Args:
+        numel: the parameter's size d_l.
+        blocks: B, at least 2.
+        min_sparsity: the first block's share, rounded down.
+
+    Returns:
+        B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
+        blocks.
+
+    Raises:
+        InputError: a number out of range.
+
+    >>> block_sizes(100, 5, 0.1)
+    [10, 23, 23, 23, 21]
+    """
+    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
+        raise InputError(
+            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
+            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
+        )
+    first = math.floor(numel * min_sparsity)
+    size = -(-(numel - first) // (blocks - 1))
+    ends = [min(numel, first + size * number) for number in range(blocks)]
+    return [first, *(b - a for a, b in pairwise(ends))]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of several parameters: names and, for each, its blocks' sizes. All of them
+    together are numbered in this order; L is their number."""
+
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, blocks: int, min_sparsity: float) -> Blocks:
+        """Every parameter of ``model`` cut by `block_sizes`."""
+        sizes = {
+            name: tuple(block_sizes(parameter.numel(), blocks, min_sparsity))
+            for name, parameter in model.named_parameters()
+        }
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    @cached_property
+    def W(self) -> NDArray[np.int64]:  # noqa: N802
+        """The blocks' sizes, ``[L]``."""
+        return np.concatenate([np.array(sizes, dtype=np.int64) for sizes in self.sizes])
+
+    @cached_property
+    def always(self) -> NDArray[np.bool_]:
+        """The first block of each parameter, bool ``[L]``."""
+        return np.concatenate([np.arange(len(sizes)) == 0 for sizes in self.sizes])
+
+    @cached_property
+    def d(self) -> int:
+        """How many parameters there are."""
+        return int(self.W.sum())
+
+    def parts(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+        """(name, its place among the L blocks, its blocks' sizes) of every parameter."""
+        start = 0
+        for name, sizes in zip(self.names, self.sizes, strict=True):
+            yield name, slice(start, start + len(sizes)), sizes
+            start += len(sizes)
+
+    def pieces(self) -> Iterator[tuple[int, str, int, int]]:
+        """(number, name, start, end) of every block that isn't empty."""
+        for name, place, sizes in self.parts():
+            ends = np.cumsum(sizes).tolist()
+            for number, (size, end) in enumerate(zip(sizes, ends, strict=True), place.start):
+                if size:
+                    yield number, name, end - size, end
+
+    def ranges(self, kept: Sequence[bool]) -> Ranges:
+        """Where the kept blocks are, bool ``[L]``."""
+        found: Ranges = {name: [] for name in self.names}
+        for number, name, start, end in self.pieces():
+            if not kept[number]:
+                continue
+            if found[name] and found[name][-1][1] == start:
+                start, _ = found[name].pop()
+            found[name].append((start, end))
+        return found
+
+    def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Params:
+        """The kept blocks' values, one after the other, a vector a parameter: those in ``moved`` by
+        the block's number, the others from ``state``."""
+        parts = {name: [state[name].new_zeros(0)] for name in self.names}
+        for number, name, start, end in self.pieces():
+            if kept[number]:
+                own = moved.get(number)
+                parts[name].append(state[name].flatten()[start:end] if own is None else own)
+        return {name: torch.cat(found) for name, found in parts.items()}
+
+    def split(self, kept: Sequence[bool], values: Params) -> dict[int, Tensor]:
+        """The inverse of `join`: views of ``values`` by the block's number."""
+        found, at = {}, dict.fromkeys(self.names, 0)
+        for number, name, start, end in self.pieces():
+            if kept[number]:
+                first, at[name] = at[name], at[name] + end - start
+                found[number] = values[name][first : at[name]]
+        return found
+
+    def whole(self, state: Params, moved: Mapping[int, Tensor]) -> Params:
+        """Copies of ``state``'s parameters with the blocks of ``moved`` in their places."""
+        found = {name: state[name].clone() for name in self.names}
+        for number, name, start, end in self.pieces():
+            if number in moved:
+                found[name].view(-1)[start:end] = moved[number]
+        return found
