@@ -22,7 +22,7 @@ def test_blocks_are_taken_out_and_put_back() -> None:
         "a": [0.0, 3.0, 4.0, 5.0],
         "b": [-1.0, -2.0],
     }
-    moved = blocks.split(kept, {name: 10 * value for name, value in joined.items()})
+    moved = blocks.split(kept, 10 * torch.cat([joined["a"], joined["b"]]))
     whole = blocks.whole(state, moved)
     assert whole["a"].tolist() == [[0.0, 1.0, 2.0], [30.0, 40.0, 50.0]]
     assert whole["b"].tolist() == [-10.0, -20.0, 12.0, 13.0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .errors import InputError
-from .params import Params, Ranges
+from .params import Params
 
 
 def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
@@ -94,17 +94,6 @@ class Blocks:
                 if size:
                     yield number, name, end - size, end
 
-    def ranges(self, kept: Sequence[bool]) -> Ranges:
-        """Where the kept blocks are, bool ``[L]``."""
-        found: Ranges = {name: [] for name in self.names}
-        for number, name, start, end in self.pieces():
-            if not kept[number]:
-                continue
-            if found[name] and found[name][-1][1] == start:
-                start, _ = found[name].pop()
-            found[name].append((start, end))
-        return found
-
     def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Params:
         """The kept blocks' values, one after the other, a vector a parameter: those in ``moved`` by
         the block's number, the others from ``state``."""
@@ -115,14 +104,12 @@ class Blocks:
                 parts[name].append(state[name].flatten()[start:end] if own is None else own)
         return {name: torch.cat(found) for name, found in parts.items()}
 
-    def split(self, kept: Sequence[bool], values: Params) -> dict[int, Tensor]:
-        """The inverse of `join`: views of ``values`` by the block's number."""
-        found, at = {}, dict.fromkeys(self.names, 0)
-        for number, name, start, end in self.pieces():
-            if kept[number]:
-                first, at[name] = at[name], at[name] + end - start
-                found[number] = values[name][first : at[name]]
-        return found
+    def split(self, kept: Sequence[bool], values: Tensor) -> dict[int, Tensor]:
+        """The kept blocks' values by the block's number: views of one vector over all parameters,
+        as `join` gives them."""
+        numbers = np.flatnonzero(kept)
+        parts = torch.split(values, self.W[numbers].tolist())
+        return dict(zip(numbers.tolist(), parts, strict=True))
 
     def whole(self, state: Params, moved: Mapping[int, Tensor]) -> Params:
         """Copies of ``state``'s parameters with the blocks of ``moved`` in their places."""

@@ -12,8 +12,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 Params = dict[str, Tensor]
-Ranges = dict[str, list[tuple[int, int]]]
-"""Parts of tensors: by name, (start, end) in its flat vector, in order and apart."""
 
 GROUP = 64  # rows that are added up in `sums_in` before a sum goes on in float64
 # values of so many rows of a panel: long runs, few calls; fewer where a panel is a copy; on a GPU
@@ -156,35 +154,6 @@ def clone(params: Params) -> Params:
 def to_device(params: Params, device: torch.device) -> Params:
     """The same tensors on ``device``; not copied where they are there."""
     return {name: value.to(device) for name, value in params.items()}
-
-
-def take(params: Params, ranges: Ranges) -> Params:
-    """The values in ``ranges``, a vector by name: a view of a single range, else a copy.
-
-    >>> take({"x": torch.arange(4)}, {"x": [(0, 1), (2, 4)]})
-    {'x': tensor([0, 2, 3])}
-    """
-    found = {}
-    for name, places in ranges.items():
-        vector = params[name].reshape(-1)
-        parts = [vector[start:end] for start, end in places]
-        found[name] = parts[0] if len(parts) == 1 else torch.cat([vector[:0], *parts])
-    return found
-
-
-def put(params: Params, ranges: Ranges, values: Params) -> None:
-    """Write ``values`` into ``ranges`` of the tensors of ``params``, in place; undoes `take`.
-
-    >>> x = torch.zeros(2, 2)
-    >>> put({"x": x}, {"x": [(0, 1), (2, 3)]}, {"x": torch.ones(2)})
-    >>> x
-    tensor([[1., 0.],
-            [1., 0.]])
-    """
-    for name, places in ranges.items():
-        parts = torch.split(values[name], [end - start for start, end in places])
-        for (start, end), part in zip(places, parts, strict=True):
-            params[name].view(-1)[start:end] = part
 
 
 def same_tensors(a: Params, b: Params) -> bool:

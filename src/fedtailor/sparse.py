@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from .blocks import Blocks
 from .layers import replace
-from .params import Params, take
+from .params import Params
 
 # kept values of a weight from which on copying it costs more than many small products
 _LARGE = 1 << 17
@@ -294,18 +294,19 @@ def adapted(
     Args:
         model: with layers from `gate_rows`, which are told what is kept.
         blocks: the parameters and how each is cut.
-        state: the parameters, whole, or the kept blocks' values alone as in `Blocks.ranges`.
+        state: the parameters, whole, or the kept blocks' values alone as from `Blocks.join`.
         gates: ``[L]``, 0 for dropped blocks.
         kept: bool ``[L]``; None where it isn't known in Python.
     """
     used = dict(state)
-    where = None if kept is None else blocks.ranges(kept)
     for name, place, sizes in blocks.parts():
         path, _, leaf = name.rpartition(".")
         layer, value, size = model.get_submodule(path), state[name], sum(sizes)
         known = None if kept is None else kept[place]
-        if where is not None and value.numel() == size:
-            value = take(state, {name: where[name]})[name]
+        if known is not None and value.numel() == size:
+            parts = torch.split(value.flatten(), list(sizes))
+            chosen = [part for part, keep in zip(parts, known, strict=True) if keep]
+            value = value.flatten() if all(known) else torch.cat([parts[0][:0], *chosen])
         if isinstance(layer, Gated) and leaf == "weight":
             layer.kept = known
             used |= {name: value, f"{path}.gates": gates[place]}

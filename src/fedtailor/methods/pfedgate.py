@@ -56,7 +56,7 @@ from ..gating import Choice, GatingLayer, Source, average, beside, choose, one_c
 from ..knapsack import greedy, knapsack
 from ..method import Cohort, Method, Paper, Server
 from ..optim import Context, Optimiser, real_steps, train
-from ..params import Params, add, put, subtract, take, weighted_sum
+from ..params import Params, add, subtract, weighted_sum
 from ..parts import train_only
 from ..sparse import adapted, gate_rows, gated
 from ..task import Backbone, Batch, Task
@@ -188,7 +188,7 @@ class PFedGate(Method):
             assert kept is not None
             part = {**state, **layout.join(kept, start, moved)}
             trained, value = self._train(task, part, [batch], context, ahead, taken=taken)
-            moved |= layout.split(kept, trained)
+            moved |= layout.split(kept, torch.cat([trained[name] for name in layout.names]))
             state = {**trained, **{name: start[name] for name in layout.names}}
             taken = taken + real_steps([batch])
             losses.append(value)
@@ -305,21 +305,18 @@ class PFedGate(Method):
 
     def pack(self, task: Task, upload: Params) -> Params:
         touched = upload["touched"].cpu().numpy()
-        parts = take(upload, _gate(task).layout.ranges(touched.tolist()))
-        values = [part for part in parts.values() if len(part)]
+        parts = _gate(task).layout.join(touched.tolist(), upload, {})
         rest = {name: upload[name] for name in upload.keys() & task.buffers}
         bits = torch.from_numpy(np.packbits(touched)).to(task.device)
-        nothing = torch.zeros(0, device=task.device)
-        return {**rest, "blocks": bits, "values": torch.cat(values) if values else nothing}
+        return {**rest, "blocks": bits, "values": torch.cat([*parts.values()])}
 
     def unpack(self, task: Task, packed: Params) -> Params:
         layout = _gate(task).layout
         touched = np.unpackbits(packed["blocks"].cpu().numpy(), count=len(layout.W)).astype(bool)
-        ranges = layout.ranges(touched.tolist())
-        sizes = [sum(end - start for start, end in places) for places in ranges.values()]
-        parts = dict(zip(ranges, torch.split(packed["values"], sizes), strict=True))
-        delta = {name: torch.zeros_like(task.state[name]) for name in layout.names}
-        put(delta, ranges, parts)
+        nothing = {
+            n: v.new_zeros(()).expand_as(v) for n, v in task.state.items() if n in layout.names
+        }
+        delta = layout.whole(nothing, layout.split(touched.tolist(), packed["values"]))
         rest = {name: packed[name] for name in packed.keys() & task.buffers}
         return {**rest, **delta, "touched": torch.from_numpy(touched).to(task.device)}
 
