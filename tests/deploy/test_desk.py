@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedtailor.cli import main
-from fedtailor.deploy.desk import answer, reply
+from fedtailor.deploy.desk import answers, reply
 from fedtailor.deploy.folder import Deployment, at_site, init, open_folder
 from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
@@ -132,6 +132,7 @@ def _serve(site: Any, listener: Listener) -> None:
         work = site.work
 
     try:
-        answer(Ending(), listener)  # type: ignore[arg-type]
+        for _ in answers(Ending(), listener):  # type: ignore[arg-type]
+            pass
     except EndOfTest:
         return

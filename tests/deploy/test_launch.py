@@ -1,21 +1,30 @@
-"""What is done with Flower's programs, here a shell script in their place."""
+"""What is done with Flower's programs, here shell scripts in their place."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from fedtailor.deploy.folder import open_folder
-from fedtailor.deploy.launch import run
+from fedtailor.deploy import launch
+from fedtailor.deploy.folder import init, open_folder
+from fedtailor.deploy.launch import join, run
+from fedtailor.errors import InputError
 from tests.deploy.test_folder import made
 
 FLOWER = """#!/bin/sh
 echo "$@" >> {log}
 [ "$1" = run ] && kill -{signal} $PPID
 echo '{{"run-id": 7}}'
+"""
+
+DIGITS = """
+data.classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+model = {name = "cnn", pretrained = false, width = 0.1, image_size = 16}
+methods.fedavg = {}
 """
 
 
@@ -39,3 +48,26 @@ def test_a_run_whose_start_is_interrupted_is_stopped(
     assert started.startswith(f"run {deployment.folder} ")
     assert stopped.startswith("stop 7 ")
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_site_that_got_messages_before_tries_again_for_a_while(
+    joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "e.toml").write_text(DIGITS)
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a"], "127.0.0.1:8000")
+    deployment = open_folder(tmp_path / "dir")
+    program, log = tmp_path / "bin/flower-supernode", tmp_path / "log"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho >> {log}\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(launch, "_REFUSED", 1.0)
+    if joined:
+        deployment.site("a").mkdir(parents=True)
+        (deployment.site("a") / "joined").touch()
+    start = time.monotonic()
+    with pytest.raises(InputError, match="flower-supernode ended with code 3, see above; the same"):
+        join(deployment, "a", "digits", ["limit=30"], insecure=True)
+    tries = len(log.read_text().splitlines())
+    assert tries == 1 if not joined else tries > 1 and time.monotonic() > start + 1

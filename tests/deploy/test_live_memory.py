@@ -66,6 +66,7 @@ def test_fifty_clients_at_two_sites_take_less_than_three_models(tmp_path: Path) 
         peaks = [0, 0]
         while run.process.poll() is None:
             for at, site in enumerate(sites):
+                assert site.process.poll() is None, site.told[-3000:]
                 rollup = Path(f"/proc/{site.process.pid}/smaps_rollup").read_text()
                 peaks[at] = max(peaks[at], pss(rollup))
             time.sleep(0.1)

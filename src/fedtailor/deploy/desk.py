@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Listener
-from typing import NoReturn
 
 from flwr.app import MessageType, RecordDict
 
@@ -20,8 +20,8 @@ from ..flower.client import FAULTS, Site
 Answer = tuple[RecordDict | None, str | None]  # one of the two: a message's content, or an error
 
 
-def answer(site: Site, listener: Listener) -> NoReturn:
-    """Serve what ``listener`` brings, until interrupted."""
+def answers(site: Site, listener: Listener) -> Iterator[None]:
+    """Serve what ``listener`` brings, until interrupted; next once a message is answered."""
     while True:
         with listener.accept() as connection:
             try:
@@ -31,6 +31,7 @@ def answer(site: Site, listener: Listener) -> NoReturn:
             found = reply(site, kind, content)
             with suppress(OSError):  # it has ended since
                 connection.send(found)
+        yield
 
 
 def reply(site: Site, kind: str, content: RecordDict) -> Answer:

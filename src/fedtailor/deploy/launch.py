@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -14,12 +15,13 @@ import tomli_w
 from ..errors import InputError
 from ..flower.client import Site
 from ..history import locked, write_atomically
-from .desk import answer
+from .desk import answers
 from .folder import Deployment, at_site
 from .programs import (
     CONNECTION,
     FOLDER,
     SITE,
+    ProgramEndedError,
     ask,
     check_port,
     environment,
@@ -30,6 +32,9 @@ from .programs import (
     watched,
 )
 from .registration import register
+
+_JOINED = "joined"  # a file that is there once a site has got a message
+_REFUSED = 90.0  # seconds; after 60 Flower's server has noticed that a SuperNode was killed
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
@@ -88,12 +93,18 @@ def join(
 ) -> None:
     """Start a site's SuperNode, and do what it is asked until interrupted.
 
+    A SuperNode that ends is started again, and data and model are loaded anew: Flower's ends at
+    many an error of the server that it would not meet again, and the server refuses for a minute
+    the key of one that was killed. A site that never got a message is not, since its key may be
+    wrong, nor one that has got none for a while.
+
     Raises:
-        InputError: no such site; the data can't be used; a file is missing; the SuperNode ends.
+        InputError: no such site; the data can't be used; a file is missing; the SuperNode ends
+            and isn't started again.
     """
     home, clients = deployment.site(site), deployment.clients(site)
-    here = Site(at_site(deployment.experiment, data, settings), home / "states", clients=clients)
-    command = ["flower-supernode", "--superlink", deployment.address, "--port", str(free_port())]
+    experiment = at_site(deployment.experiment, data, settings)
+    command = ["flower-supernode", "--superlink", deployment.address]
     if insecure:
         _warn()
         command.append("--insecure")
@@ -103,14 +114,37 @@ def join(
         command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(key)]
     with locked(home):
-        here.load()
+        last = time.monotonic()  # when a message has come, or we have begun
+        while True:
+            how, brought = _work(Site(experiment, home / "states", clients=clients), home, command)
+            if brought:
+                last = time.monotonic()
+            elif not (home / _JOINED).exists() or time.monotonic() > last + _REFUSED:
+                raise ProgramEndedError(how)
+            print(f"fedtailor: {how}; starting it again", file=sys.stderr, flush=True)
+
+
+def _work(here: Site, home: Path, command: Sequence[str]) -> tuple[str, bool]:
+    """Do what a new SuperNode brings until it ends: how it has ended, and whether a message has
+    come."""
+    here.load()
+    how, brought = "", False
+    try:
         with (
             TemporaryDirectory(prefix="fedtailor-") as folder,
             Listener(f"{folder}/socket", "AF_UNIX") as listener,
-            started(command, environment(home, **{SITE: f"{folder}/socket"})) as process,
+            started(
+                [*command, "--port", str(free_port())],
+                environment(home, **{SITE: f"{folder}/socket"}),
+            ) as process,
             watched(process, "flower-supernode"),
         ):
-            answer(here, listener)
+            for _ in answers(here, listener):
+                brought = True
+                (home / _JOINED).touch()
+    except ProgramEndedError as ended:
+        how = ended.how
+    return how, brought
 
 
 def run(deployment: Deployment) -> Path:

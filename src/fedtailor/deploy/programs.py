@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +25,14 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM
 _GRACE = 10.0  # seconds for a program to end by itself
 _START = 300.0  # seconds for it to answer, on a busy machine, too
+
+
+class ProgramEndedError(InputError):
+    """A program that was to run has ended; ``how`` says its name and code or signal."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"{how}; the same command starts it again")
+        self.how = how
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -104,7 +112,7 @@ def watched(process: subprocess.Popen[bytes], name: str) -> Iterator[None]:
     """As long as the program runs; its end, at any point inside, is an error.
 
     Raises:
-        InputError: it has ended.
+        ProgramEndedError: it has ended.
     """
 
     def child_ended(number: int, frame: FrameType | None) -> None:
@@ -123,7 +131,7 @@ def watched(process: subprocess.Popen[bytes], name: str) -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
     code = process.wait()
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}, see above"
-    raise InputError(f"{name} {how}; the same command starts it again")
+    raise ProgramEndedError(f"{name} {how}")
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
@@ -146,7 +154,8 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 def _children() -> list[int]:
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
     return found
 
 
