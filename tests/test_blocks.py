@@ -10,7 +10,12 @@ def test_blocks_are_numbered_over_all_parameters() -> None:
     assert blocks.W.tolist() == [2, 3, 0, 4]
     assert blocks.always.tolist() == [True, False, True, False]
     assert blocks.d == 9
-    assert list(blocks.pieces()) == [(0, "a", 0, 2), (1, "a", 2, 5), (3, "b", 0, 4)]
+    assert blocks.places == (
+        ("a", slice(0, 2)),
+        ("a", slice(2, 5)),
+        ("b", slice(0, 0)),
+        ("b", slice(0, 4)),
+    )
 
 
 def test_blocks_are_taken_out_and_put_back() -> None:
@@ -18,14 +23,10 @@ def test_blocks_are_taken_out_and_put_back() -> None:
     state = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(10.0, 14.0)}
     kept = (True, False, True, True, True, False)
     joined = blocks.join(kept, state, {4: torch.tensor([-1.0, -2.0])})
-    assert {name: value.tolist() for name, value in joined.items()} == {
-        "a": [0.0, 3.0, 4.0, 5.0],
-        "b": [-1.0, -2.0],
-    }
-    moved = blocks.split(kept, 10 * torch.cat([joined["a"], joined["b"]]))
+    assert joined.tolist() == [0.0, 3.0, 4.0, 5.0, -1.0, -2.0]
+    moved = blocks.split(kept, 10 * joined)
     whole = blocks.whole(state, moved)
     assert whole["a"].tolist() == [[0.0, 1.0, 2.0], [30.0, 40.0, 50.0]]
     assert whole["b"].tolist() == [-10.0, -20.0, 12.0, 13.0]
     assert state["b"].tolist() == [10.0, 11.0, 12.0, 13.0]
-    nothing = blocks.join((False,) * 6, state, {})
-    assert [len(value) for value in nothing.values()] == [0, 0]
+    assert len(blocks.join((False,) * 6, state, {})) == 0

@@ -10,7 +10,15 @@ from torch.nn import functional as F
 
 from fedtailor import sparse
 from fedtailor.blocks import Blocks
-from fedtailor.sparse import GatedConv2d, GatedLinear, cut, gate_rows, gated
+from fedtailor.sparse import (
+    GatedConv2d,
+    GatedLinear,
+    adapted,
+    cut,
+    gate_rows,
+    gated,
+    select,
+)
 
 KEPT = [
     (True, True, True, True),
@@ -33,14 +41,11 @@ def run(
     layer: GatedLinear | GatedConv2d, x: Tensor, kept: tuple[bool, ...] | None, gates: Tensor
 ) -> list[Tensor]:
     """The output, and the gradients of its weighted sum in x, weight, bias and gates."""
-    layer.kept = kept
     state = {n: p.detach().clone().requires_grad_() for n, p in layer.named_parameters()}
     x, gates = x.clone().requires_grad_(), gates.clone().requires_grad_()
-    used = {**state, "gates": gates}
-    if kept is not None:
-        parts = torch.split(state["weight"].flatten(), list(layer.sizes))
-        own = [part for part, keep in zip(parts, kept, strict=True) if keep]
-        used["weight"] = torch.cat([*own, parts[0][:0]])
+    blocks = Blocks(("weight",), (layer.sizes,))
+    selection = None if kept is None else select(layer, blocks, kept)
+    used = adapted(layer, blocks, state, gates, selection)
     y = functional_call(layer, used, (x,))
     direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
     inputs = [x, *state.values(), gates]

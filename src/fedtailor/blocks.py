@@ -86,27 +86,27 @@ class Blocks:
             yield name, slice(start, start + len(sizes)), sizes
             start += len(sizes)
 
-    def pieces(self) -> Iterator[tuple[int, str, int, int]]:
-        """(number, name, start, end) of every block that isn't empty."""
-        for name, place, sizes in self.parts():
+    @cached_property
+    def places(self) -> tuple[tuple[str, slice], ...]:
+        """Where each of the L blocks is: a parameter's name, and the place in its flat vector."""
+        found = []
+        for name, sizes in zip(self.names, self.sizes, strict=True):
             ends = np.cumsum(sizes).tolist()
-            for number, (size, end) in enumerate(zip(sizes, ends, strict=True), place.start):
-                if size:
-                    yield number, name, end - size, end
+            found += [(name, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+        return tuple(found)
 
-    def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Params:
-        """The kept blocks' values, one after the other, a vector a parameter: those in ``moved`` by
-        the block's number, the others from ``state``."""
-        parts = {name: [state[name].new_zeros(0)] for name in self.names}
-        for number, name, start, end in self.pieces():
-            if kept[number]:
-                own = moved.get(number)
-                parts[name].append(state[name].flatten()[start:end] if own is None else own)
-        return {name: torch.cat(found) for name, found in parts.items()}
+    def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Tensor:
+        """The kept blocks' values, one after the other: those in ``moved`` by the block's number,
+        the others from ``state``."""
+        flat = {name: state[name].flatten() for name in self.names}
+        parts = [flat[self.names[0]][:0]]
+        for number in np.flatnonzero(kept).tolist():
+            name, place = self.places[number]
+            parts.append(moved[number] if number in moved else flat[name][place])
+        return torch.cat(parts)
 
     def split(self, kept: Sequence[bool], values: Tensor) -> dict[int, Tensor]:
-        """The kept blocks' values by the block's number: views of one vector over all parameters,
-        as `join` gives them."""
+        """The inverse of `join`, by the block's number: views of ``values``."""
         numbers = np.flatnonzero(kept)
         parts = torch.split(values, self.W[numbers].tolist())
         return dict(zip(numbers.tolist(), parts, strict=True))
@@ -114,7 +114,7 @@ class Blocks:
     def whole(self, state: Params, moved: Mapping[int, Tensor]) -> Params:
         """Copies of ``state``'s parameters with the blocks of ``moved`` in their places."""
         found = {name: state[name].clone() for name in self.names}
-        for number, name, start, end in self.pieces():
-            if number in moved:
-                found[name].view(-1)[start:end] = moved[number]
+        for number, values in moved.items():
+            name, place = self.places[number]
+            found[name].view(-1)[place] = values
         return found

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -45,80 +46,6 @@ def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
     parts = torch.split(tensor.reshape(-1), list(sizes))
     scaled = [part * gate for part, gate in zip(parts, gates.unbind(), strict=True)]
     return torch.cat(scaled).view(tensor.shape)
-
-
-def spread(
-    values: Tensor,
-    gates: Tensor,
-    sizes: tuple[int, ...],
-    kept: tuple[bool, ...],
-    spans: tuple[tuple[int, int], ...],
-) -> Tensor:
-    """`gated`, from the kept blocks' values alone, and only these spans of the flat vector.
-
-    Args:
-        values: the kept blocks, one after the other, a vector.
-        gates: ``[B]``, one a block.
-        sizes: the blocks' sizes, B integers.
-        kept: which blocks are kept.
-        spans: (start, end); no kept block may lie partly in one.
-
-    >>> spread(torch.ones(3), torch.tensor([1.0, 5.0]), (1, 3), (False, True), ((0, 4),))
-    tensor([0., 5., 5., 5.])
-    """
-    spreading: Any = _Spread
-    result: Tensor = spreading.apply(values, gates, _contents(sizes, kept, spans))
-    return result
-
-
-class _Spread(torch.autograd.Function):
-    """`spread`, each block at once: a model has hundreds of small ones. Not for torch.func."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, gates: Tensor, contents: _Contents) -> Tensor:
-        ctx.save_for_backward(values, gates)
-        ctx.contents = contents
-        spread = values.new_zeros(contents.size)
-        factors = gates.tolist()
-        for block, here, there in contents.kept:
-            torch.mul(values[here], factors[block], out=spread[there])
-        return spread
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        values, gates = ctx.saved_tensors
-        by_values, by_gates = torch.zeros_like(values), torch.zeros_like(gates)
-        factors, gradient = gates.tolist(), gradient.contiguous()
-        for block, here, there in ctx.contents.kept:
-            torch.mul(gradient[there], factors[block], out=by_values[here])
-            by_gates[block] = torch.dot(gradient[there], values[here])
-        return by_values, by_gates, None
-
-
-class _Contents(NamedTuple):
-    """What lies in some spans: how many values, and of each kept block its number, where it is
-    among the kept blocks' values, and where in the spans."""
-
-    size: int
-    kept: tuple[tuple[int, slice, slice], ...]
-
-
-@lru_cache(maxsize=4096)
-def _contents(
-    sizes: tuple[int, ...], kept: tuple[bool, ...], spans: tuple[tuple[int, int], ...]
-) -> _Contents:
-    found: list[tuple[int, slice, slice]] = []
-    ends, own = np.cumsum(sizes).tolist(), np.cumsum(np.where(kept, sizes, 0)).tolist()
-    before = 0  # of the spans that are done
-    for start, end in spans:
-        for block, (size, last) in enumerate(zip(sizes, ends, strict=True)):
-            if size and kept[block] and start <= last - size and last <= end:
-                at = before + last - size - start
-                here = slice(own[block] - size, own[block])
-                found.append((block, here, slice(at, at + size)))
-        before += end - start
-    return _Contents(before, tuple(found))
 
 
 class Piece(NamedTuple):
@@ -171,39 +98,170 @@ def row_ranges(
     return tuple(ranges)
 
 
+class Selection(NamedTuple):
+    """Blocks of which it is known in Python that they are kept: bool ``[L]``, and how they are
+    used.
+
+    Those of most parameters are gated at once, as one vector: each of ``names`` then has so many
+    values, in ``pieces`` of a block (its number) or of zeros (-1). A layer of ``alone``, with many
+    values kept, gates its products.
+    """
+
+    kept: tuple[bool, ...]
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    pieces: tuple[tuple[int, int], ...]
+    alone: tuple[str, ...]
+    groups: tuple[tuple[bool, ...], ...]  # bool [L]: of ``names``, then of each of ``alone``
+
+
+def select(model: nn.Module, blocks: Blocks, kept: tuple[bool, ...]) -> Selection:
+    """How `adapted` uses the kept blocks of ``model``, bool ``[L]``."""
+    return _select(blocks, tuple(_width(model, name) for name in blocks.names), kept, _LARGE)
+
+
+def _width(model: nn.Module, name: str) -> int:
+    """The length of a gated layer's rows, negative for a linear one; 0 for other parameters."""
+    path, _, leaf = name.rpartition(".")
+    layer = model.get_submodule(path)
+    if leaf != "weight" or not isinstance(layer, Gated):
+        return 0
+    return -layer.in_features if isinstance(layer, GatedLinear) else math.prod(layer.shape[1:])
+
+
+@lru_cache(maxsize=4096)
+def _select(
+    blocks: Blocks, widths: tuple[int, ...], kept: tuple[bool, ...], large: int
+) -> Selection:
+    names, lengths, alone = list[str](), list[int](), dict[str, NDArray[np.bool_]]()
+    pieces: list[tuple[int, int]] = []
+    for (name, place, sizes), width in zip(blocks.parts(), widths, strict=True):
+        mine = kept[place]
+        if width < 0 and np.dot(sizes, mine) >= large:
+            alone[name] = np.zeros(len(kept), dtype=bool)
+            alone[name][place] = mine
+            continue
+        spans: tuple[tuple[int, int], ...] = ((0, sum(sizes)),)
+        if width:
+            rows = _taken(sizes, mine, abs(width))
+            spans = tuple((a * abs(width), b * abs(width)) for a, b in rows)
+        own = _pieces(sizes, mine, spans)
+        names.append(name)
+        lengths.append(sum(size for _, size in own))
+        pieces += [(block + place.start if block >= 0 else -1, size) for block, size in own]
+    together = np.array(kept) & ~np.any([np.zeros(len(kept), dtype=bool), *alone.values()], 0)
+    groups = tuple(tuple(mask.tolist()) for mask in (together, *alone.values()))
+    return Selection(kept, tuple(names), tuple(lengths), tuple(pieces), tuple(alone), groups)
+
+
+def _pieces(
+    sizes: Sequence[int], kept: Sequence[bool], spans: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """What lies in ``spans`` of a parameter's flat vector, in order: (block, or -1 for dropped
+    ones; size). No kept block lies partly in one."""
+    found: list[tuple[int, int]] = []
+    for start, end in spans:
+        done = start
+        for block, last in enumerate(np.cumsum(sizes).tolist()):
+            first = last - sizes[block]
+            if sizes[block] and kept[block] and start <= first and last <= end:
+                found += [(-1, first - done)] if first > done else []
+                found.append((block, last - first))
+                done = last
+        found += [(-1, end - done)] if end > done else []
+    return found
+
+
+class _Spread(torch.autograd.Function):
+    """From the kept blocks' values, one after the other, and the gates ``[L]`` to the gated values
+    of each of a selection's ``names``. Each block at once: a model has hundreds of small ones. Not
+    for torch.func."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, gates: Tensor, selection: Selection) -> Any:
+        ctx.save_for_backward(values, gates)
+        ctx.selection = selection
+        size = sum(selection.sizes)
+        spread = (values.new_empty if len(values) == size else values.new_zeros)(size)
+        _multiply(_kept(spread, selection), _blocks(values, selection), gates, selection)
+        return tuple(torch.split(spread, list(selection.sizes)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
+        values, gates = ctx.saved_tensors
+        selection: Selection = ctx.selection
+        by_values, by_gates = torch.empty_like(values), torch.zeros_like(gates)
+        slopes = _kept(torch.cat(gradients), selection)
+        _multiply(_blocks(by_values, selection), slopes, gates, selection)
+        products = zip(slopes, _blocks(values, selection), strict=True)
+        dots = [torch.dot(slope, value) for slope, value in products]
+        if dots:
+            by_gates[_numbers(selection)] = torch.stack(dots)
+        return by_values, by_gates, None
+
+
+def _numbers(selection: Selection) -> list[int]:
+    """The kept blocks' numbers."""
+    return [block for block, _ in selection.pieces if block >= 0]
+
+
+def _kept(spread: Tensor, selection: Selection) -> list[Tensor]:
+    """The kept blocks in all pieces together."""
+    parts = torch.split(spread, [size for _, size in selection.pieces])
+    return [part for part, (block, _) in zip(parts, selection.pieces, strict=True) if block >= 0]
+
+
+def _blocks(values: Tensor, selection: Selection) -> list[Tensor]:
+    """The kept blocks in a vector of them alone."""
+    sizes = [size for block, size in selection.pieces if block >= 0]
+    return list(torch.split(values, sizes)) if sizes else []
+
+
+def _multiply(out: list[Tensor], values: list[Tensor], gates: Tensor, selection: Selection) -> None:
+    """Into ``out``: each kept block's values times its gate."""
+    if out:
+        factors = gates.tolist()
+        torch._foreach_copy_(out, values)
+        torch._foreach_mul_(out, [factors[number] for number in _numbers(selection)])
+
+
 class GatedLinear(nn.Linear):
     """A linear layer with a gated weight; the bias is used as it is.
 
-    ``gates`` ``[B]`` is None, and the layer an ordinary one, unless a functional call gives it.
-    Whoever does that says, too, which blocks are ``kept``, and gives their values alone as the
-    weight; the others have gates of 0. None stands for blocks that aren't known in Python, because
-    several clients are run at once; then the weight is whole.
+    It is an ordinary one unless a functional call gives it other tensors (`adapted` does). With
+    ``gates`` ``[B]`` its weight is gated. A weight that is a vector is of the blocks that are
+    ``kept`` alone: without ``gates`` it is the gated values of the rows that hold one; with them
+    the blocks' values, one after the other.
     """
 
     gates: Tensor | None
-    kept: tuple[bool, ...] | None
+    kept: tuple[bool, ...]
     sizes: tuple[int, ...]
 
     def __init__(self, base: nn.Linear, sizes: Sequence[int]) -> None:
         nn.Module.__init__(self)
         _take_over(self, base, sizes)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole weight's."""
+        return self.out_features, self.in_features
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.gates is None:
-            return F.linear(x, self.weight, self.bias)
-        if self.kept is None:
-            return F.linear(x, gated(self.weight, self.gates, self.sizes), self.bias)
+        if self.weight.dim() > 1:
+            return F.linear(x, _whole(self), self.bias)
         rows = x.reshape(-1, self.in_features)
-        if self.weight.numel() < _LARGE:
-            y = _over_rows(self, F.linear, rows, (self.out_features, self.in_features))
+        if self.gates is None:
+            y = _over_rows(self, F.linear, rows)
         else:
-            y = self._by_pieces(rows, self.gates.unbind(), self.kept)
+            y = self._by_pieces(rows, self.gates.unbind())
         return y.view(*x.shape[:-1], self.out_features)
 
-    def _by_pieces(self, x: Tensor, gates: Sequence[Tensor], kept: tuple[bool, ...]) -> Tensor:
+    def _by_pieces(self, x: Tensor, gates: Sequence[Tensor]) -> Tensor:
         """``[n, width]`` to ``[n, rows]``, without a copy of the weight: whole rows of a block are
         gated after the product; only rows that several blocks share are put together."""
-        pieces = cut(self.sizes, kept, self.in_features)
+        pieces = cut(self.sizes, self.kept, self.in_features)
         values = iter(torch.split(self.weight, [piece.size for piece in pieces if piece.kept]))
         columns: list[Tensor] = []
         shared: list[Tensor] = []
@@ -224,23 +282,26 @@ class GatedLinear(nn.Linear):
 
 
 class GatedConv2d(nn.Conv2d):
-    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`."""
+    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`; a vector
+    is always of gated values."""
 
     gates: Tensor | None
-    kept: tuple[bool, ...] | None
+    kept: tuple[bool, ...]
     sizes: tuple[int, ...]
 
     def __init__(self, base: nn.Conv2d, sizes: Sequence[int]) -> None:
         nn.Module.__init__(self)
         _take_over(self, base, sizes)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole weight's."""
+        return self.out_channels, self.in_channels, *self.kernel_size
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.gates is None:
-            return self._convolve(x, self.weight, self.bias)
-        if self.kept is None:
-            return self._convolve(x, gated(self.weight, self.gates, self.sizes), self.bias)
-        shape = (self.out_channels, self.in_channels, *self.kernel_size)
-        return _over_rows(self, self._convolve, x, shape)
+        if self.weight.dim() > 1:
+            return self._convolve(x, _whole(self), self.bias)
+        return _over_rows(self, self._convolve, x)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation)
@@ -255,25 +316,30 @@ def _take_over(layer: Any, base: nn.Module, sizes: Sequence[int]) -> None:
     layer.register_parameter("weight", base.weight)
     layer.register_parameter("bias", base.bias)
     layer.register_buffer("gates", None)
-    layer.kept, layer.sizes = None, tuple(sizes)
+    layer.kept, layer.sizes = (True,) * len(sizes), tuple(sizes)
+
+
+def _whole(layer: Gated) -> Tensor:
+    if layer.gates is None:
+        return layer.weight
+    return gated(layer.weight, layer.gates, layer.sizes)
+
+
+def _taken(
+    sizes: tuple[int, ...], kept: tuple[bool, ...], width: int
+) -> tuple[tuple[int, int], ...]:
+    """`row_ranges`; with no row at all one is taken along, for the output's shape."""
+    return row_ranges(sizes, kept, width) or ((0, 1),)
 
 
 def _over_rows(
-    layer: Gated,
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    x: Tensor,
-    shape: tuple[int, ...],
+    layer: Gated, product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor
 ) -> Tensor:
-    """``product`` of ``x`` with the layer's weight, of ``shape`` if it were whole, and its bias,
-    from the rows with a kept block; axis 1 are the rows. In the others the bias is all."""
-    assert layer.gates is not None
-    assert layer.kept is not None
-    rows, width = shape[0], math.prod(shape[1:])
-    # with no row at all one is taken along, for the output's shape
-    taken = row_ranges(layer.sizes, layer.kept, width) or ((0, 1),)
-    spans = tuple((a * width, b * width) for a, b in taken)
-    flat = spread(layer.weight, layer.gates, layer.sizes, layer.kept, spans)
-    weight, bias = flat.view(-1, *shape[1:]), layer.bias
+    """``product`` of ``x`` with the layer's weight and its bias, from the rows with a kept block;
+    axis 1 are the rows. In the others the bias is all."""
+    rows, width = layer.shape[0], math.prod(layer.shape[1:])
+    taken = _taken(layer.sizes, layer.kept, width)
+    weight, bias = layer.weight.view(-1, *layer.shape[1:]), layer.bias
     if taken == ((0, rows),):
         return product(x, weight, bias)
     y = product(x, weight, None if bias is None else torch.cat([bias[a:b] for a, b in taken]))
@@ -287,35 +353,51 @@ def _over_rows(
 
 
 def adapted(
-    model: nn.Module, blocks: Blocks, state: Params, gates: Tensor, kept: tuple[bool, ...] | None
+    model: nn.Module,
+    blocks: Blocks,
+    state: Params,
+    gates: Tensor,
+    selection: Selection | None,
+    values: Sequence[Tensor] | None = None,
 ) -> Params:
     """The tensors by name that ``model`` uses when ``state``'s parameters are gated.
 
     Args:
         model: with layers from `gate_rows`, which are told what is kept.
         blocks: the parameters and how each is cut.
-        state: the parameters, whole, or the kept blocks' values alone as from `Blocks.join`.
+        state: the whole parameters, and anything else.
         gates: ``[L]``, 0 for dropped blocks.
-        kept: bool ``[L]``; None where it isn't known in Python.
+        selection: what is kept, from `select`; None where it isn't known in Python.
+        values: of each of the selection's groups, instead of those in ``state``.
     """
     used = dict(state)
-    for name, place, sizes in blocks.parts():
+    if selection is None:
+        for name, place, sizes in blocks.parts():
+            path, _, leaf = name.rpartition(".")
+            if leaf == "weight" and isinstance(model.get_submodule(path), Gated):
+                used[_gates_of(name)] = gates[place]
+            else:
+                used[name] = gated(state[name], gates[place], sizes)
+        return used
+    if values is None:
+        values = [blocks.join(group, state, {}) for group in selection.groups]
+    spreading: Any = _Spread
+    together = spreading.apply(values[0], gates, selection)
+    used |= dict(zip((*selection.names, *selection.alone), (*together, *values[1:]), strict=True))
+    for name, place, _ in blocks.parts():
         path, _, leaf = name.rpartition(".")
-        layer, value, size = model.get_submodule(path), state[name], sum(sizes)
-        known = None if kept is None else kept[place]
-        if known is not None and value.numel() == size:
-            parts = torch.split(value.flatten(), list(sizes))
-            chosen = [part for part, keep in zip(parts, known, strict=True) if keep]
-            value = value.flatten() if all(known) else torch.cat([parts[0][:0], *chosen])
-        if isinstance(layer, Gated) and leaf == "weight":
-            layer.kept = known
-            used |= {name: value, f"{path}.gates": gates[place]}
-        elif known is None:
-            used[name] = gated(value, gates[place], sizes)
-        else:
-            shape = model.get_parameter(name).shape
-            used[name] = spread(value, gates[place], sizes, known, ((0, size),)).view(shape)
+        layer = model.get_submodule(path)
+        if leaf != "weight" or not isinstance(layer, Gated):
+            used[name] = used[name].view(state[name].shape)
+            continue
+        layer.kept = selection.kept[place]
+        if name in selection.alone:
+            used[_gates_of(name)] = gates[place]
     return used
+
+
+def _gates_of(weight: str) -> str:
+    return f"{weight.removesuffix('weight')}gates"
 
 
 def gate_rows(model: nn.Module, blocks: Blocks) -> None:

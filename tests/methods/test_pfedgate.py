@@ -28,7 +28,7 @@ from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.plan import Plan
 from fedtailor.random import key
-from fedtailor.sparse import adapted
+from fedtailor.sparse import adapted, select
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
@@ -253,13 +253,14 @@ def test_the_budget_always_holds(s: float, evaluation: str) -> None:
             values, choice = method._in_use(task, state, part)
             assert choice.known is not None
             layout = layout_of(task)
-            used = adapted(task.model, layout, state, values, choice.known)
+            selection = select(task.model, layout, choice.known)
+            used = adapted(task.model, layout, state, values, selection)
             nonzero = 0
             for name, place, sizes in layout.parts():
                 kept = sum(size for v, size in zip(values[place], sizes, strict=True) if v)
                 nonzero += kept
                 assert (used[name] != 0).sum() <= kept
-                if f"{name.removesuffix('weight')}gates" in used:  # nothing else is there
+                if name in selection.alone:  # nothing else is there
                     assert used[name].shape == (kept,)
             assert nonzero <= s * d
         shown = method.observe_client(task, state, pictures(4, seed=7))
@@ -319,8 +320,8 @@ def test_the_smallest_sparsity_that_the_message_names_can_be_reached() -> None:
     assert method.init_client(task, 0, key(0))["gate.budget"] == 29
 
 
-def dropped_by(task: Task, state: Params, trained: Params) -> list[tuple[str, int, int, int]]:
-    return [p for p in layout_of(task).pieces() if not trained["touched"][p[0]]]
+def dropped_by(task: Task, trained: Params) -> list[int]:
+    return [n for n, W in enumerate(layout_of(task).W) if W and not trained["touched"][n]]
 
 
 @pytest.mark.parametrize(
@@ -335,10 +336,10 @@ def test_only_kept_blocks_move(optimiser: Optimiser) -> None:
     method = PFedGate(sparsity=0.3, optimiser=optimiser, lr_gate=0.01)
     task, state = start(method)
     trained, _ = method.local(task, state, [pictures()] * 2, Context(key(0)))
-    untouched = dropped_by(task, state, trained)
+    untouched = dropped_by(task, trained)
     assert untouched
-    for _, name, a, b in untouched:
-        assert trained[name].flatten()[a:b].equal(state[name].flatten()[a:b])
+    for name, place in (layout_of(task).places[number] for number in untouched):
+        assert trained[name].flatten()[place].equal(state[name].flatten()[place])
     assert any(not trained[name].equal(state[name]) for name in ("hidden.weight", "conv.weight"))
 
 
@@ -348,7 +349,7 @@ def test_the_dense_form_lets_dropped_blocks_learn_their_importance() -> None:
         method = PFedGate(sparsity=0.3, straight_through=form, optimiser=SGD)  # type: ignore[arg-type]
         task, state = start(method)
         trained, _ = method.local(task, state, [pictures()], Context(key(0)))
-        numbers = [number for number, *_ in dropped_by(task, state, trained)]
+        numbers = dropped_by(task, trained)
         name = "gate.importance.post.bias"
         moved[form] = (trained[name] - state[name])[numbers].abs().sum().item()
         moved[form + " weights"] = trained["hidden.weight"]

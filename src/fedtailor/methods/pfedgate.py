@@ -43,22 +43,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
+from .. import random
 from ..blocks import Blocks
 from ..errors import InputError
 from ..gating import Choice, GatingLayer, Source, average, beside, choose, one_client, seen
 from ..knapsack import greedy, knapsack
 from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, real_steps, train
-from ..params import Params, add, subtract, weighted_sum
+from ..optim import Context, Optimiser, train
+from ..params import Params, add, flat, subtract, unflat, weighted_sum
 from ..parts import train_only
-from ..sparse import adapted, gate_rows, gated
+from ..profile import phase
+from ..sparse import adapted, gate_rows, gated, select
 from ..task import Backbone, Batch, Task
 
 Solver = Literal["exact", "greedy"]
@@ -180,20 +182,48 @@ class PFedGate(Method):
     ) -> tuple[Params, Tensor]:
         """Each step on the blocks that its batch keeps: there is nothing else in the gradient and
         the optimiser."""
-        layout, moved = _gate(task).layout, dict[int, Tensor]()  # what was trained, by block
-        start, taken, losses = state, torch.zeros((), dtype=torch.long), []
+        layout, start, losses = _gate(task).layout, state, list[Tensor]()
+        moved: dict[int, Tensor] = {}  # what was trained before the last step, by block
+        selection, values = select(task.model, layout, (False,) * len(layout.W)), list[Tensor]()
+        like = {n: v for n, v in state.items() if n in task.trained and self.is_private(task, n)}
+        phi, sgd = flat(like), self.optimiser
+        eta_g, eta = phi.new_tensor([sgd.lr, self.lr_gate]) * context.lr_scale
         for batch in steps:
-            ahead = self._ahead(task, state, batch)
-            kept = ahead.choice.known
-            assert kept is not None
-            part = {**state, **layout.join(kept, start, moved)}
-            trained, value = self._train(task, part, [batch], context, ahead, taken=taken)
-            moved |= layout.split(kept, torch.cat([trained[name] for name in layout.names]))
-            state = {**trained, **{name: start[name] for name in layout.names}}
-            taken = taken + real_steps([batch])
-            losses.append(value)
-        mean = torch.stack(losses).sum() / taken.clamp(min=1)
-        return {**state, **layout.whole(start, moved)}, mean
+            if "weight" in batch and not batch["weight"].any():
+                continue
+            key = random.fold_in(context.key, len(losses))
+            gate = {name: value.requires_grad_() for name, value in unflat(phi, like).items()}
+            with phase("forward"), torch.enable_grad():
+                M, G, statistics = self._in_training(task, {**state, **gate}, batch)
+                kept, known = self._choose(task, state, G)
+                if known != selection.kept:
+                    assert known is not None
+                    for group, value in zip(selection.groups, values, strict=False):
+                        moved |= layout.split(group, value)
+                    selection = select(task.model, layout, known)
+                    values = [layout.join(group, start, moved) for group in selection.groups]
+                values = [value.detach().requires_grad_() for value in values]
+                gates = self._values(M, G, kept)
+                theta = adapted(task.model, layout, state, gates, selection, values)
+                loss, buffers = task.loss(theta, batch, key)
+            with phase("backward"):
+                leaves = [*values, *gate.values()]
+                slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            with phase("optimiser"):
+                in_phi = flat(dict(zip(gate, slopes[len(values) :], strict=True)))
+                *g, g_phi = sgd.clipped([*slopes[: len(values)], in_phi])
+                values = [
+                    sgd.step(slope, eta_g, (value.detach(),))[0]
+                    for slope, value in zip(g, values, strict=True)
+                ]
+                (phi,) = sgd.step(g_phi, eta, (phi,))
+            new = {"touched": state["touched"] | kept, **statistics, **buffers}
+            state = {**state, **{n: v.detach() for n, v in new.items() if n in state}}
+            losses.append(loss.detach())
+        for group, value in zip(selection.groups, values, strict=False):
+            moved |= layout.split(group, value)
+        mean = torch.stack(losses).mean() if losses else torch.zeros(())
+        return {**state, **unflat(phi, like), **layout.whole(start, moved)}, mean
 
     def _train_whole(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context
@@ -214,18 +244,13 @@ class PFedGate(Method):
 
     def _train(
         self, task: Task, state: Params, steps: Sequence[Batch], context: Context,
-        ahead: _Ahead | None = None, **options: Any,
+        **options: Any,
     ) -> tuple[Params, Tensor]:  # fmt: skip
         def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
-            if ahead is None:
-                M, G, statistics = self._in_training(task, state, batch)
-                kept, known = self._choose(task, state, G)
-            else:
-                M, G = ahead.of(state)
-                statistics, (kept, known) = ahead.statistics, ahead.choice
-            gates, layout = self._values(M, G, kept), _gate(task).layout
-            theta = adapted(task.model, layout, state, gates, known)
-            value, buffers = task.loss(state, batch, key, through=lambda *_: theta)
+            M, G, statistics = self._in_training(task, state, batch)
+            kept, known = self._choose(task, state, G)
+            theta = self._adapted(task, state, self._values(M, G, kept), known)
+            value, buffers = task.loss(theta, batch, key)
             touched = state["touched"] | kept
             return value, {**statistics, **buffers, "kept": kept, "touched": touched}
 
@@ -235,16 +260,13 @@ class PFedGate(Method):
             loss=loss, **options,
         )  # fmt: skip
 
-    def _ahead(self, task: Task, state: Params, batch: Batch) -> _Ahead:
-        """What the gating layer makes of a training batch, and what is kept for it."""
-        phi = {
-            name: value.detach().requires_grad_()
-            for name, value in state.items()
-            if name in task.trained and self.is_private(task, name)
-        }
-        with torch.enable_grad():
-            M, G, statistics = self._in_training(task, {**state, **phi}, batch)
-        return _Ahead(phi, M, G, statistics, self._choose(task, state, G))
+    def _adapted(
+        self, task: Task, state: Params, gates: Tensor, known: tuple[bool, ...] | None
+    ) -> Params:
+        """What a forward pass uses at these gates."""
+        layout = _gate(task).layout
+        selection = None if known is None else select(task.model, layout, known)
+        return adapted(task.model, layout, state, gates, selection)
 
     def _in_training(
         self, task: Task, state: Params, batch: Batch
@@ -305,10 +327,10 @@ class PFedGate(Method):
 
     def pack(self, task: Task, upload: Params) -> Params:
         touched = upload["touched"].cpu().numpy()
-        parts = _gate(task).layout.join(touched.tolist(), upload, {})
+        values = _gate(task).layout.join(touched.tolist(), upload, {})
         rest = {name: upload[name] for name in upload.keys() & task.buffers}
         bits = torch.from_numpy(np.packbits(touched)).to(task.device)
-        return {**rest, "blocks": bits, "values": torch.cat([*parts.values()])}
+        return {**rest, "blocks": bits, "values": values}
 
     def unpack(self, task: Task, packed: Params) -> Params:
         layout = _gate(task).layout
@@ -329,17 +351,16 @@ class PFedGate(Method):
         rest = {name: uploads[name] for name in server.keys() & task.buffers}
         moved = weighted_sum(rest, trained / trained.sum().clamp(min=1e-12))
         change = {name: torch.zeros_like(server[name]) for name in _gate(task).layout.names}
-        for number, name, start, end in _gate(task).layout.pieces():
-            part = {name: uploads[name].flatten(1)[:, start:end]}
-            change[name].view(-1)[start:end] = weighted_sum(part, Omega[:, number])[name]
+        for number, (name, place) in enumerate(_gate(task).layout.places):
+            part = {name: uploads[name].flatten(1)[:, place]}
+            change[name].view(-1)[place] = weighted_sum(part, Omega[:, number])[name]
         return add(server, {**moved, **change})
 
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
-        layout, logits = _gate(task).layout, []
+        logits = []
         for part in self._parts(batch):
             gates, choice = self._in_use(task, state, part)
-            theta = adapted(task.model, layout, state, gates, choice.known)
-            logits.append(task.logits(theta, part))
+            logits.append(task.logits(self._adapted(task, state, gates, choice.known), part))
         return torch.cat(logits)
 
     def observe_client(self, task: Task, state: Params, batch: Batch) -> Params:
@@ -368,34 +389,6 @@ class PFedGate(Method):
             M, G = _mean(task.module("gate", state, x, real, weight), weight)
         choice = self._choose(task, state, G)
         return self._values(M, G, choice.kept), choice
-
-
-class _Ahead(NamedTuple):
-    """M and G as functions of ``phi``, worked out before it is known which blocks are trained."""
-
-    phi: Params
-    M: Tensor
-    G: Tensor
-    statistics: Params
-    choice: Choice
-
-    def of(self, state: Params) -> tuple[Tensor, Tensor]:
-        """M and G as functions of ``state``'s tensors, which have the same values."""
-        same: Any = _Same
-        M, G = same.apply(self, *(state[name] for name in self.phi))
-        return M, G
-
-
-class _Same(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, ahead: _Ahead, *phi: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.ahead = ahead
-        return ahead.M.detach(), ahead.G.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        phi, M, G, *_ = ctx.ahead
-        return None, *torch.autograd.grad((M, G), tuple(phi.values()), gradients)
 
 
 def _gate(task: Task) -> GatingLayer:
