@@ -2,7 +2,8 @@
 for every block of a model.
 
 Two equal paths, each of switchable normalisation, a linear layer, batch normalisation and a sigmoid
-(Chen et al., ICML 2023, section 5.2.1).
+(Chen et al., ICML 2023, section 5.2.1). Both read the same, and are worked out at once: the first
+half of the layer's outputs are the gates' path, the second the importances'.
 """
 
 from __future__ import annotations
@@ -76,26 +77,28 @@ class Moments(Stepwise):
 
 
 class SwitchableNorm(nn.Module):
-    """Switchable normalisation (Luo et al., ICLR 2019): moments by instance, layer and batch, mixed
-    by learned softmax weights, one set for means and one for variances."""
+    """Switchable normalisation (Luo et al., ICLR 2019) for both paths: moments by instance, layer
+    and batch, mixed by learned softmax weights, one set for means and one for variances."""
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        self.mean_weight = nn.Parameter(torch.ones(3))
-        self.var_weight = nn.Parameter(torch.ones(3))
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
+        self.mean_weight = nn.Parameter(torch.ones(2, 3))
+        self.var_weight = nn.Parameter(torch.ones(2, 3))
+        self.weight = nn.Parameter(torch.ones(2, channels))
+        self.bias = nn.Parameter(torch.zeros(2, channels))
 
     def forward(self, means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
         """What inputs ``[b, C, P]`` with these `Moments` are multiplied with, and what is added to
-        them, each ``[b, C]``."""
+        them, each ``[2, b, C]``."""
         mean, var = (
-            sum((w * moment for w, moment in zip(torch.softmax(weight, 0), moments, strict=True)))
+            torch.tensordot(
+                weight.softmax(1), torch.stack([m.expand_as(moments[0]) for m in moments]), 1
+            )
             for weight, moments in ((self.mean_weight, means), (self.var_weight, variances))
-        )  # [b, C]
-        scale = torch.rsqrt(var + self.eps) * self.weight
-        return scale, self.bias - mean * scale
+        )
+        scale = torch.rsqrt(var + self.eps) * self.weight[:, None]
+        return scale, self.bias[:, None] - mean * scale
 
 
 class Affine(nn.Module):
@@ -162,38 +165,6 @@ def seen(task: Task, source: Source, batch: Batch) -> tuple[Tensor, Tensor | Non
     return x, None
 
 
-class Path(nn.Module):
-    """One path of the gating layer: ``x`` ``[b, C, P]`` to ``[b, L]``."""
-
-    def __init__(self, source: Source, outputs: int, norm: bool, post: nn.Module | None) -> None:
-        super().__init__()
-        self.norm = SwitchableNorm(source.channels) if norm else None
-        inputs = source.channels * source.positions
-        self.linear = nn.Linear(inputs, outputs, bias=post is None)
-        self.post = post or nn.Identity()
-        self._averages = source.kind == "tokens"
-
-    def forward(self, x: Tensor, real: Tensor | None, moments: Any) -> Tensor:
-        if self._averages:
-            x = average(x, real)
-        if self.norm is None:
-            y = self.linear(x.flatten(1))
-        else:
-            y = self._normalised(x, *self.norm(*moments))
-        result: Tensor = self.post(y)
-        return result
-
-    def _normalised(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """``linear(x * scale + shift)``; where positions are many, scaled after the product."""
-        if x.shape[2] == 1:
-            y: Tensor = self.linear(x[:, :, 0] * scale + shift)
-            return y
-        weight = self.linear.weight.view(-1, *x.shape[1:])  # [L, C, P]
-        each = x.movedim(1, 0) @ weight.permute(1, 2, 0)  # [C, b, L]
-        y = (each * scale.mT[:, :, None]).sum(0) + shift @ weight.sum(2).mT
-        return y if self.linear.bias is None else y + self.linear.bias
-
-
 class GatingLayer(Stepwise):
     """g_phi before the mean over the batch, and what a client keeps beside it: its ``budget`` in
     parameters; the mean input (``features``) or the mean M and G (``means``) over its training
@@ -217,15 +188,13 @@ class GatingLayer(Stepwise):
         holds the client's mean M and G."""
         super().__init__()
         L = len(layout.W)
-
-        def path() -> Path:
-            post: nn.Module | None = None
-            if post_norm:
-                post = Affine(L) if one_input else TracedBatchNorm(nn.BatchNorm1d(L), True)
-            return Path(source, L, pre_norm, post)
-
         self.moments = Moments(source.channels) if pre_norm else None
-        self.weights, self.importance = path(), path()
+        self.norm = SwitchableNorm(source.channels) if pre_norm else None
+        inputs = source.channels * source.positions
+        self.linear = nn.Linear(inputs, 2 * L, bias=not post_norm)
+        self.post: nn.Module = nn.Identity()
+        if post_norm:
+            self.post = Affine(2 * L) if one_input else TracedBatchNorm(nn.BatchNorm1d(2 * L), True)
         self.source, self.layout = source, layout
         self._sigmoid = sigmoid
         self._scale = torch.tensor([gate_max, 1.0])
@@ -240,10 +209,28 @@ class GatingLayer(Stepwise):
 
     def forward(self, x: Tensor, real: Tensor | None, weight: Tensor) -> Tensor:
         """M and G of every example, ``[2, b, L]``."""
-        moments = None if self.moments is None else self.moments(x, real, weight)
-        both = torch.stack([path(x, real, moments) for path in (self.weights, self.importance)])
+        vectors = average(x, real) if self.source.kind == "tokens" else x
+        if self.norm is None or self.moments is None:
+            y = self.linear(vectors.flatten(1))
+        else:
+            y = self._normalised(vectors, *self.norm(*self.moments(x, real, weight)))
+        both = self.post(y).view(len(x), 2, -1).movedim(1, 0)
         bounded = torch.sigmoid(both) if self._sigmoid else 0.5 + both / 4
         return bounded * self._scale.to(both.device)[:, None, None]
+
+    def _normalised(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """The linear layer, each half on its own of the two ``x * scale + shift``, ``[b, 2 L]``;
+        where positions are many, scaled after the product."""
+        _, channels, positions = x.shape
+        weight = self.linear.weight.view(2, -1, channels, positions)
+        if positions == 1:
+            y = (x[:, :, 0] * scale + shift) @ weight[:, :, :, 0].mT  # [2, b, L]
+        else:
+            each = x.movedim(1, 0) @ weight.flatten(0, 1).permute(1, 2, 0)  # [C, b, 2 L]
+            scaled = each.view(*each.shape[:2], 2, -1) * scale.permute(2, 1, 0)[..., None]
+            y = scaled.sum(0).movedim(1, 0) + shift @ weight.sum(3).mT
+        y = y.movedim(0, 1).flatten(1)
+        return y if self.linear.bias is None else y + self.linear.bias
 
 
 Solver = Callable[[NDArray[np.float64], int], NDArray[np.bool_]]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from tests.golden import linear_backbone, logit_gradient
 from tests.small import digits_backbone, digits_federation
-from torch import nn
+from torch import Tensor, nn
 
 from fedtailor.blocks import Blocks, block_sizes
 from fedtailor.client import client_round
@@ -17,7 +17,7 @@ from fedtailor.engine import check
 from fedtailor.errors import InputError
 from fedtailor.experiment import parse
 from fedtailor.federation import LocalConfig
-from fedtailor.gating import GatingLayer, Moments, Path, Source, SwitchableNorm
+from fedtailor.gating import GatingLayer, Moments, Source, SwitchableNorm
 from fedtailor.knapsack import knapsack
 from fedtailor.layers import StepContext, bind
 from fedtailor.method import Cohort
@@ -54,8 +54,11 @@ def test_switchable_normalisation() -> None:
     x, p, q = RNG.normal(size=(4, 3, 6)), [0.2, -1.0, 0.5], [1.0, 0.3, -0.4]
     norm, moments = SwitchableNorm(3), Moments(3)
     bind(nn.ModuleList([moments]), step := StepContext())
-    norm.mean_weight.data, norm.var_weight.data = torch.tensor(p), torch.tensor(q)
-    norm.weight.data, norm.bias.data = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 0.3])
+    for parameter, values in (
+        (norm.mean_weight, p), (norm.var_weight, q),
+        (norm.weight, [1.0, 2.0, 3.0]), (norm.bias, [0.1, 0.2, 0.3]),
+    ):  # fmt: skip
+        parameter.data[1] = torch.tensor(values)  # of the second path
     mixed = [np.exp(w) / np.exp(w).sum() for w in (np.array(p), np.array(q))]
     found = [
         [stat(x, axis=axes, keepdims=True) for axes in (2, (1, 2), (0, 2))]
@@ -72,7 +75,7 @@ def test_switchable_normalisation() -> None:
     real[:4, :6] = 1
     step.enter(training=True)
     by, plus = norm(*moments(padded, real, real[:, 0]))
-    got = padded * by[:, :, None] + plus[:, :, None]
+    got = padded * by[1, :, :, None] + plus[1, :, :, None]
     np.testing.assert_allclose(got[:4, :, :6].detach(), expected, atol=1e-4)
     new = step.leave()
     np.testing.assert_allclose(new["0.running_mean"], 0.1 * x.mean((0, 2)), atol=1e-5)
@@ -88,29 +91,34 @@ def test_switchable_normalisation() -> None:
 @pytest.mark.parametrize("positions", [1, 5])
 @pytest.mark.parametrize("bias", [False, True])
 def test_normalised_inputs_are_multiplied(positions: int, bias: bool) -> None:
-    path = Path(Source("pictures", "", 3, positions), 4, True, None if bias else nn.Identity())
+    source, blocks = Source("pictures", "", 3, positions), Blocks(("a",), ((2, 2, 3, 1),))
+    layer = GatingLayer(source, blocks, post_norm=not bias)
     x, scale, shift = (
-        torch.tensor(RNG.normal(size=size)).float() for size in ((6, 3, positions), (6, 3), (6, 3))
+        torch.tensor(RNG.normal(size=size)).float()
+        for size in ((6, 3, positions), (2, 6, 3), (2, 6, 3))
     )
-    normalised = x * scale[:, :, None] + shift[:, :, None]
-    torch.testing.assert_close(
-        path._normalised(x, scale, shift), path.linear(normalised.flatten(1))
-    )
+    expected = [
+        layer.linear((x * scale[path, :, :, None] + shift[path, :, :, None]).flatten(1))
+        for path in (0, 1)
+    ]
+    found = layer._normalised(x, scale, shift)
+    torch.testing.assert_close(found, torch.cat([expected[0][:, :4], expected[1][:, 4:]], 1))
 
 
-def path_by_hand(phi: dict[str, F64], name: str, x: F64) -> F64:
+def path_by_hand(phi: dict[str, F64], half: int, x: F64) -> F64:
     """One path in training, for vectors (one channel): the mean over the batch ``[L]``."""
+    of = {name: value.reshape(2, -1, *value.shape[1:])[half] for name, value in phi.items()}
     p, q = (
-        np.exp(phi[f"{name}.norm.{w}_weight"]) / np.exp(phi[f"{name}.norm.{w}_weight"]).sum()
-        for w in ("mean", "var")
+        np.exp(weight) / np.exp(weight).sum()
+        for weight in (phi["norm.mean_weight"][half], phi["norm.var_weight"][half])
     )
     own_mean, own_var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
     mean = (p[0] + p[1]) * own_mean + p[2] * x.mean()
     var = (q[0] + q[1]) * own_var + q[2] * x.var()
-    h = (x - mean) / np.sqrt(var + 1e-5) * phi[f"{name}.norm.weight"] + phi[f"{name}.norm.bias"]
-    z = h @ phi[f"{name}.linear.weight"].T
+    h = (x - mean) / np.sqrt(var + 1e-5) * of["norm.weight"] + of["norm.bias"]
+    z = h @ of["linear.weight"].T
     z = (z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5)
-    z = z * phi[f"{name}.post.weight"] + phi[f"{name}.post.bias"]
+    z = z * of["post.weight"] + of["post.bias"]
     return (1 / (1 + np.exp(-z))).mean(0)
 
 
@@ -120,7 +128,7 @@ def step_by_hand(
     W = np.array([2, 2, 2])
 
     def gates(phi: dict[str, F64]) -> tuple[F64, F64]:
-        return method.gate_max * path_by_hand(phi, "weights", x), path_by_hand(phi, "importance", x)
+        return method.gate_max * path_by_hand(phi, 0, x), path_by_hand(phi, 1, x)
 
     M, G = gates(phi)
     options = [np.array(o) for o in product([0, 1], repeat=3) if o[0] and W @ np.array(o) <= budget]
@@ -212,6 +220,13 @@ def start(method: PFedGate, client: int = 0, seed: int = 0) -> tuple[Task, Param
     return task, {**method.init_server(task, 3, key(0)), **private}
 
 
+def set_gates(state: Params, before: Tensor) -> None:
+    """All gates' values before the sigmoid, ``[35]``, for any input."""
+    scale, shift = state["gate.post.weight"].clone(), state["gate.post.bias"].clone()
+    scale[:35], shift[:35] = 0, before
+    state.update({"gate.post.weight": scale, "gate.post.bias": shift})
+
+
 def layout_of(task: Task) -> Blocks:
     gate = task.model.get_submodule("gate")
     assert isinstance(gate, GatingLayer)
@@ -221,8 +236,7 @@ def layout_of(task: Task) -> Blocks:
 def test_all_blocks_with_open_gates_is_fedavg() -> None:
     ours, theirs = PFedGate(sparsity=1.0, gate_max=1.0, optimiser=SGD), FedAvg(optimiser=SGD)
     task, state = start(ours)
-    state["gate.weights.post.weight"] = torch.zeros_like(state["gate.weights.post.weight"])
-    state["gate.weights.post.bias"] = torch.full_like(state["gate.weights.post.bias"], 40.0)
+    set_gates(state, torch.full((35,), 40.0))
     plain = Task(digits_backbone(0.0), theirs.adapt)
     received = {name: state[name] for name in plain.state}
     steps = [pictures(seed=s) for s in range(3)]
@@ -271,11 +285,12 @@ def test_the_budget_always_holds(s: float, evaluation: str) -> None:
 def test_importance_decides_which_blocks_are_kept() -> None:
     method = PFedGate(sparsity=0.3)
     task, state = start(method)
-    bias = torch.full((35,), -8.0)
-    bias[16] = 8.0  # a block of the hidden layer's weight
-    state["gate.importance.post.bias"] = bias
+    bias = torch.zeros(70)
+    bias[35:] = -8.0
+    bias[35 + 16] = 8.0  # the importance of a block of the hidden layer's weight
+    state["gate.post.bias"] = bias
     assert method._in_use(task, state, pictures())[1].kept[16]
-    state["gate.importance.post.bias"] = -bias
+    state["gate.post.bias"] = -bias
     assert not method._in_use(task, state, pictures())[1].kept[16]
 
 
@@ -350,8 +365,8 @@ def test_the_dense_form_lets_dropped_blocks_learn_their_importance() -> None:
         task, state = start(method)
         trained, _ = method.local(task, state, [pictures()], Context(key(0)))
         numbers = dropped_by(task, trained)
-        name = "gate.importance.post.bias"
-        moved[form] = (trained[name] - state[name])[numbers].abs().sum().item()
+        change = (trained["gate.post.bias"] - state["gate.post.bias"])[35:]  # of importances
+        moved[form] = change[numbers].abs().sum().item()
         moved[form + " weights"] = trained["hidden.weight"]
     assert moved["kept"] == 0
     assert moved["dense"] > 0
@@ -450,7 +465,7 @@ def test_one_set_of_gates_a_client() -> None:
     x = torch.cat([steps[0]["pixel_values"], padded["pixel_values"][:2]])
     pooled = nn.functional.adaptive_avg_pool2d(x, 28).mean(0).flatten(1)
     torch.testing.assert_close(trained["gate.features"], pooled)
-    assert not trained["gate.weights.post.bias"].equal(state["gate.weights.post.bias"])
+    assert not trained["gate.post.bias"].equal(state["gate.post.bias"])
     shown = [method.observe_client(task, trained, pictures(3, seed=s))["gates"] for s in (4, 5)]
     assert shown[0].equal(shown[1])
 
@@ -465,7 +480,7 @@ def test_each_part_of_the_gating_layer_can_be_left_out() -> None:
     for sigmoid, expected in ((True, 2 / (1 + np.exp(-9.0))), (False, 2 * (0.5 + 9.0 / 4))):
         method = PFedGate(sparsity=1.0, sigmoid=sigmoid)
         task, state = start(method)
-        state["gate.weights.post.weight"], state["gate.weights.post.bias"] = wide * 0, wide
+        set_gates(state, wide)
         shown = method.observe_client(task, state, pictures())["gates"]
         kept = shown[shown != 0]
         torch.testing.assert_close(kept, torch.full_like(kept, expected))
@@ -482,7 +497,7 @@ def test_gates_start_at_half_their_largest_value() -> None:
 def test_pictures_are_averaged_to_the_pool() -> None:
     for pool in (2, 8):
         task, state = start(PFedGate(pool=pool))
-        assert state["gate.weights.linear.weight"].shape == (35, pool * pool)
+        assert state["gate.linear.weight"].shape == (70, pool * pool)
         PFedGate(pool=pool).predict(task, state, pictures())
 
 
@@ -492,7 +507,7 @@ def test_the_gating_layer_has_a_learning_rate_of_its_own() -> None:
         method = PFedGate(sparsity=1.0, lr_gate=lr_gate, optimiser=SGD)
         task, state = start(method)
         trained, _ = method.local(task, state, [pictures()], Context(key(0)))
-        names = ("gate.weights.post.bias", "hidden.weight")
+        names = ("gate.post.bias", "hidden.weight")
         moved.append([trained[name] - state[name] for name in names])
     torch.testing.assert_close(moved[1][0], 2 * moved[0][0], atol=1e-6, rtol=1e-3)
     torch.testing.assert_close(moved[1][1], moved[0][1])

@@ -30,11 +30,11 @@ def private() -> dict[str, NDArray[Any]]:
     """Two groups of clients; the statistics, far larger, say otherwise."""
     rng = np.random.default_rng(0)
     found: dict[str, NDArray[Any]] = {"__seen__": SEEN}
-    for path, scale in (("weights", 1.0), ("importance", 1e-4)):
+    for name, scale in (("linear.weight", 1.0), ("post.weight", 1e-4)):
         base = rng.normal(size=(2, L, 8))[GROUP] + 0.01 * rng.normal(size=(6, L, 8))
-        found[f"gate.{path}.linear.weight"] = (scale * base).astype(np.float32)
-        found[f"gate.{path}.post.running_mean"] = 1e6 * rng.normal(size=(6, L)).astype(np.float32)
-    found["gate.importance.post.bias"] = np.ones((6, L), dtype=np.float32)  # nobody's differs
+        found[f"gate.{name}"] = (scale * base).astype(np.float32)
+    found["gate.post.running_mean"] = 1e6 * rng.normal(size=(6, L)).astype(np.float32)
+    found["gate.post.bias"] = np.ones((6, L), dtype=np.float32)  # nobody's differs
     found["gate.budget"] = np.arange(6) * 1000
     return found
 
@@ -79,15 +79,15 @@ def test_clients_with_like_gating_layers_stand_side_by_side(gated: Path) -> None
 
 def test_every_tensor_counts_whatever_its_scale(gated: Path) -> None:
     tensors = private()
-    tensors["gate.weights.linear.weight"][:] = 3.0
+    tensors["gate.linear.weight"][:] = 3.0
     order = leaves(prepared(gated, tensors))
     assert np.count_nonzero(np.diff(GROUP[order])) == 1
 
 
 def test_joins_have_the_heights_of_wards_method(gated: Path) -> None:
-    tensors = {"__seen__": SEEN, "gate.weights.linear.weight": np.zeros((6, 1, 1), np.float32)}
+    tensors = {"__seen__": SEEN, "gate.linear.weight": np.zeros((6, 1, 1), np.float32)}
     x = np.array([0, 1, 0, 4, 9, 20], dtype=np.float64)  # client 2 never took part
-    tensors["gate.weights.linear.weight"][:, 0, 0] = x
+    tensors["gate.linear.weight"][:, 0, 0] = x
     tree = clustering(prepared(gated, tensors)).figure.axes[0]
     heights = sorted(max(line.get_ydata()) for line in tree.lines)
     # the joins' distance is sqrt(2 |a| |b| / (|a| + |b|)) times that of the means
@@ -109,7 +109,7 @@ def test_the_strip_shows_shares_of_labels_in_the_tree_s_order(gated: Path) -> No
 def test_the_caption_says_how_far_labels_agree(gated: Path) -> None:
     tensors = private()
     labels = np.array([0, 0, 0, 1, 1, 1])  # as the partition's
-    for name in ("gate.weights.linear.weight", "gate.importance.linear.weight"):
+    for name in ("gate.linear.weight", "gate.post.weight"):
         tensors[name] = np.broadcast_to(labels[:, None, None], tensors[name].shape).astype("f4")
     drawn = clustering(prepared(gated, tensors))
     assert "10 pairs" in drawn.caption
@@ -148,7 +148,7 @@ def test_missing_tensors_are_refused(gated: Path) -> None:
     with pytest.raises(InputError, match=r"no tensors of a gating layer"):
         clustering(entry)
     trial = entry.trials[0].folder
-    save_file({"gate.weights.linear.weight": np.zeros((6, 2))}, trial / "private.safetensors")
+    save_file({"gate.linear.weight": np.zeros((6, 2))}, trial / "private.safetensors")
     with pytest.raises(InputError, match="lacks the tensors __seen__"):
         clustering(entry)
     (trial / "private.safetensors").write_bytes(b"\x00")
@@ -217,7 +217,7 @@ def test_many_clients_are_drawn_without_their_numbers(gated: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "clients": K}))
     hold(gated, 0, labels=[[1 + k % 3, 2, 0] for k in range(K)])
     x = np.random.default_rng(1).normal(size=(K, 3, 4)).astype(np.float32)
-    tensors = {"__seen__": np.ones(K, np.uint8), "gate.weights.linear.weight": x}
+    tensors = {"__seen__": np.ones(K, np.uint8), "gate.linear.weight": x}
     with matplotlib.rc_context(drawing.RC):
         figure = clustering(prepared(gated, tensors)).figure
     assert len(figure.axes[0].lines) == K - 1

@@ -18,7 +18,7 @@ from ..select import Entry
 Floats = NDArray[np.float64]
 Bracket = tuple[list[float], list[float]]  # x and y of one join
 Observation = tuple[int, Floats, Floats, NDArray[np.int64]]  # round, gates, sparsity, clients
-_PATHS = ("gate.weights.", "gate.importance.")
+_LAYER = ("gate.norm.", "gate.linear.", "gate.post.")
 _STATISTICS = ("running_mean", "running_var")
 _MOST_ROUNDS = 6  # histograms
 _MOST_EXACT = 300  # clients; above it the dendrogram's leaves aren't sorted among equals
@@ -41,10 +41,10 @@ def _distances(path: Path, clients: NDArray[np.int64]) -> Floats:
     names = [
         name
         for name in tensor_names(path)
-        if name.startswith(_PATHS) and not name.endswith(_STATISTICS)
+        if name.startswith(_LAYER) and not name.endswith(_STATISTICS)
     ]
     if not names:
-        raise InputError(f"{path} has no tensors of a gating layer (gate.weights.*)")
+        raise InputError(f"{path} has no tensors of a gating layer (gate.linear.*)")
     squares = np.zeros((len(clients), len(clients)))
     if not len(clients):
         return squares
