@@ -252,7 +252,8 @@ def choose(solve: Solver, importance: Tensor, budget: Tensor) -> Choice:
     """
     known: list[NDArray[np.bool_]] = []
     choice: Any = _Choice
-    kept: Tensor = choice.apply(importance, budget, solve, known)
+    plain = torch._C._functorch.peek_interpreter_stack() is None  # under no transform
+    kept: Tensor = (choice.forward if plain else choice.apply)(importance, budget, solve, known)
     return Choice(kept, tuple(known[0].tolist()) if known else None)
 
 

@@ -3,9 +3,10 @@ would have cost is neither computed nor stored.
 
 The blocks are pieces, of given sizes, of the weight's flat vector. Each is multiplied by its gate
 or dropped. A row (an output feature or channel) without a kept block is left out of the matrix
-product or convolution, and so out of their gradients. Where it is known in Python which blocks are
-kept, a weight is given by their values alone, one block after the other. Under ``torch.func.vmap``,
-where the clients of a chunk drop different blocks, the same numbers come from the dense product.
+product or convolution, and so out of their gradients. That is where it is known in Python which
+blocks are kept: their values alone are used, most of a model's as one vector. Under
+``torch.func.vmap``, where the clients of a chunk drop different blocks, the same numbers come from
+the dense product.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ from ..optim import Context, Optimiser, train
 from ..params import Params, add, flat, subtract, unflat, weighted_sum
 from ..parts import train_only
 from ..profile import phase
-from ..sparse import adapted, gate_rows, gated, select
+from ..sparse import Selection, adapted, gate_rows, gated, select
 from ..task import Backbone, Batch, Task
 
 Solver = Literal["exact", "greedy"]
@@ -198,8 +198,7 @@ class PFedGate(Method):
                 kept, known = self._choose(task, state, G)
                 if known != selection.kept:
                     assert known is not None
-                    for group, value in zip(selection.groups, values, strict=False):
-                        moved |= layout.split(group, value)
+                    moved |= _by_block(layout, selection, values)
                     selection = select(task.model, layout, known)
                     values = [layout.join(group, start, moved) for group in selection.groups]
                 values = [value.detach().requires_grad_() for value in values]
@@ -220,8 +219,7 @@ class PFedGate(Method):
             new = {"touched": state["touched"] | kept, **statistics, **buffers}
             state = {**state, **{n: v.detach() for n, v in new.items() if n in state}}
             losses.append(loss.detach())
-        for group, value in zip(selection.groups, values, strict=False):
-            moved |= layout.split(group, value)
+        moved |= _by_block(layout, selection, values)
         mean = torch.stack(losses).mean() if losses else torch.zeros(())
         return {**state, **unflat(phi, like), **layout.whole(start, moved)}, mean
 
@@ -395,6 +393,12 @@ def _gate(task: Task) -> GatingLayer:
     gate = task.model.get_submodule("gate")
     assert isinstance(gate, GatingLayer)
     return gate
+
+
+def _by_block(layout: Blocks, selection: Selection, values: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The values of a selection's groups by the block's number; none before the first step."""
+    pairs = zip(selection.groups, values, strict=False)
+    return {number: block for pair in pairs for number, block in layout.split(*pair).items()}
 
 
 def _examples(task: Task, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
