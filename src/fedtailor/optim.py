@@ -240,6 +240,11 @@ def real_steps(steps: Sequence[Batch]) -> Tensor | int:
     return len(steps) - len(padded) + (torch.stack(padded).sum() if padded else 0)
 
 
+def without_padding(steps: Sequence[Batch]) -> list[Batch]:
+    """The client's own steps, where that can be told in Python: not under ``torch.func.vmap``."""
+    return [batch for batch in steps if "weight" not in batch or bool(batch["weight"].sum() > 0)]
+
+
 def _everywhere(free: Params, theta: Params) -> Params:
     """What may move, bool of the shapes of ``theta``; what ``free`` does not name may."""
     everything = torch.ones((), dtype=torch.bool, device=next(iter(theta.values())).device)

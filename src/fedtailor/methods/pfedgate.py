@@ -56,7 +56,7 @@ from ..errors import InputError
 from ..gating import Choice, GatingLayer, Source, average, beside, choose, one_client, seen
 from ..knapsack import greedy, knapsack
 from ..method import Cohort, Method, Paper, Server
-from ..optim import Context, Optimiser, train
+from ..optim import Context, Optimiser, train, without_padding
 from ..params import Params, add, flat, subtract, unflat, weighted_sum
 from ..parts import train_only
 from ..profile import phase
@@ -188,9 +188,7 @@ class PFedGate(Method):
         like = {n: v for n, v in state.items() if n in task.trained and self.is_private(task, n)}
         phi, sgd = flat(like), self.optimiser
         eta_g, eta = phi.new_tensor([sgd.lr, self.lr_gate]) * context.lr_scale
-        for batch in steps:
-            if "weight" in batch and not batch["weight"].any():
-                continue
+        for batch in without_padding(steps):
             key = random.fold_in(context.key, len(losses))
             gate = {name: value.requires_grad_() for name, value in unflat(phi, like).items()}
             with phase("forward"), torch.enable_grad():
