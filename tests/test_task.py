@@ -55,6 +55,19 @@ def test_state_buffers_travel_with_the_state_and_are_not_trained() -> None:
     assert same["dropout.steps"] == 3
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_modules_share_stay_shared(tied: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    if tied:
+        model[1].weight = model[0].weight
+    task = Task(Backbone(model, prepare=lambda batch: {"input": batch["x"]}))
+    assert list(task.state) == ["0.weight", "1.weight"][: 2 - tied]
+    batch, W = {"x": torch.rand(2, 3)}, torch.rand(3, 3)
+    second = W if tied else model[1].weight
+    expected = batch["x"] @ W.T @ second.T
+    torch.testing.assert_close(task.logits({**task.state, "0.weight": W}, batch), expected)
+
+
 @pytest.mark.parametrize("kind", ["classification", "causal-lm"])
 def test_what_is_no_number_hits_nothing(kind: Literal["classification", "causal-lm"]) -> None:
     """Though argmax takes the first of logits that are not numbers for the largest."""

@@ -136,6 +136,11 @@ class Task:
             for path, module in self.model.named_modules()
             for name in (*module._parameters, *module._buffers)
         )
+        every = [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]
+        self._tied = len(every) > len(tensors)  # to look for it at every call takes its time
         self.state: Params = {
             name: value.detach()
             for name, value in tensors.items()
@@ -169,7 +174,8 @@ class Task:
 
     def module(self, path: str, state: Params, *inputs: Any) -> Any:
         """What the model's submodule at ``path`` makes of ``inputs``, with ``state``'s tensors."""
-        return functional_call(self.model.get_submodule(path), under(state, f"{path}."), inputs)
+        module, own = self.model.get_submodule(path), under(state, f"{path}.")
+        return functional_call(module, own, inputs, tie_weights=self._tied)
 
     def module_step(
         self, path: str, state: Params, batch: Batch, *inputs: Any
@@ -199,7 +205,8 @@ class Task:
         if self.prefix is not None and not self.prefix.changed_by(state):
             given = self.prefix.given(batch.get(_FEATURES))
         with given, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
-            output = functional_call(self.model, state, (), self.inputs(batch))
+            inputs = self.inputs(batch)
+            output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
         return self.backbone.logits(output).float()
 
     def loss(
