@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedtailor.params import Params
-from fedtailor.pooling import LateReLU, QuickMaxPool2d, max_pool2d, quicken_pools
+from fedtailor.pooling import QuickMaxPool2d, max_pool2d, quicken_pools
 
 HOW: list[dict[str, Any]] = [
     {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False},
@@ -135,7 +135,9 @@ def test_channels_lie_side_by_side_up_to_a_pool() -> None:
 
 def test_rectified_after_the_pool_to_the_bit() -> None:
     x = torch.randint(-2, 3, (3, 2, 8, 8), generator=DRAWS).float()
-    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
+    model[0].weight.data.copy_(torch.eye(2)[:, :, None, None])
+    model[0].bias.data.zero_()
     weights = torch.rand(3, 2, 4, 4, generator=DRAWS)
 
     def gradient() -> Tensor:
@@ -144,10 +146,46 @@ def test_rectified_after_the_pool_to_the_bit() -> None:
 
     before = model(x), gradient()
     quicken_pools(model)
-    assert isinstance(model[0], LateReLU)
-    assert torch.equal(model[0](x), x)
+    seen: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
     assert torch.equal(model(x), before[0])
+    assert torch.equal(seen[0], x)
     assert torch.equal(gradient(), before[1])
+
+
+class Skipping(nn.Module):
+    """Runs a chain's modules itself, and takes what is before a pool past it."""
+
+    def __init__(self, *chain: nn.Module) -> None:
+        super().__init__()
+        self.f = nn.Sequential(*chain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for module in self.f:
+            x = module(x)
+            kept.append(x.flatten(1).sum(1))
+        return torch.stack([*kept, self.f[:2](x.new_ones(1, 2, 4, 4)).sum().expand(len(x))])
+
+
+def test_modules_that_are_run_one_by_one_do_their_own_work() -> None:
+    model = Skipping(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+    x = torch.randn(3, 2, 8, 8, generator=DRAWS)
+    before = model(x)
+    quicken_pools(model)
+    torch.testing.assert_close(model(x), before)
+    with pytest.raises(RuntimeError):
+        model.f(x[:, :1])  # it breaks off in mid-chain
+    torch.testing.assert_close(model(x), before)
+    torch.testing.assert_close(model.f[0](input=x), model.f[0](x))
+
+
+def test_an_input_that_others_may_use_is_rectified_where_it_is() -> None:
+    chain = nn.Sequential(nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    quicken_pools(chain)
+    x = torch.full((1, 1, 2, 2), -1.0)
+    chain(x)
+    assert x.eq(0).all()
 
 
 class Watch(TorchFunctionMode):

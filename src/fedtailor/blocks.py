@@ -95,25 +95,26 @@ class Blocks:
             found += [(name, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
         return tuple(found)
 
-    def join(self, kept: Sequence[bool], state: Params, moved: Mapping[int, Tensor]) -> Tensor:
-        """The kept blocks' values, one after the other: those in ``moved`` by the block's number,
-        the others from ``state``."""
+    def join(self, numbers: Sequence[int], state: Params, moved: Mapping[int, Tensor]) -> Tensor:
+        """These blocks' values, one after the other: those in ``moved`` by the block's number, the
+        others from ``state``."""
         flat = {name: state[name].flatten() for name in self.names}
         parts = [flat[self.names[0]][:0]]
-        for number in np.flatnonzero(kept).tolist():
+        for number in numbers:
             name, place = self.places[number]
             parts.append(moved[number] if number in moved else flat[name][place])
         return torch.cat(parts)
 
-    def split(self, kept: Sequence[bool], values: Tensor) -> dict[int, Tensor]:
+    def split(self, numbers: Sequence[int], values: Tensor) -> dict[int, Tensor]:
         """The inverse of `join`, by the block's number: views of ``values``."""
-        numbers = np.flatnonzero(kept)
-        parts = torch.split(values, self.W[numbers].tolist())
-        return dict(zip(numbers.tolist(), parts, strict=True))
+        if not numbers:
+            return {}
+        parts = torch.split(values, self.W[list(numbers)].tolist())
+        return dict(zip(numbers, parts, strict=True))
 
     def whole(self, state: Params, moved: Mapping[int, Tensor]) -> Params:
         """Copies of ``state``'s parameters with the blocks of ``moved`` in their places."""
-        found = {name: state[name].clone() for name in self.names}
+        found = {n: state[n].clone(memory_format=torch.contiguous_format) for n in self.names}
         for number, values in moved.items():
             name, place = self.places[number]
             found[name].view(-1)[place] = values

@@ -6,9 +6,10 @@ are as quick or quicker that way. So pictures are laid out the second way where 
 already before the convolutions that lead to a pool one after another in a chain. What a pool finds,
 a quarter of the size or less, is laid out as before, for any code that comes after it.
 
-A ReLU just before a pool is done after it, on so much less: the same values and gradients to the
-bit, as both keep what is greatest. Not under a ``TorchFunctionMode``, which is to see the functions
-of a model in its own order.
+A ReLU between a convolution (and its normalisation) and a pool is done after the pool, on so much
+less: the same values and gradients to the bit, as both keep what is greatest. Only while the chain
+itself is run, since other code may run its modules one by one; and not under a
+``TorchFunctionMode``, which is to see the functions of a model in its own order.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .layers import Chain, replace
+from .layers import Chain, TracedBatchNorm, replace
 
 
 class QuickMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` by `max_pool2d`, and ``relu`` after it where a `LateReLU` has left that to it.
-    ``side_by_side``: the channels of what it is given lie side by side, unless clients are run at
-    once."""
+    """`nn.MaxPool2d` by `max_pool2d`, and a ReLU after it where a `LateReLU` has left that to it
+    (``late``). ``side_by_side``: the channels of what it is given lie side by side, unless clients
+    are run at once."""
 
-    relu = False
+    late = False
     side_by_side = False
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,14 +37,16 @@ class QuickMaxPool2d(nn.MaxPool2d):
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
             self.side_by_side,
         )  # fmt: skip
-        return F.relu(pooled) if self.relu and _may_reorder(input) else pooled
+        return F.relu(pooled) if self.late and _may_reorder(input) else pooled
 
 
 class LateReLU(nn.ReLU):
-    """Leaves its work to the pool after it."""
+    """Leaves its work to the pool after it while ``late``: while their chain is run."""
+
+    late = False
 
     def forward(self, input: Tensor) -> Tensor:
-        return input if _may_reorder(input) else super().forward(input)
+        return input if self.late and _may_reorder(input) else super().forward(input)
 
 
 def _may_reorder(x: Tensor) -> bool:
@@ -63,12 +66,13 @@ def quicken_pools(model: nn.Module) -> None:
 
 
 def _prepare(chain: nn.Module) -> None:
-    names, modules = list(chain._modules), list(chain._modules.values())
+    late, names, modules = False, list(chain._modules), list(chain._modules.values())
     for at, pool in enumerate(modules):
         if not isinstance(pool, QuickMaxPool2d) or at == 0:
             continue
-        if type(modules[at - 1]) is nn.ReLU:
-            pool.relu = True
+        source = modules[at - 2] if at > 1 else None  # of what nobody else has got
+        if type(modules[at - 1]) is nn.ReLU and isinstance(source, nn.Conv2d | TracedBatchNorm):
+            late = True
             setattr(chain, names[at - 1], LateReLU())
         for before in reversed(modules[:at]):
             if isinstance(before, nn.Conv2d):
@@ -76,9 +80,32 @@ def _prepare(chain: nn.Module) -> None:
                 pool.side_by_side = True
             elif not isinstance(before, nn.ReLU):
                 break
+    if late:
+        chain.register_forward_pre_hook(_begin)
+        chain.register_forward_hook(_end, always_call=True)
+
+
+def _begin(chain: nn.Module, inputs: Any) -> None:
+    _set_late(chain, True)
+
+
+def _end(chain: nn.Module, inputs: Any, output: Any) -> None:
+    _set_late(chain, False)
+
+
+def _set_late(chain: nn.Module, late: bool) -> None:
+    before = None
+    for module in chain.children():
+        if isinstance(module, LateReLU):
+            module.late = late
+        elif isinstance(module, QuickMaxPool2d):
+            module.late = late and isinstance(before, LateReLU)
+        before = module
 
 
 def _lay_side_by_side(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if len(inputs) != 1:  # it is given by name
+        return inputs
     (x,) = inputs
     if x.dim() != 4 or x.device.type != "cpu" or not _may_reorder(x):
         return inputs

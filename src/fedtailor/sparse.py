@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -113,7 +112,7 @@ class Selection(NamedTuple):
     sizes: tuple[int, ...]
     pieces: tuple[tuple[int, int], ...]
     alone: tuple[str, ...]
-    groups: tuple[tuple[bool, ...], ...]  # bool [L]: of ``names``, then of each of ``alone``
+    groups: tuple[tuple[int, ...], ...]  # blocks' numbers: of ``names``, then of each of ``alone``
 
 
 def select(model: nn.Module, blocks: Blocks, kept: tuple[bool, ...]) -> Selection:
@@ -130,17 +129,16 @@ def _width(model: nn.Module, name: str) -> int:
     return -layer.in_features if isinstance(layer, GatedLinear) else math.prod(layer.shape[1:])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _select(
     blocks: Blocks, widths: tuple[int, ...], kept: tuple[bool, ...], large: int
 ) -> Selection:
-    names, lengths, alone = list[str](), list[int](), dict[str, NDArray[np.bool_]]()
+    names, lengths, alone = list[str](), list[int](), dict[str, tuple[int, ...]]()
     pieces: list[tuple[int, int]] = []
     for (name, place, sizes), width in zip(blocks.parts(), widths, strict=True):
         mine = kept[place]
         if width < 0 and np.dot(sizes, mine) >= large:
-            alone[name] = np.zeros(len(kept), dtype=bool)
-            alone[name][place] = mine
+            alone[name] = tuple((np.flatnonzero(mine) + place.start).tolist())
             continue
         spans: tuple[tuple[int, int], ...] = ((0, sum(sizes)),)
         if width:
@@ -150,8 +148,8 @@ def _select(
         names.append(name)
         lengths.append(sum(size for _, size in own))
         pieces += [(block + place.start if block >= 0 else -1, size) for block, size in own]
-    together = np.array(kept) & ~np.any([np.zeros(len(kept), dtype=bool), *alone.values()], 0)
-    groups = tuple(tuple(mask.tolist()) for mask in (together, *alone.values()))
+    together = tuple(block for block, _ in pieces if block >= 0)
+    groups = (together, *alone.values())
     return Selection(kept, tuple(names), tuple(lengths), tuple(pieces), tuple(alone), groups)
 
 
@@ -184,7 +182,7 @@ class _Spread(torch.autograd.Function):
         ctx.selection = selection
         size = sum(selection.sizes)
         spread = (values.new_empty if len(values) == size else values.new_zeros)(size)
-        _multiply(_kept(spread, selection), _blocks(values, selection), gates, selection)
+        _multiply(_in_spread(spread, selection), _in_values(values, selection), gates, selection)
         return tuple(torch.split(spread, list(selection.sizes)))
 
     @staticmethod
@@ -193,27 +191,22 @@ class _Spread(torch.autograd.Function):
         values, gates = ctx.saved_tensors
         selection: Selection = ctx.selection
         by_values, by_gates = torch.empty_like(values), torch.zeros_like(gates)
-        slopes = _kept(torch.cat(gradients), selection)
-        _multiply(_blocks(by_values, selection), slopes, gates, selection)
-        products = zip(slopes, _blocks(values, selection), strict=True)
+        slopes = _in_spread(torch.cat(gradients), selection)
+        _multiply(_in_values(by_values, selection), slopes, gates, selection)
+        products = zip(slopes, _in_values(values, selection), strict=True)
         dots = [torch.dot(slope, value) for slope, value in products]
         if dots:
-            by_gates[_numbers(selection)] = torch.stack(dots)
+            by_gates[list(selection.groups[0])] = torch.stack(dots)
         return by_values, by_gates, None
 
 
-def _numbers(selection: Selection) -> list[int]:
-    """The kept blocks' numbers."""
-    return [block for block, _ in selection.pieces if block >= 0]
-
-
-def _kept(spread: Tensor, selection: Selection) -> list[Tensor]:
-    """The kept blocks in all pieces together."""
+def _in_spread(spread: Tensor, selection: Selection) -> list[Tensor]:
+    """The kept blocks in a vector of all pieces."""
     parts = torch.split(spread, [size for _, size in selection.pieces])
     return [part for part, (block, _) in zip(parts, selection.pieces, strict=True) if block >= 0]
 
 
-def _blocks(values: Tensor, selection: Selection) -> list[Tensor]:
+def _in_values(values: Tensor, selection: Selection) -> list[Tensor]:
     """The kept blocks in a vector of them alone."""
     sizes = [size for block, size in selection.pieces if block >= 0]
     return list(torch.split(values, sizes)) if sizes else []
@@ -224,7 +217,7 @@ def _multiply(out: list[Tensor], values: list[Tensor], gates: Tensor, selection:
     if out:
         factors = gates.tolist()
         torch._foreach_copy_(out, values)
-        torch._foreach_mul_(out, [factors[number] for number in _numbers(selection)])
+        torch._foreach_mul_(out, [factors[number] for number in selection.groups[0]])
 
 
 class GatedLinear(nn.Linear):

@@ -11,6 +11,7 @@ from tests.golden import linear_backbone, logit_gradient
 from tests.small import digits_backbone, digits_federation
 from torch import Tensor, nn
 
+from fedtailor import sparse
 from fedtailor.blocks import Blocks, block_sizes
 from fedtailor.client import client_round
 from fedtailor.engine import check
@@ -356,6 +357,31 @@ def test_only_kept_blocks_move(optimiser: Optimiser) -> None:
     for name, place in (layout_of(task).places[number] for number in untouched):
         assert trained[name].flatten()[place].equal(state[name].flatten()[place])
     assert any(not trained[name].equal(state[name]) for name in ("hidden.weight", "conv.weight"))
+
+
+@pytest.mark.parametrize("large", [1 << 17, 5])
+def test_training_what_is_kept_is_training_with_whole_gradients(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_LARGE", large)
+    sgd = Optimiser("sgd", lr=0.3, weight_decay=0.1, clip=0.5)
+    method = PFedGate(sparsity=0.2, optimiser=sgd, lr_gate=20.0)
+    task, state = start(method)
+    nobody = torch.zeros(len(layout_of(task).W), dtype=torch.bool)
+    state = {**state, "touched": nobody}
+    weights = torch.tensor([[1.0, 1, 0, 0], [0.0, 0, 0, 0]])
+    padded = [{**pictures(4, seed=7), "weight": weight} for weight in weights]
+    steps = [pictures(seed=0), *padded, *(pictures(seed=n) for n in range(1, 6))]
+    context = Context(key(3), lr_scale=0.7)
+    found, loss = method._train_kept(task, state, steps, context)
+    expected, mean = method._train_whole(task, state, steps, context)
+    once, _ = method._train_kept(task, state, steps[:1], context)
+    assert found["touched"].sum() > once["touched"].sum()  # batches keep different blocks
+    kept = tuple(once["touched"].tolist())
+    assert bool(select(task.model, layout_of(task), kept).alone) == (large == 5)
+    torch.testing.assert_close(loss, mean)
+    for name in state:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_the_dense_form_lets_dropped_blocks_learn_their_importance() -> None:

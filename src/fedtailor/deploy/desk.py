@@ -21,17 +21,17 @@ Answer = tuple[RecordDict | None, str | None]  # one of the two: a message's con
 
 
 def answers(site: Site, listener: Listener) -> Iterator[None]:
-    """Serve what ``listener`` brings, until interrupted; next once a message is answered."""
+    """Serve what ``listener`` brings, until interrupted; next before a message is answered."""
     while True:
         with listener.accept() as connection:
             try:
                 kind, content = connection.recv()
             except (EOFError, OSError):  # its sender has ended, before or within a message
                 continue
+            yield
             found = reply(site, kind, content)
             with suppress(OSError):  # it has ended since
                 connection.send(found)
-        yield
 
 
 def reply(site: Site, kind: str, content: RecordDict) -> Answer:

@@ -95,8 +95,8 @@ def join(
 
     A SuperNode that ends is started again, and data and model are loaded anew: Flower's ends at
     many an error of the server that it would not meet again, and the server refuses for a minute
-    the key of one that was killed. A site that never got a message is not, since its key may be
-    wrong, nor one that has got none for a while.
+    the key of one that was killed. It isn't at a site that never got a message, since its key may
+    be wrong, nor after a minute and a half of refusals.
 
     Raises:
         InputError: no such site; the data can't be used; a file is missing; the SuperNode ends
@@ -114,10 +114,10 @@ def join(
         command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(key)]
     with locked(home):
-        last = time.monotonic()  # when a message has come, or we have begun
+        last = time.monotonic()  # when it was let in, or we have begun
         while True:
-            how, brought = _work(Site(experiment, home / "states", clients=clients), home, command)
-            if brought:
+            how, let_in = _work(Site(experiment, home / "states", clients=clients), home, command)
+            if let_in:
                 last = time.monotonic()
             elif not (home / _JOINED).exists() or time.monotonic() > last + _REFUSED:
                 raise ProgramEndedError(how)
@@ -125,10 +125,10 @@ def join(
 
 
 def _work(here: Site, home: Path, command: Sequence[str]) -> tuple[str, bool]:
-    """Do what a new SuperNode brings until it ends: how it has ended, and whether a message has
-    come."""
+    """Do what a new SuperNode brings until it ends: how it has ended, and whether the server has
+    let it in: it has brought a message, or run for longer than one that is refused."""
     here.load()
-    how, brought = "", False
+    how, let_in, start = "", False, time.monotonic()
     try:
         with (
             TemporaryDirectory(prefix="fedtailor-") as folder,
@@ -140,11 +140,11 @@ def _work(here: Site, home: Path, command: Sequence[str]) -> tuple[str, bool]:
             watched(process, "flower-supernode"),
         ):
             for _ in answers(here, listener):
-                brought = True
+                let_in = True
                 (home / _JOINED).touch()
     except ProgramEndedError as ended:
         how = ended.how
-    return how, brought
+    return how, let_in or time.monotonic() > start + _REFUSED
 
 
 def run(deployment: Deployment) -> Path:

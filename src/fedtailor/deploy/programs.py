@@ -62,19 +62,24 @@ def _end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 @contextmanager
 def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The program while it is needed; after that neither it nor anything that it started is left.
     What it prints is a log, and goes to stderr.
 
     SIGTERM is an interrupt meanwhile, as SIGINT is. Needs Linux.
+
+    Raises:
+        KeyboardInterrupt: at the end, too, if one has come at any time.
     """
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that a grandchild without a parent becomes a child
-    before = [signal.signal(number, _interrupt) for number in _INTERRUPTS]
+    before = [signal.signal(number, interrupt) for number in _INTERRUPTS]
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         preexec_fn=_end_with_parent,
@@ -83,10 +88,12 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subproce
         yield process
     finally:
         for number in _INTERRUPTS:
-            signal.signal(number, signal.SIG_IGN)  # it takes a moment
+            signal.signal(number, lambda *at: came.append(at[0]))  # it takes a moment
         _end_all(process)
         for number, handler in zip(_INTERRUPTS, before, strict=True):
             signal.signal(number, handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -119,8 +126,9 @@ def watched(process: subprocess.Popen[bytes], name: str) -> Iterator[None]:
         if process.poll() is not None:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGCHLD, child_ended)
+    before = signal.getsignal(signal.SIGCHLD)
     try:
+        signal.signal(signal.SIGCHLD, child_ended)
         if process.poll() is None:
             yield
             process.wait()

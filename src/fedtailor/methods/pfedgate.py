@@ -183,8 +183,9 @@ class PFedGate(Method):
         """Each step on the blocks that its batch keeps: there is nothing else in the gradient and
         the optimiser."""
         layout, start, losses = _gate(task).layout, state, list[Tensor]()
-        moved: dict[int, Tensor] = {}  # what was trained before the last step, by block
-        selection, values = select(task.model, layout, (False,) * len(layout.W)), list[Tensor]()
+        moved: dict[int, Tensor] = {}  # what was trained and is dropped now, by block
+        selection: Selection | None = None
+        values: list[Tensor] = []  # of the selection's groups
         like = {n: v for n, v in state.items() if n in task.trained and self.is_private(task, n)}
         phi, sgd = flat(like), self.optimiser
         eta_g, eta = phi.new_tensor([sgd.lr, self.lr_gate]) * context.lr_scale
@@ -194,11 +195,12 @@ class PFedGate(Method):
             with phase("forward"), torch.enable_grad():
                 M, G, statistics = self._in_training(task, {**state, **gate}, batch)
                 kept, known = self._choose(task, state, G)
-                if known != selection.kept:
-                    assert known is not None
-                    moved |= _by_block(layout, selection, values)
+                assert known is not None
+                if selection is None or known != selection.kept:
+                    own = _by_block(layout, selection, values)
                     selection = select(task.model, layout, known)
-                    values = [layout.join(group, start, moved) for group in selection.groups]
+                    values = [layout.join(g, start, moved | own) for g in selection.groups]
+                    moved |= {n: block.clone() for n, block in own.items() if not known[n]}
                 values = [value.detach().requires_grad_() for value in values]
                 gates = self._values(M, G, kept)
                 theta = adapted(task.model, layout, state, gates, selection, values)
@@ -323,7 +325,7 @@ class PFedGate(Method):
 
     def pack(self, task: Task, upload: Params) -> Params:
         touched = upload["touched"].cpu().numpy()
-        values = _gate(task).layout.join(touched.tolist(), upload, {})
+        values = _gate(task).layout.join(np.flatnonzero(touched).tolist(), upload, {})
         rest = {name: upload[name] for name in upload.keys() & task.buffers}
         bits = torch.from_numpy(np.packbits(touched)).to(task.device)
         return {**rest, "blocks": bits, "values": values}
@@ -334,7 +336,8 @@ class PFedGate(Method):
         nothing = {
             n: v.new_zeros(()).expand_as(v) for n, v in task.state.items() if n in layout.names
         }
-        delta = layout.whole(nothing, layout.split(touched.tolist(), packed["values"]))
+        sent = layout.split(np.flatnonzero(touched).tolist(), packed["values"])
+        delta = layout.whole(nothing, sent)
         rest = {name: packed[name] for name in packed.keys() & task.buffers}
         return {**rest, **delta, "touched": torch.from_numpy(touched).to(task.device)}
 
@@ -346,7 +349,7 @@ class PFedGate(Method):
         trained = shares[:, 0] * sent.any(1)
         rest = {name: uploads[name] for name in server.keys() & task.buffers}
         moved = weighted_sum(rest, trained / trained.sum().clamp(min=1e-12))
-        change = {name: torch.zeros_like(server[name]) for name in _gate(task).layout.names}
+        change = {n: server[n].new_zeros(server[n].shape) for n in _gate(task).layout.names}
         for number, (name, place) in enumerate(_gate(task).layout.places):
             part = {name: uploads[name].flatten(1)[:, place]}
             change[name].view(-1)[place] = weighted_sum(part, Omega[:, number])[name]
@@ -393,9 +396,11 @@ def _gate(task: Task) -> GatingLayer:
     return gate
 
 
-def _by_block(layout: Blocks, selection: Selection, values: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The values of a selection's groups by the block's number; none before the first step."""
-    pairs = zip(selection.groups, values, strict=False)
+def _by_block(
+    layout: Blocks, selection: Selection | None, values: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """The values of a selection's groups by the block's number."""
+    pairs = zip(selection.groups if selection else (), values, strict=True)
     return {number: block for pair in pairs for number, block in layout.split(*pair).items()}
 
 
