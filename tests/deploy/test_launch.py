@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from fedtailor.deploy import launch
+from fedtailor.deploy import launch, programs
 from fedtailor.deploy.folder import init, open_folder
 from fedtailor.deploy.launch import join, run
+from fedtailor.deploy.programs import ProgramEndedError, started, watched
 from fedtailor.errors import InputError
 from tests.deploy.test_folder import made
 
@@ -71,3 +74,42 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
         join(deployment, "a", "digits", ["limit=30"], insecure=True)
     tries = len(log.read_text().splitlines())
     assert tries == 1 if not joined else tries > 1 and time.monotonic() > start + 1
+
+
+STAYS = ["sh", "-c", "trap '' TERM; sleep 60 & wait; wait"]
+
+
+def test_an_interrupt_counts_while_programs_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_GRACE", 1.0)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt), started(STAYS, os.environ):
+        interrupt.start()
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+def test_an_interrupt_counts_though_the_program_ends_at_the_same_time() -> None:
+    both = {signal.SIGTERM, signal.SIGCHLD}
+
+    def run_and_end() -> None:
+        with started(["sleep", "60"], os.environ) as process, watched(process):
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_and_end()
+
+
+def test_a_program_that_ends_at_once_is_told_as_one() -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    for _ in range(50):
+        with (
+            pytest.raises(ProgramEndedError, match="sh ended with code 3, see above; the same"),
+            started(["sh", "-c", "exit 3"], os.environ) as process,
+            watched(process),
+        ):
+            time.sleep(1)
+        assert signal.getsignal(signal.SIGCHLD) == before

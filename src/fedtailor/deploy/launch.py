@@ -81,7 +81,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
         env = server_environment(deployment)
-        with started(command, env) as process, watched(process, "flower-superlink"):
+        with started(command, env, "flower-superlink") as process, watched(process):
             wait_for(deployment.port)
             if not insecure:
                 register(deployment, env)
@@ -137,7 +137,7 @@ def _work(here: Site, home: Path, command: Sequence[str]) -> tuple[str, bool]:
                 [*command, "--port", str(free_port())],
                 environment(home, **{SITE: f"{folder}/socket"}),
             ) as process,
-            watched(process, "flower-supernode"),
+            watched(process),
         ):
             for _ in answers(here, listener):
                 let_in = True

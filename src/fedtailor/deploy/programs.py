@@ -63,14 +63,17 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: Sequence[str], env: Mapping[str, str], name: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """The program while it is needed; after that neither it nor anything that it started is left.
-    What it prints is a log, and goes to stderr.
+    What it prints is a log, and goes to stderr. ``name``: what it is called, if not as its file.
 
     SIGTERM is an interrupt meanwhile, as SIGINT is. Needs Linux.
 
     Raises:
         KeyboardInterrupt: at the end, too, if one has come at any time.
+        ProgramEndedError: it has ended inside `watched`.
     """
     came: list[int] = []
 
@@ -79,18 +82,27 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subproce
         raise KeyboardInterrupt
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that a grandchild without a parent becomes a child
-    before = [signal.signal(number, interrupt) for number in _INTERRUPTS]
+    numbers = *_INTERRUPTS, signal.SIGCHLD
+    before = [signal.getsignal(number) for number in numbers]
+    for number in _INTERRUPTS:
+        signal.signal(number, interrupt)
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         preexec_fn=_end_with_parent,
     )  # fmt: skip
     try:
         yield process
+    except KeyboardInterrupt:
+        if came:
+            raise
+        code = process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}, see above"
+        raise ProgramEndedError(f"{name or Path(command[0]).name} {how}") from None
     finally:
         for number in _INTERRUPTS:
             signal.signal(number, lambda *at: came.append(at[0]))  # it takes a moment
         _end_all(process)
-        for number, handler in zip(_INTERRUPTS, before, strict=True):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
         if came:
             raise KeyboardInterrupt
@@ -115,15 +127,14 @@ def interrupts_later() -> Iterator[None]:
 
 
 @contextmanager
-def watched(process: subprocess.Popen[bytes], name: str) -> Iterator[None]:
-    """As long as the program runs; its end, at any point inside, is an error.
-
-    Raises:
-        ProgramEndedError: it has ended.
-    """
+def watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """As long as the program runs, and inside `started`, which is interrupted when it ends."""
+    told = False
 
     def child_ended(number: int, frame: FrameType | None) -> None:
-        if process.poll() is not None:
+        nonlocal told
+        if not told and process.poll() is not None:
+            told = True  # once is enough: whoever hears of it may be at the end of a block
             raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGCHLD)
@@ -132,14 +143,9 @@ def watched(process: subprocess.Popen[bytes], name: str) -> Iterator[None]:
         if process.poll() is None:
             yield
             process.wait()
-    except KeyboardInterrupt:
-        if process.poll() is None:
-            raise
     finally:
         signal.signal(signal.SIGCHLD, before)
-    code = process.wait()
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}, see above"
-    raise ProgramEndedError(f"{name} {how}")
+    raise KeyboardInterrupt
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
