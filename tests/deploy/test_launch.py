@@ -65,7 +65,7 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     program.write_text(f"#!/bin/sh\necho >> {log}\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(launch, "_REFUSED", 1.0)
+    monkeypatch.setattr(launch, "_REFUSED", 2.0 if joined else 60.0)
     if joined:
         deployment.site("a").mkdir(parents=True)
         (deployment.site("a") / "joined").touch()
@@ -73,7 +73,8 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     with pytest.raises(InputError, match="flower-supernode ended with code 3, see above; the same"):
         join(deployment, "a", "digits", ["limit=30"], insecure=True)
     tries = len(log.read_text().splitlines())
-    assert tries == 1 if not joined else tries > 1 and time.monotonic() > start + 1
+    assert tries > 1 if joined else tries == 1
+    assert (time.monotonic() > start + 2) >= joined
 
 
 STAYS = ["sh", "-c", "trap '' TERM; sleep 60 & wait; wait"]
@@ -86,21 +87,6 @@ def test_an_interrupt_counts_while_programs_are_ended(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt), started(STAYS, os.environ):
         interrupt.start()
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
-
-
-def test_an_interrupt_counts_though_the_program_ends_at_the_same_time() -> None:
-    both = {signal.SIGTERM, signal.SIGCHLD}
-
-    def run_and_end() -> None:
-        with started(["sleep", "60"], os.environ) as process, watched(process):
-            signal.pthread_sigmask(signal.SIG_BLOCK, both)
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            os.kill(os.getpid(), signal.SIGTERM)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_and_end()
 
 
 def test_a_program_that_ends_at_once_is_told_as_one() -> None:

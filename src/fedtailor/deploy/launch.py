@@ -114,12 +114,12 @@ def join(
         command += ["--root-certificates", str(authority)]
         command += ["--auth-supernode-private-key", str(key)]
     with locked(home):
-        last = time.monotonic()  # when it was let in, or we have begun
+        refused: float | None = None  # since when
         while True:
             how, let_in = _work(Site(experiment, home / "states", clients=clients), home, command)
-            if let_in:
-                last = time.monotonic()
-            elif not (home / _JOINED).exists() or time.monotonic() > last + _REFUSED:
+            now = time.monotonic()
+            refused = None if let_in else refused or now
+            if refused and (now > refused + _REFUSED or not (home / _JOINED).exists()):
                 raise ProgramEndedError(how)
             print(f"fedtailor: {how}; starting it again", file=sys.stderr, flush=True)
 

@@ -76,10 +76,12 @@ def started(
         ProgramEndedError: it has ended inside `watched`.
     """
     came: list[int] = []
+    ending = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        raise KeyboardInterrupt
+        if not ending:
+            raise KeyboardInterrupt
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that a grandchild without a parent becomes a child
     numbers = *_INTERRUPTS, signal.SIGCHLD
@@ -99,8 +101,7 @@ def started(
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}, see above"
         raise ProgramEndedError(f"{name or Path(command[0]).name} {how}") from None
     finally:
-        for number in _INTERRUPTS:
-            signal.signal(number, lambda *at: came.append(at[0]))  # it takes a moment
+        ending = True  # which takes a moment
         _end_all(process)
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
