@@ -81,12 +81,19 @@ STAYS = ["sh", "-c", "trap '' TERM; sleep 60 & wait; wait"]
 
 
 def test_an_interrupt_counts_while_programs_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_GRACE", 1.0)
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(programs, "_GRACE", 3.0)
+    late: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda *at: late.append(at[0]))
+    mine = signal.getsignal(signal.SIGTERM)
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-    with pytest.raises(KeyboardInterrupt), started(STAYS, os.environ):
-        interrupt.start()
-    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt), started(STAYS, os.environ):
+            interrupt.start()
+        assert signal.getsignal(signal.SIGTERM) == mine
+    finally:
+        interrupt.join()
+        signal.signal(signal.SIGTERM, before)
+    assert not late
 
 
 def test_a_program_that_ends_at_once_is_told_as_one() -> None:
