@@ -8,7 +8,7 @@ import fedtailor
 ROOT = Path(fedtailor.__file__).parent
 FOR_METHODS = {
     "params", "parts", "task", "optim", "method", "layers", "lowrank", "random", "errors",
-    "activations", "blocks", "gating", "sparse", "knapsack", "widths", "profile",
+    "activations", "blocks", "gating", "selection", "sparse", "knapsack", "widths", "profile",
 }  # fmt: skip
 
 

@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedtailor import sparse
+from fedtailor import selection as selecting
 from fedtailor.blocks import Blocks
+from fedtailor.selection import adapted, select
 from fedtailor.sparse import (
     GatedConv2d,
     GatedLinear,
-    adapted,
     cut,
     gate_rows,
     gated,
-    select,
 )
 
 KEPT = [
@@ -59,7 +58,7 @@ def run(
 def test_a_gated_layer_is_the_layer_with_its_weight_multiplied(
     kept: tuple[bool, ...], large: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "_LARGE", 0 if large else 1 << 17)
+    monkeypatch.setattr(selecting, "_LARGE", 0 if large else 1 << 17)
     torch.manual_seed(0)
     sizes = (3, 30, 30, 27)  # pieces of rows, and rows that two blocks share
     base: nn.Module

@@ -11,7 +11,7 @@ from tests.golden import linear_backbone, logit_gradient
 from tests.small import digits_backbone, digits_federation
 from torch import Tensor, nn
 
-from fedtailor import sparse
+from fedtailor import selection as selecting
 from fedtailor.blocks import Blocks, block_sizes
 from fedtailor.client import client_round
 from fedtailor.engine import check
@@ -29,7 +29,7 @@ from fedtailor.optim import Context, Optimiser
 from fedtailor.params import Params, stack
 from fedtailor.plan import Plan
 from fedtailor.random import key
-from fedtailor.sparse import adapted, select
+from fedtailor.selection import adapted, select
 from fedtailor.task import Backbone, Batch, Task
 
 F64 = NDArray[np.float64]
@@ -363,7 +363,7 @@ def test_only_kept_blocks_move(optimiser: Optimiser) -> None:
 def test_training_what_is_kept_is_training_with_whole_gradients(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "_LARGE", large)
+    monkeypatch.setattr(selecting, "_LARGE", large)
     sgd = Optimiser("sgd", lr=0.3, weight_decay=0.1, clip=0.5)
     method = PFedGate(sparsity=0.2, optimiser=sgd, lr_gate=20.0)
     task, state = start(method)

@@ -60,7 +60,8 @@ from ..optim import Context, Optimiser, train, without_padding
 from ..params import Params, add, flat, subtract, unflat, weighted_sum
 from ..parts import train_only
 from ..profile import phase
-from ..sparse import Selection, adapted, gate_rows, gated, select
+from ..selection import Selection, adapted, select
+from ..sparse import gate_rows, gated
 from ..task import Backbone, Batch, Task
 
 Solver = Literal["exact", "greedy"]
