@@ -140,14 +140,22 @@ def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: in
     return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
 
 
-def task_again(experiment: Experiment, method: Method, data: Mapping[str, Any], seed: int) -> Task:
-    """The task of a method in a finished run; ``data`` as `data_manifest`."""
-    backbone = load_model(
-        experiment.model,
-        data["task"],
-        len(data["classes"]),
-        seed,
-        data["modality"],
-        picture=data.get("picture"),
-    )
+def task_again(
+    experiment: Experiment,
+    method: Method,
+    data: Mapping[str, Any],
+    seed: int,
+    backbone: Backbone | None = None,
+) -> Task:
+    """The task of a method in a finished run; ``data`` as `data_manifest`. A ``backbone`` stands in
+    for the experiment's model."""
+    if backbone is None:
+        backbone = load_model(
+            experiment.model,
+            data["task"],
+            len(data["classes"]),
+            seed,
+            data["modality"],
+            picture=data.get("picture"),
+        )
     return Task(backbone, method.adapt, seed=seed)

@@ -15,10 +15,10 @@ from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, named
 from .experiment import Experiment
-from .export import check_private_states
 from .manifest import check_same
 from .parts import Part, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
+from .trained import PRIVATE_FILE, check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
 
@@ -96,7 +96,7 @@ def _run_part(
 ) -> None:
     plan, directory = inputs.experiment.plan, part.directory
     task = inputs.task(part.method, part.seed)
-    path = directory.path / "private.safetensors"
+    path = directory.path / PRIVATE_FILE
     if directory.commit.round:
         check_private_states(part.method, task, path)
     store = new_store(part.method, task, part.federation, path)
