@@ -103,6 +103,16 @@ def _not_begun(run: Run) -> list[str]:
     ]
 
 
+def _fewer_rounds(run: Run) -> list[str]:
+    rounds = run.experiment["rounds"]
+    return [
+        f"Different rounds: {trial.label}, seed {trial.seed} has {trial.commit.rounds} of {rounds}"
+        f"; fedtailor run {run.path} adds the others"
+        for trial in run.trials
+        if trial.commit.finished and trial.commit.rounds < rounds
+    ]
+
+
 def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]:
     """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
     clients that are left out.
@@ -126,7 +136,7 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
             for trial in run.trials
             if trial.commit.diverged is not None
         ]
-        notes += _not_begun(run)
+        notes += [*_fewer_rounds(run), *_not_begun(run)]
     if any(without_examples):
         clients = _count([count for count in without_examples if count], "client")
         notes.append(f"Left out because they have no test examples: {clients}")

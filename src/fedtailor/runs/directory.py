@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,6 +30,19 @@ from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 
 LOGS = ("history", "clients", "timings")
+
+# all that a run directory holds; a command that writes something else there adds it here
+OWN_FILES = frozenset(
+    {
+        ".lock",
+        "environment.json",
+        "experiment.json",
+        "methods",
+        "partitions",
+        "report.html",
+        "trace.json.gz",
+    }
+)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -64,6 +78,42 @@ def read_json(path: Path) -> dict[str, Any]:
 def as_json(value: Any) -> bytes:
     """Indented JSON with a last newline."""
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def check_removable(out: Path) -> None:
+    """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
+
+    Raises:
+        InputError: it is not, or it does.
+    """
+    if not (out / "experiment.json").is_file():
+        if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock"}):
+            raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+        return
+    if not {"methods", "rounds", "seeds"} <= read_json(out / "experiment.json").keys():
+        raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+    others = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+    if others:
+        raise InputError(
+            f"{out} holds {', '.join(others)} beside the run: --overwrite removes nothing but runs"
+        )
+
+
+def remove_run(out: Path) -> None:
+    """Remove what `check_removable` allows; the mark of a run goes last, the folder stays."""
+    if not out.exists():
+        return
+    with locked(out):
+        check_removable(out)
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "experiment.json"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name.removesuffix(".new") in OWN_FILES and not path.is_symlink()
 
 
 @contextmanager
@@ -111,7 +161,8 @@ class RunDirectory:
     """The folder of one method with one seed."""
 
     def __init__(self, path: Path, rounds: int) -> None:
-        """Open or make it; what was not committed is cut off."""
+        """Open or make it; what was not committed is cut off. One that has finished with fewer
+        ``rounds`` goes on."""
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
@@ -119,9 +170,27 @@ class RunDirectory:
             self.commit = _read_commit(path / "commit.json")
         if self.commit.finished:
             self._drop_states(keep=0)
+            if self.commit.rounds < rounds:
+                self._reopen(rounds)
             return
+        if not self.commit.ended:
+            self.commit = replace(self.commit, rounds=rounds)
+        self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
             self._cut(log)
+
+    @property
+    def _result(self) -> Path:
+        return self.path / "server.safetensors"
+
+    def _reopen(self, rounds: int) -> None:
+        """Undo `finish`: the result is the last round's state again."""
+        if not self._result.exists():
+            raise InputError(f"{self._result} is missing; restore it, or choose another --out")
+        server = add_prefix(load_file(self._result), "server/")
+        write_atomically(self._state(self.commit.round), encode(server))
+        self._commit(replace(self.commit, rounds=rounds, finished=False))
+        self._result.unlink()
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -186,7 +255,7 @@ class RunDirectory:
         if self.commit.finished:
             return
         server = strip_prefix(load_file(self._state(self.commit.round)), "server/")
-        write_atomically(self.path / "server.safetensors", encode(server))
+        write_atomically(self._result, encode(server))
         self._commit(replace(self.commit, finished=True))
         self._drop_states(keep=0)
 

@@ -14,9 +14,10 @@ from ..errors import DivergedError
 from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, named
+from .directory import check_removable, remove_run
 from .experiment import Experiment
 from .manifest import check_same
-from .parts import Part, commit_rounds, run_parts
+from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .trained import PRIVATE_FILE, check_private_states
 
@@ -33,12 +34,15 @@ def run(
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
     What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
-    unfinished one goes on after its last committed round and ends as if it had never stopped. A
-    method whose loss is no longer finite ends there with that seed, and the others go on.
+    unfinished one goes on after its last committed round and ends as if it had never stopped. The
+    experiment may have more methods, seeds or rounds than before: they are added. A method whose
+    loss is no longer finite ends there with that seed, and the others go on.
 
     Args:
         experiment: what to run.
@@ -48,25 +52,34 @@ def run(
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
             call this, and share the clients' work. Only the first one reads and writes ``out``.
+        overwrite: remove the run in ``out`` first, if the input is good.
+        part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
+            five machines; `runs.merge.merge` puts their directories together.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
     out = Path(out)
-    if group is None or group.is_leader:
+    chosen(experiment.seeds, list(experiment.methods), part)
+    is_leader = group is None or group.is_leader
+    if is_leader and overwrite:
+        check_removable(out)
+    elif is_leader:
         check_same(named(experiment, dataset, backbone), out)
     inputs = Inputs.load(experiment, dataset, backbone)
     device = inputs.check()  # bad input shows before anything is written
+    if is_leader and overwrite:
+        remove_run(out)
     if group is None:
-        return _run_parts(inputs, out, trace)
+        return _run_parts(inputs, out, trace, part)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, leader.executor, leader.begin)
+        _run_parts(inputs, out, trace, part, leader.executor, leader.begin)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -78,17 +91,18 @@ def _run_parts(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
+    portion: str | None,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
 ) -> Path:
-    """Run every part; ``begin`` is called before each."""
+    """Run every part of the portion; ``begin`` is called before each."""
     _advise(inputs)
 
     def run_part(part: Part) -> None:
         begin(part)
         _run_part(inputs, part, trace, make_executor)
 
-    return run_parts(inputs.experiment, inputs.federations, out, run_part)
+    return run_parts(inputs.experiment, inputs.federations, out, run_part, portion=portion)
 
 
 def _run_part(
