@@ -100,8 +100,9 @@ def run_parts(
         write_manifest(experiment, federations, out)
         for seed, label in parts:
             path = out / "methods" / label / f"seed-{seed}"
-            directory = RunDirectory(path, experiment.rounds)
-            part = Part(label, seed, experiment.methods[label], federations[seed], directory)
+            federation = federations[seed]
+            directory = RunDirectory(path, experiment.rounds, _metric(federation))
+            part = Part(label, seed, experiment.methods[label], federation, directory)
             if not is_done(part):
                 try:
                     run_part(part)
@@ -120,9 +121,12 @@ def run_parts(
 def _print_result(part: Part) -> None:
     """One line, so that results are seen before the last method has finished."""
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
-    metric: Metric = "loss" if part.federation.dataset.task == "causal-lm" else "accuracy"
-    if result := headline(trial, metric):
+    if result := headline(trial, _metric(part.federation)):
         print(f"{part.title}: {result}", file=sys.stderr)
+
+
+def _metric(federation: Federation) -> Metric:
+    return "loss" if federation.dataset.task == "causal-lm" else "accuracy"
 
 
 def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, total: int) -> None:
