@@ -11,11 +11,12 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, deploy, describe, export, layers, report, run, tune
+from . import compare, deploy, describe, export, layers, merge, report, run, tune
 from . import list as listing
 
 _COMMANDS = {
     "run": (run.add, "run an experiment file, or go on with a run directory"),
+    "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),
     "list": (listing.add, "list the methods, data sets or models"),

@@ -44,14 +44,13 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
         if out.exists() and any(path.name not in ours for path in out.iterdir()):
             raise InputError(f"{out} holds something that is not a run; choose an empty --out")
         return wanted
-    present = read_json(out / "experiment.json")
-    check_format(present, out)
+    present = read_experiment(out)
     check_extends(present, wanted, experiment.schedule, out)
     return united(present, wanted)
 
 
-def open_run(out: Path, settings: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
+def read_experiment(out: Path) -> dict[str, Any]:
+    """The content of ``experiment.json`` in a run directory.
 
     Raises:
         InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
@@ -60,6 +59,16 @@ def open_run(out: Path, settings: Sequence[str] = ()) -> Experiment:
         raise InputError(f"{out} is not a run directory")
     content = read_json(out / "experiment.json")
     check_format(content, out)
+    return content
+
+
+def open_run(out: Path, settings: Sequence[str] = ()) -> Experiment:
+    """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
+
+    Raises:
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+    """
+    content = read_experiment(out)
     del content["format"]
     if settings:
         content["methods"] = by_label(content["methods"])

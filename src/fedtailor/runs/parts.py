@@ -49,14 +49,14 @@ def chosen(
     """The (seed, label) of all parts, or of a ``portion`` of them: ``"2/5"`` is every fifth one
     from the second on.
 
-    For portions the methods move on by one from seed to seed, so that each portion gets its share
-    of every method, whatever it costs.
+    For portions they stand method by method, so that each portion gets its share of every method,
+    whatever it costs.
 
     Raises:
         InputError: ``portion`` is not K/N with 1 <= K <= N, or is empty.
 
     >>> [chosen((0, 1), ("a", "b"), portion) for portion in ("1/2", "2/2")]
-    [[(0, 'a'), (1, 'b')], [(0, 'b'), (1, 'a')]]
+    [[(0, 'a'), (0, 'b')], [(1, 'a'), (1, 'b')]]
     """
     if portion is None:
         return [(seed, label) for seed in seeds for label in labels]
@@ -64,10 +64,7 @@ def chosen(
     k, n = map(int, numbers.groups()) if numbers else (0, 0)
     if not 1 <= k <= n:
         raise InputError(f"part {portion!r}: must be K/N with 1 <= K <= N, for example 2/5")
-    parts: list[tuple[int, str]] = []
-    for number, seed in enumerate(seeds):
-        at = number % len(labels)
-        parts += [(seed, label) for label in (*labels[at:], *labels[:at])]
+    parts = [(seed, label) for label in labels for seed in seeds]
     if k > len(parts):
         raise InputError(
             f"part {portion!r} is empty: methods x seeds are {len(parts)} parts; allowed: K up to "
