@@ -43,6 +43,15 @@ class Federation:
         """K."""
         return len(self.partition.train)
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The clients' names, by number; None if they have none."""
+        return self.partition.names
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
+
     def batch(self, rows: Indices) -> Batch:
         """Return the batch of some rows, with the cached results of the method."""
         batch = self.dataset.batch(rows)
@@ -155,8 +164,9 @@ class Federation:
             empty = empty[np.isin(empty, local_clients)]
         if len(empty):
             raise InputError(
-                f"client {empty[0]} has no training examples (so have {len(empty)} of "
-                f"{self.num_clients} clients); use fewer clients or raise split.min_examples"
+                f"client {self.name(int(empty[0]))} has no training examples (so have "
+                f"{len(empty)} of {self.num_clients} clients); use fewer clients or raise "
+                "split.min_examples"
             )
 
 
