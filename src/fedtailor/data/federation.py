@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..params import Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
+from .omissions import Omission
 from .table import Dataset, Indices, Partition
 
 Split = Literal["train", "validation", "test"]
@@ -47,6 +48,11 @@ class Federation:
     def names(self) -> tuple[str, ...] | None:
         """The clients' names, by number; None if they have none."""
         return self.partition.names
+
+    @property
+    def omissions(self) -> tuple[Omission, ...]:
+        """What the data set and its division leave out."""
+        return (*self.dataset.omissions, *self.partition.omissions)
 
     def name(self, client: int) -> str:
         """Return a client's name, or its number in digits if it has none."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -24,11 +24,14 @@ from safetensors.torch import load_file
 from ..engine.client_store import SEEN, PrivateStates, staged_path
 from ..engine.costs import peak_memory_mb
 from ..engine.rounds import Round
+from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 
 LOGS = ("history", "clients", "timings")
+
+_MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -110,9 +113,11 @@ def _read_commit(path: Path) -> Commit:
 class RunDirectory:
     """The folder of one method with one seed."""
 
-    def __init__(self, path: Path, rounds: int) -> None:
-        """Open or make it; what was not committed is cut off."""
+    def __init__(self, path: Path, rounds: int, names: Sequence[str] | None = None) -> None:
+        """Open or make it; what was not committed is cut off. ``names`` are those of all clients,
+        by number."""
         self.path = path
+        self._names = names
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
@@ -165,7 +170,9 @@ class RunDirectory:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
             "history": self._append("history", [_history(done)]),
-            "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
+            "clients": self._append(
+                "clients", [_clients(done, e, self._names) for e in done.evaluations]
+            ),
             "timings": self._append("timings", [_timings(done)]),
         }
         state = add_prefix(done.server, "server/")
@@ -226,8 +233,11 @@ def _history(done: Round) -> dict[str, Any]:
     }
 
 
-def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
-    return {"round": done.number, **asdict(evaluation)}
+def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
+    line = {"round": done.number, **asdict(evaluation)}
+    if names is not None and len(evaluation.clients) <= _MAX_NAMED:
+        line["names"] = [names[client] for client in evaluation.clients]
+    return line
 
 
 def _timings(done: Round) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def export_adapter(method: Method, task: Task, state: Params, out: Path) -> Path
     return out
 
 
-def export(out: Path, label: str, seed: int | None, client: int | None, target: Path) -> Path:
+def export(out: Path, label: str, seed: int | None, client: str | int | None, target: Path) -> Path:
     """Write the model of a finished run's client, or the global one, as a PEFT adapter.
 
     Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ..data.federation import Federation
+from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
@@ -79,7 +81,8 @@ def write_manifest(
         path = out / "partitions" / f"seed-{seed}.json"
         content = data_manifest(federation)
         if not path.exists():
-            _write_holdings(federation, path.with_suffix(".safetensors"))
+            clients = evaluated_clients(experiment, federation)
+            _write_holdings(federation, path.with_suffix(".safetensors"), clients)
             write_atomically(path, as_json(content))
         elif any(read_json(path).get(key) != content[key] for key in ("data", "public", "digest")):
             raise InputError(
@@ -99,11 +102,21 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "modality": dataset.modality,
         "picture": dataset.picture,
         "classes": list(dataset.classes),
+        "names": None if federation.names is None else list(federation.names),
+        "omissions": [asdict(one) for one in federation.omissions],
     }
 
 
-def _write_holdings(federation: Federation, path: Path) -> None:
-    """Who holds how much, a row a client; a part of the clients at a time."""
+def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:
+    """The clients whose models are evaluated, ascending; novel ones among them."""
+    novel = experiment.cohort.novel
+    clients = federation.evaluation_clients(experiment.evaluate.clients, novel)
+    return tuple(sorted({*clients, *federation.novel(novel)}))
+
+
+def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]) -> None:
+    """Who holds how much, a row a client; a part of the clients at a time. Of those that are
+    ``evaluated``, what their most frequent class would get right."""
     partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
     columns = {
         "train": partition.train.sizes(),
@@ -112,6 +125,8 @@ def _write_holdings(federation: Federation, path: Path) -> None:
     }
     if partition.clusters is not None:
         columns["clusters"] = partition.clusters
+    if dataset.labels is not None:
+        columns["majority"], columns["majority_correct"] = majority_class(federation, evaluated)
     row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
     if dataset.labels is not None:
         most = max(int(shares.sizes().max()) for shares in partition.shares)
