@@ -11,7 +11,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--method", required=True, metavar="LABEL")
     parser.add_argument("--seed", type=int, help="default: the run's first")
-    parser.add_argument("--client", type=int, help="a client's number; default: the global model")
+    parser.add_argument("--client", help="a client's name or number; default: the global model")
     parser.add_argument(
         "--which",
         choices=("best", "last"),

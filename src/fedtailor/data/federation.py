@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..params import Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
+from .omissions import Omission
 from .table import Dataset, Indices, Partition
 
 Split = Literal["train", "validation", "test"]
@@ -42,6 +43,20 @@ class Federation:
     def num_clients(self) -> int:
         """K."""
         return len(self.partition.train)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The clients' names, by number; None if they have none."""
+        return self.partition.names
+
+    @property
+    def omissions(self) -> tuple[Omission, ...]:
+        """What the data set and its division leave out."""
+        return (*self.dataset.omissions, *self.partition.omissions)
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
 
     def batch(self, rows: Indices) -> Batch:
         """Return the batch of some rows, with the cached results of the method."""
@@ -155,8 +170,9 @@ class Federation:
             empty = empty[np.isin(empty, local_clients)]
         if len(empty):
             raise InputError(
-                f"client {empty[0]} has no training examples (so have {len(empty)} of "
-                f"{self.num_clients} clients); use fewer clients or raise split.min_examples"
+                f"client {self.name(int(empty[0]))} has no training examples (so have "
+                f"{len(empty)} of {self.num_clients} clients); use fewer clients or raise "
+                "split.min_examples"
             )
 
 

@@ -112,13 +112,13 @@ class Training(_Clients):
             packed,
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
-            _refusal(request.client, loss, {**private, **upload}),
+            _refusal(self.federation.name(request.client), loss, {**private, **upload}),
             measure(self.task, inputs.received, private, packed),
             inputs.seconds,
         )
 
 
-def _refusal(client: int, loss: Tensor, trained: Params) -> Refusal | None:
+def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
     """Why a client's numbers can't be used: they are not finite."""
     if not loss.isfinite():
         return Refusal(f"the loss of client {client} is {loss.item()}", diverged=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, st
 from ..engine.costs import peak_memory_mb
 from ..engine.rounds import Round
 from ..engine.row_file import sync_folder
+from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
@@ -51,6 +52,8 @@ OWN_FILES = frozenset(
         "trace.json.gz",
     }
 )
+
+_MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -185,12 +188,19 @@ def read_commit(folder: Path) -> Commit:
 class RunDirectory:
     """The folder of one method with one seed."""
 
-    def __init__(self, path: Path, rounds: int, metric: Metric = "accuracy") -> None:
+    def __init__(
+        self,
+        path: Path,
+        rounds: int,
+        metric: Metric = "accuracy",
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Open or make it; what was not committed is cut off. One that has finished with fewer
         ``rounds`` goes on. The best round is the one of the best mean ``metric`` over clients on
-        validation data."""
+        validation data. ``names`` are those of all clients, by number."""
         self.path = path
         self._metric = metric
+        self._names = names
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
@@ -265,7 +275,9 @@ class RunDirectory:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
             "history": self._append("history", [_history(done)]),
-            "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
+            "clients": self._append(
+                "clients", [_clients(done, e, self._names) for e in done.evaluations]
+            ),
             "timings": self._append("timings", [_timings(done)]),
         }
         state = add_prefix(done.server, "server/")
@@ -342,8 +354,11 @@ def _history(done: Round) -> dict[str, Any]:
     }
 
 
-def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
-    return {"round": done.number, **asdict(evaluation)}
+def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
+    line = {"round": done.number, **asdict(evaluation)}
+    if names is not None and len(evaluation.clients) <= _MAX_NAMED:
+        line["names"] = [names[client] for client in evaluation.clients]
+    return line
 
 
 def _timings(done: Round) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def export(
     out: Path,
     label: str,
     seed: int | None,
-    client: int | None,
+    client: str | int | None,
     target: Path,
     which: Which = "best",
 ) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ..data.federation import Federation
+from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
@@ -104,7 +106,8 @@ def write_manifest(
     (out / "partitions").mkdir(exist_ok=True)
     for seed, path in paths.items():
         if not path.exists():
-            _write_holdings(federations[seed], path.with_suffix(".safetensors"))
+            clients = evaluated_clients(experiment, federations[seed])
+            _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
             write_atomically(path, as_json(manifests[seed]))
 
 
@@ -125,11 +128,21 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "modality": dataset.modality,
         "picture": dataset.picture,
         "classes": list(dataset.classes),
+        "names": None if federation.names is None else list(federation.names),
+        "omissions": [asdict(one) for one in federation.omissions],
     }
 
 
-def _write_holdings(federation: Federation, path: Path) -> None:
-    """Who holds how much, a row a client; a part of the clients at a time."""
+def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:
+    """The clients whose models are evaluated, ascending; novel ones among them."""
+    novel = experiment.cohort.novel
+    clients = federation.evaluation_clients(experiment.evaluate.clients, novel)
+    return tuple(sorted({*clients, *federation.novel(novel)}))
+
+
+def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]) -> None:
+    """Who holds how much, a row a client; a part of the clients at a time. Of those that are
+    ``evaluated``, what their most frequent class would get right."""
     partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
     columns = {
         "train": partition.train.sizes(),
@@ -138,6 +151,8 @@ def _write_holdings(federation: Federation, path: Path) -> None:
     }
     if partition.clusters is not None:
         columns["clusters"] = partition.clusters
+    if dataset.labels is not None:
+        columns["majority"], columns["majority_correct"] = majority_class(federation, evaluated)
     row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
     if dataset.labels is not None:
         most = max(int(shares.sizes().max()) for shares in partition.shares)

@@ -98,7 +98,9 @@ def run_parts(
         for seed, label in parts:
             path = out / "methods" / label / f"seed-{seed}"
             federation = federations[seed]
-            directory = RunDirectory(path, experiment.rounds, _metric(federation))
+            directory = RunDirectory(
+                path, experiment.rounds, metric=_metric(federation), names=federation.names
+            )
             part = Part(label, seed, experiment.methods[label], federation, directory)
             if not is_done(part):
                 try:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .. import random
 from ..data.federation import Federation
+from ..data.names import client_number
 from ..data.table import Dataset
 from ..engine.client import ClientEvaluation
 from ..engine.client_store import best_path, staged_path
@@ -89,18 +90,12 @@ class TrainedMethod:
         return inputs.federations[self.seed]
 
     def number(self, client: str | int) -> int:
-        """The number of a client, from its name or its number.
+        """The number of a client, from its name or its number; see `data.names.client_number`.
 
         Raises:
             InputError: there is no such client.
         """
-        try:
-            number = int(client)
-        except ValueError:
-            number = -1
-        if not 0 <= number < self.data["clients"]:
-            raise InputError(f"no client {client}; allowed: 0 to {self.data['clients'] - 1}")
-        return number
+        return client_number(client, self.data["clients"], self.data.get("names"))
 
     def global_state(self) -> Params:
         """The global model's tensors.
