@@ -176,7 +176,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many rounds' worth of local batches `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
         return 0
 
     def finetune(

@@ -95,11 +95,12 @@ class Federation:
         excluded = self.novel(novel)
         return tuple(k for k in range(self.num_clients) if k not in excluded)
 
-    def num_steps(self, client: int, local: LocalConfig, passes: int = 1) -> int:
+    def num_steps(self, client: int, local: LocalConfig, passes: int | None = None) -> int:
         """Return how many batches `batches` yields."""
+        passes = local.passes if passes is None else passes
         if local.steps is not None:
             return passes * local.steps
-        return passes * local.epochs * -(-self.num_examples(client) // local.batch_size)
+        return passes * -(-self.num_examples(client) // local.batch_size)
 
     def batches(
         self,
@@ -108,7 +109,7 @@ class Federation:
         local: LocalConfig,
         *,
         purpose: str = "train",
-        passes: int = 1,
+        passes: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the client's training batches of a round.
 
@@ -118,9 +119,9 @@ class Federation:
         Args:
             client: its number.
             round_: the round's number, part of the random key.
-            local: the batch size, and the epochs or steps of one pass.
+            local: the batch size, and the epochs or steps of a round.
             purpose: part of the random key.
-            passes: how often the epochs or steps of ``local`` are done.
+            passes: over the client's data (`LocalConfig`); None: a round's.
         """
         steps_left = self.num_steps(client, local, passes)
         epoch = 0

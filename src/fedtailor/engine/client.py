@@ -73,7 +73,9 @@ class _Clients(ClientWork, ABC):
             aligned(received),
             to_device(request.private, task.device),
             batches,
-            ClientContext(key.to(task.device), request.lr_scale, request.round, self.public),
+            ClientContext(
+                key.to(task.device), request.lr_scale, request.round, self.public, request.passes
+            ),
             time.perf_counter() - start,
         )
 

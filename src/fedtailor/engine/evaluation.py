@@ -140,7 +140,7 @@ class Evaluator:
     def _join(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
         """The private states of clients that have just joined: trained for a few passes, of which
         nothing is sent."""
-        passes = self.plan.evaluate.novel_passes
+        passes = self.plan.evaluate.novel_passes * self.plan.local.passes
         if not self.store.has_states or passes == 0:
             return {client: self.store.read(client) or {} for client in clients}
         sizes = {k: self.federation.num_steps(k, self.plan.local, passes) for k in clients}

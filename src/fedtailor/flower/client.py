@@ -320,7 +320,10 @@ class _Session:
                 inputs.received, inputs.private, inputs.batches, inputs.context
             )
             return self._evaluated(request, state, states if last else None), None
-        engine_request = _client_request(message, request, private, "train", 1, message.lr_scale)
+        passes = self.training.local.passes
+        engine_request = _client_request(
+            message, request, private, "train", passes, message.lr_scale
+        )
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
         )
