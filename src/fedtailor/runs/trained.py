@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..data.table import Dataset
 from ..errors import InputError, unknown
 from ..method import Method, Server
-from ..params import Params
+from ..params import Params, aligned
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
@@ -24,6 +24,7 @@ from .experiment import Experiment
 from .manifest import open_run
 
 PRIVATE_FILE = "private.safetensors"
+STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,14 @@ class TrainedMethod:
             raise InputError(f"no client {client}; allowed: 0 to {self.data['clients'] - 1}")
         return number
 
+    def onboarded(self, client: str | int) -> Path | None:
+        """The folder of a client that joined after the training; None: there is no such client."""
+        name = str(client)
+        if name != Path(name).name:
+            return None
+        folder = self.folder / "onboarded" / name
+        return folder if (folder / STATE_FILE).is_file() else None
+
     def global_state(self) -> Params:
         """The global model's tensors.
 
@@ -90,11 +99,14 @@ class TrainedMethod:
         return state
 
     def client_state(self, client: str | int) -> Params:
-        """The tensors that a client uses: what the server sends it and what it keeps.
+        """The tensors that a client uses: what the server sends it and what it keeps; or those that
+        a client has been fitted to that joined afterwards.
 
         Raises:
             InputError: there is no such client; a file is missing.
         """
+        if (onboarded := self.onboarded(client)) is not None:
+            return aligned(load_file(onboarded / STATE_FILE))
         number, method = self.number(client), self.method
         if method.finetune_passes:
             raise InputError(
