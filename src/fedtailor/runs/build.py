@@ -158,4 +158,4 @@ def task_again(
             data["modality"],
             picture=data.get("picture"),
         )
-    return Task(backbone, method.adapt, seed=seed)
+    return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)

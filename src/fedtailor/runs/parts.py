@@ -65,7 +65,7 @@ def run_parts(
         for seed, federation in federations.items():
             for label, method in experiment.methods.items():
                 path = out / "methods" / label / f"seed-{seed}"
-                directory = RunDirectory(path, experiment.rounds)
+                directory = RunDirectory(path, experiment.rounds, _metric(federation))
                 part = Part(label, seed, method, federation, directory)
                 if not is_done(part):
                     try:
@@ -85,9 +85,12 @@ def run_parts(
 def _print_result(part: Part) -> None:
     """One line, so that results are seen before the last method has finished."""
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
-    metric: Metric = "loss" if part.federation.dataset.task == "causal-lm" else "accuracy"
-    if result := headline(trial, metric):
+    if result := headline(trial, _metric(part.federation)):
         print(f"{part.title}: {result}", file=sys.stderr)
+
+
+def _metric(federation: Federation) -> Metric:
+    return "loss" if federation.dataset.task == "causal-lm" else "accuracy"
 
 
 def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, total: int) -> None:

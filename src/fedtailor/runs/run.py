@@ -14,11 +14,12 @@ from ..errors import DivergedError
 from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, named
+from .directory import PRIVATE_FILE
 from .experiment import Experiment
 from .manifest import check_same
 from .parts import Part, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
-from .trained import PRIVATE_FILE, check_private_states
+from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
 
@@ -96,10 +97,9 @@ def _run_part(
 ) -> None:
     plan, directory = inputs.experiment.plan, part.directory
     task = inputs.task(part.method, part.seed)
-    path = directory.path / PRIVATE_FILE
     if directory.commit.round:
-        check_private_states(part.method, task, path)
-    store = new_store(part.method, task, part.federation, path)
+        check_private_states(part.method, task, directory.path, directory.commit)
+    store = new_store(part.method, task, part.federation, directory.path / PRIVATE_FILE)
     server = directory.restore(store)
     todo = rounds(
         part.method,
