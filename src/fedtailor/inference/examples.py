@@ -94,10 +94,10 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
             f"width, as {list(shape)} in training"
         )
     array = array if array.dtype == np.uint8 else array.astype(np.float32)
-    if array.shape[1:] == (height, width):
-        return array
-    resized: NDArray[Any] = Images(array[None]).resized(height, width).values[0]
-    return resized
+    if array.shape[1:] != (height, width):
+        array = Images(array[None]).resized(height, width).values[0]
+    fitting: NDArray[Any] = array
+    return fitting
 
 
 def _opened(path: Path) -> Any:

@@ -24,7 +24,7 @@ class LogitsModule(nn.Module):
         self._method, self._task = method, task
         self._names = tuple(state)
         for name, value in state.items():
-            _register(self, name, value.clone(), trained=name in task.trained)
+            _register(self, name, value.clone(), is_buffer=_is_buffer(task, name, value))
 
     def forward(self, batch: Batch | None = None, /, **tensors: Tensor) -> Tensor:
         """A batch, as a dict or by keywords, to logits ``[b, classes]`` or ``[b, L, vocabulary]``:
@@ -37,13 +37,19 @@ class LogitsModule(nn.Module):
             yield name, getattr(self.get_submodule(path), last)
 
 
-def _register(root: nn.Module, name: str, value: Tensor, *, trained: bool) -> None:
+def _is_buffer(task: Task, name: str, value: Tensor) -> bool:
+    """Whether a tensor is a state buffer, in any of a state's models, or has no gradient."""
+    is_state = any(f".{name}".endswith(f".{buffer}") for buffer in task.buffers)
+    return is_state or not value.is_floating_point()
+
+
+def _register(root: nn.Module, name: str, value: Tensor, *, is_buffer: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if part not in dict(root.named_children()):
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)
-    if trained:
-        root.register_parameter(last, nn.Parameter(value))
-    else:
+    if is_buffer:
         root.register_buffer(last, value)
+    else:
+        root.register_parameter(last, nn.Parameter(value))

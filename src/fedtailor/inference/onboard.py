@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..data import load_data
-from ..data.federation import Federation
+from ..data.federation import Federation, Split
 from ..data.table import Dataset, Images
 from ..engine.client import ClientEvaluation, Training
 from ..engine.joining import Candidate, fits_anything, join, join_requests
@@ -29,6 +29,7 @@ from ..runs.trained import STATE_FILE, TrainedMethod, open_trained
 from ..task.backbone import Backbone
 
 RESULT_FILE = "result.json"
+_ALL: tuple[Split, ...] = ("train", *SPLITS)
 _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MODELS = {  # as results name them, in the order in which equal ones are preferred
     "fitted": "fitted to the new client",
@@ -217,7 +218,7 @@ def fit_new_client(
     private = aligned(method.init_client(task, number, random.key(trained.seed, "client", number)))
     received = method.send_new(task, server, number)
     (request,) = join_requests(
-        federation, plan.local, [number], plan.rounds, passes, lambda client: private
+        federation, plan.local, [number], trained.round, passes, lambda client: private
     )
     candidates = join(training, evaluation, received, shared, request)
     fits = fits_anything(method, private)
@@ -230,7 +231,7 @@ def fit_new_client(
         method=trained.label,
         seed=trained.seed,
         passes=passes,
-        num_examples={split: len(federation.rows(number, split)) for split in ("train", *SPLITS)},
+        num_examples={split: len(federation.rows(number, split)) for split in _ALL},
         scores=_all_scores(federation, number, candidates),
         kept=kept,
         note=note,
@@ -252,7 +253,7 @@ def choose(candidates: Mapping[str, Candidate], *, fits: bool, label: str) -> tu
     if not sums["fitted"][0, 2]:
         return "fitted", "there are no validation examples to choose by"
     best = max(present, key=lambda name: _rank(sums[name][0]))
-    return best, "the best on its validation examples"
+    return best, f"the best of {len(present)} on its validation examples"
 
 
 def _rank(sums: NDArray[np.float64]) -> tuple[float, float]:
