@@ -11,7 +11,19 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, deploy, describe, export, layers, merge, report, run, tune
+from . import (
+    compare,
+    deploy,
+    describe,
+    export,
+    layers,
+    merge,
+    onboard,
+    predict,
+    report,
+    run,
+    tune,
+)
 from . import list as listing
 
 _COMMANDS = {
@@ -23,6 +35,8 @@ _COMMANDS = {
     "describe": (describe.add, "a method's fields, update and paper"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
+    "predict": (predict.add, "use a model of a finished run"),
+    "onboard": (onboard.add, "let a new client join a finished run"),
     "export": (export.add, "write a model of a finished run as a PEFT adapter"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
 }

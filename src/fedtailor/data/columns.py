@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,3 +248,9 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
     names, groups = np.unique(np.array(values), return_inverse=True)
     return groups.astype(np.int64), tuple(map(str, names.tolist()))
+
+
+def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:
+    """Return the first of the columns ``names`` that has a usual name for texts or labels."""
+    usual = _TEXT if role == "text" else _LABEL
+    return next((name for name in usual if name in names), None)

@@ -16,6 +16,9 @@ Server, p_i = n_i / n over the cohort:
 Both updates use Theta and a from the start of the round. The inner product goes over the task head
 alone.
 
+A client that joins afterwards receives all Theta_j and finds its row of a by gradient steps on
+l(sum_j w_j Theta_j), from a = 0; the models stay as they are.
+
 Differs from the paper:
 - c_ij is divided by sum_i p_i w_ij. As printed, equation 8 moves the merged models by about
   Delta / d; ``normalise=False`` restores it.
@@ -44,9 +47,11 @@ from torch import Tensor
 
 from .. import random
 from ..errors import InputError
+from ..layers.mixing import fit_logits, mixed
 from ..layers.starts import diverse_inits, starts_from_copies
 from ..method import Cohort, FineTuning, Server
-from ..params import Params, add_prefix, strip_prefix, subtract
+from ..optim import ClientContext
+from ..params import Batch, Params, add_prefix, strip_prefix, subtract
 from ..stacked import column_chunks, combine, products_with_offsets, ratio, weighted_sum
 from ..task.task import Task
 
@@ -169,16 +174,34 @@ class FedMerge(FineTuning):
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         bank = add_prefix(diverse_inits(task, self.models, self.jitter, key), _BANK)
-        a = torch.zeros(num_clients, self.models, dtype=torch.float64)  # [K, d]
-        if self.selected is not None:
-            drawn = random.uniform(random.fold_in(key, 0), tuple(a.shape))
-            kept = drawn.argsort(dim=1)[:, : self.selected]
-            a = torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
-        return {**bank, "logits": a}
+        return {**bank, "logits": self._first_logits(num_clients, random.fold_in(key, 0))}
+
+    def _first_logits(self, num_clients: int, key: Tensor) -> Tensor:
+        """a before any training, ``[K, d]``."""
+        a = torch.zeros(num_clients, self.models, dtype=torch.float64)
+        if self.selected is None:
+            return a
+        kept = random.uniform(key, tuple(a.shape)).argsort(dim=1)[:, : self.selected]
+        return torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
 
     def send(self, task: Task, server: Server, client: int) -> Params:
         w = torch.softmax(server["logits"][client], 0)  # [d]
         return weighted_sum(strip_prefix(server, _BANK), w)
+
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        return {name: value for name, value in server.items() if name.startswith(_BANK)}
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        Theta = strip_prefix(received, _BANK)
+        (a,) = self._first_logits(1, context.key.cpu())  # [d]
+        if self.weights == "dynamic":
+            a = fit_logits(
+                a, batches, context,
+                lambda w, batch, key: task.loss(mixed(Theta, w), batch, key)[0],
+            )  # fmt: skip
+        return weighted_sum(Theta, torch.softmax(a, 0))
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return subtract(trained, received)

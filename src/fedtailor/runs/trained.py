@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors.torch import load_file
+
 from .. import random
 from ..data.federation import Federation
 from ..data.names import client_number
@@ -32,6 +34,8 @@ from .directory import (
 )
 from .experiment import Experiment
 from .manifest import open_run
+
+STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
 Which = Literal["best", "last"]
 
@@ -97,6 +101,14 @@ class TrainedMethod:
         """
         return client_number(client, self.data["clients"], self.data.get("names"))
 
+    def onboarded(self, client: str | int) -> Path | None:
+        """The folder of a client that joined after the training; None: there is no such client."""
+        name = str(client)
+        if name != Path(name).name:
+            return None
+        folder = self.folder / "onboarded" / name
+        return folder if (folder / STATE_FILE).is_file() else None
+
     def global_state(self) -> Params:
         """The global model's tensors.
 
@@ -127,7 +139,8 @@ class TrainedMethod:
         )
 
     def client_state(self, client: str | int) -> Params:
-        """The tensors that a client uses: what the server sends it and what it keeps.
+        """The tensors that a client uses: what the server sends it and what it keeps; or those that
+        a client has been fitted to that joined afterwards.
 
         Where the method fine-tunes them before use, that is done again on the client's training
         data, as in the evaluation of ``round``. The values are those that were evaluated, up to the
@@ -136,6 +149,8 @@ class TrainedMethod:
         Raises:
             InputError: there is no such client; a file is missing; the data can't be loaded.
         """
+        if (onboarded := self.onboarded(client)) is not None:
+            return aligned(load_file(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
         if passes == 0:
