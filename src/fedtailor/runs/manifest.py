@@ -17,6 +17,7 @@ from ..data.federation import Federation
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
+from ..user_code import absolute
 from .directory import as_json, read_json, write_atomically
 from .experiment import Experiment, parse
 
@@ -37,6 +38,7 @@ def check_same(experiment: Experiment, out: Path) -> None:
     present = read_json(out / "experiment.json")
     check_format(present, out)
     wanted = json.loads(json.dumps(_content(experiment)))
+    _check_sources(present.get("methods", []), wanted["methods"], out)
     if present != wanted:
         keys = sorted(k for k in {*present, *wanted} if present.get(k) != wanted.get(k))
         raise InputError(
@@ -45,16 +47,36 @@ def check_same(experiment: Experiment, out: Path) -> None:
         )
 
 
+def _check_sources(present: Any, wanted: Any, out: Path) -> None:
+    """Raise InputError where the file of a method of the user's own has changed."""
+    before = {(m["label"], m.get("class")): m for m in present}
+    for method in wanted:
+        label, reference = method["label"], method.get("class")
+        old = before.get((label, reference), method)
+        if reference is not None and old["sha256"] != method["sha256"]:
+            place = reference.rpartition(":")[0]
+            copy = f" ({out / 'methods' / label / place} is a copy)" * place.endswith(".py")
+            raise InputError(
+                f"methods.{label}: {place} has changed since {out} was begun; restore it{copy}, or "
+                f"choose another --out"
+            )
+
+
 def open_run(out: Path) -> Experiment:
-    """The experiment of a run directory.
+    """The experiment of a run directory. Methods of the user's own come from the copies of their
+    files that it holds.
 
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
+            of the user's own can't be loaded, or has changed.
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory")
     content = read_json(out / "experiment.json")
     check_format(content, out)
+    for method in content.get("methods", []):
+        if "class" in method:
+            method["class"] = absolute(method["class"], out / "methods" / method["label"])
     return parse({key: value for key, value in content.items() if key != "format"})
 
 
@@ -74,6 +96,12 @@ def write_manifest(
         write_atomically(out / "experiment.json", as_json(_content(experiment)))
     if not (out / "environment.json").exists():
         write_atomically(out / "environment.json", as_json(_environment()))
+    for label, origin in experiment.origins.items():
+        if origin.path is not None:
+            copy = out / "methods" / label / origin.path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                write_atomically(copy, origin.source)
     (out / "partitions").mkdir(exist_ok=True)
     for seed, federation in federations.items():
         path = out / "partitions" / f"seed-{seed}.json"
