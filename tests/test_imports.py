@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "engine": ENGINE,
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
+    "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "flower": ENGINE | {"models", "engine", "runs"},
     "deploy": GROUND | {"data", "runs", "flower"},
     "cli": GROUND | {"data", "models", "method", "methods", "engine", "report", "runs", "deploy"},

@@ -12,7 +12,6 @@ from .options import add_experiment, add_json
 
 if TYPE_CHECKING:
     from ..profiling import Trace
-    from ..runs.experiment import Experiment
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +31,10 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import run
+    from ..runs.run import open_experiment, run
 
     with init_process_group() as group:
-        experiment, out = _experiment(options)
+        experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
         run(experiment, out, trace=trace, group=group)
         if group is not None and not group.is_leader:
@@ -47,22 +46,6 @@ def _run(options: argparse.Namespace) -> None:
         print(f"\n{_phases(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
-
-
-def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
-    """The experiment and its run directory."""
-    from ..runs import experiment as experiments
-    from ..runs.manifest import open_run
-
-    folder = options.experiment
-    if not (folder / "experiment.json").is_file():
-        experiment = experiments.load(folder, options.settings)
-        return experiment, options.out or Path("runs") / experiment.name
-    if options.settings or options.out:
-        raise InputError(
-            f"{folder} is a run directory: it goes on as it is, without --set or --out"
-        )
-    return open_run(folder), folder
 
 
 def _phases(trace: Trace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -100,16 +101,33 @@ class Dataset:
     Rows ``[0, num_train)`` are for training; rows from ``num_train`` on are the official test
     split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
     causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
-    if the source names a column for it. ``digest`` identifies the content.
+    if the source names a column for it. ``digest`` identifies the content; it is computed unless
+    it is given.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: Literal["classification", "causal-lm"]
-    digest: str
+    digest: str = ""
     labels: Labels | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
+
+    def __post_init__(self) -> None:
+        """Compute a digest that isn't given."""
+        if not self.digest:
+            object.__setattr__(self, "digest", self._digest())
+
+    def _digest(self) -> str:
+        has_labels, has_groups = self.labels is not None, self.groups is not None
+        head = [self.task, self.num_train, tuple(self.classes), has_labels, has_groups]
+        digest = hashlib.sha256(repr(head).encode())
+        offsets = self.inputs.offsets if isinstance(self.inputs, Tokens) else None
+        for array in (self.inputs.values, offsets, self.labels, self.groups):
+            if array is not None:
+                digest.update(repr((array.shape, array.dtype.str)).encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def num_classes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from .. import random
+from ..data import Data
 from ..data.federation import Federation
 from ..data.table import Dataset
 from ..errors import InputError, unknown
@@ -40,7 +41,7 @@ class TrainedMethod:
     data: Mapping[str, Any]
     task: Task
     server: Server
-    dataset: Dataset | None = None  # instead of what the experiment names
+    dataset: Data | Dataset | None = None  # instead of what the experiment names
     backbone: Backbone | None = None
 
     @property
@@ -115,7 +116,7 @@ def open_trained(
     label: str,
     seed: int | None = None,
     *,
-    dataset: Dataset | None = None,
+    dataset: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
     """Open a method that a finished run has trained.
