@@ -30,7 +30,7 @@ def run(out: Path, rounds: int) -> None:
         local=ft.LocalConfig(steps=1),
         evaluate=ft.EvaluateConfig(every=2),
     )
-    ft.run(experiment, out, dataset=digits(), backbone=digits_backbone())
+    ft.run(experiment, out, data=digits(), backbone=digits_backbone())
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -4,14 +4,15 @@ import pytest
 
 from tests.imports import ROOT, circle, graph, layers, rooms
 
-GROUND = {"run_format", "errors", "random", "disk_cache", "profiling"}
+GROUND = {"run_format", "errors", "random", "disk_cache", "profiling", "user_code"}
 ALGEBRA = GROUND | {"params", "stacked"}
 MODEL = ALGEBRA | {"task"}
 METHOD = MODEL | {"layers", "optim", "method"}
 ENGINE = ALGEBRA | {"data", "task", "optim", "method"}
 MAY_IMPORT = {
-    **{name: set[str]() for name in GROUND - {"run_format"}},
+    **{name: set[str]() for name in GROUND - {"run_format", "user_code"}},
     "run_format": {"errors"},
+    "user_code": {"errors"},
     "params": set(),
     "stacked": {"params"},
     "data": ALGEBRA,
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
+    "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "flower": ENGINE | {"models", "engine", "runs"},
     "deploy": GROUND | {"data", "runs", "flower"},
     "cli": GROUND

@@ -16,6 +16,7 @@ _ORIGINS = {
     "ClientContext": "optim.ClientContext",
     "Cohort": "method.Cohort",
     "CohortConfig": "engine.config.CohortConfig",
+    "Data": "data.Data",
     "DataConfig": "data.config.DataConfig",
     "EngineConfig": "engine.config.EngineConfig",
     "EvaluateConfig": "engine.config.EvaluateConfig",
@@ -30,6 +31,7 @@ _ORIGINS = {
     "Paper": "method.Paper",
     "Plan": "engine.config.Plan",
     "Robust": "robustness.rules.Robust",
+    "Result": "results.Result",
     "Round": "engine.rounds.Round",
     "ScheduleConfig": "engine.config.ScheduleConfig",
     "SplitConfig": "data.config.SplitConfig",
@@ -43,8 +45,9 @@ _ORIGINS = {
     "load": "runs.experiment.load",
     "load_model": "inference.model.load_model",
     "onboard": "inference.onboard.onboard",
+    "open_result": "results.open_result",
     "rounds": "engine.rounds.rounds",
-    "run": "runs.run.run",
+    "run": "results.run",
     "train": "optim.train",
     "write_report": "report.write",
 }
@@ -55,6 +58,10 @@ def __getattr__(name: str) -> Any:
     if name in _ORIGINS:
         module, _, attribute = _ORIGINS[name].rpartition(".")
         value = getattr(import_module(f".{module}", __name__), attribute)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version(__name__)
     elif name == "__all__":
         value = sorted([*_ORIGINS, *_method_classes()])
     elif name[:1].isupper() and name in (classes := _method_classes()):

@@ -1,5 +1,6 @@
 """The public names, for type checkers; ``__init__.py`` imports each when it is first used."""
 
+from .data import Data as Data
 from .data.config import DataConfig as DataConfig
 from .data.config import LocalConfig as LocalConfig
 from .data.config import SplitConfig as SplitConfig
@@ -31,11 +32,14 @@ from .optim import Optimiser as Optimiser
 from .optim import train as train
 from .report import compare as compare
 from .report import write
+from .results import Result as Result
+from .results import open_result as open_result
+from .results import run as run
 from .robustness.rules import Robust as Robust
 from .runs.experiment import Experiment as Experiment
 from .runs.experiment import load as load
-from .runs.run import run as run
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
 
 write_report = write
+__version__: str

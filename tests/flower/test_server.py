@@ -20,7 +20,7 @@ from tests.small import digits_backbone, same_bits
 
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     chosen = experiment("fedper")
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     whole = load_file(near / "methods/fedper/seed-0/server.safetensors")
 
     def kill(message: Message, reply: Message) -> Message:
@@ -105,7 +105,7 @@ def test_every_client_gets_its_model_in_the_end(
     assert len(direct.sent) == asked + 2  # who is there; nothing more
     assert logs == [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
                     for log in ("history", "clients")]  # fmt: skip
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     rows = load_file(near / "methods/fedper/seed-0/private.safetensors")
     trained = rows.pop(SEEN)
     for client in range(5):

@@ -101,8 +101,9 @@ def _certs(options: argparse.Namespace) -> None:
         print(f"made {path.relative_to(deployment.folder)}")
     if not made:
         print("nothing is missing; --force makes all anew")
+    files = " ".join(["deploy.toml experiment.toml certs/ca.crt", *deployment.own_files])
     for site in deployment.sites:
-        print(f"site {site.name} needs: deploy.toml experiment.toml certs/ca.crt keys/{site.name}")
+        print(f"site {site.name} needs: {files} keys/{site.name}")
 
 
 def _server(options: argparse.Namespace) -> None:

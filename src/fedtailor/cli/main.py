@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 import fedtailor
@@ -77,7 +76,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="fedtailor", description=fedtailor.__doc__)
-    parser.add_argument("--version", action="version", version=f"fedtailor {version('fedtailor')}")
+    parser.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():
         command = commands.add_parser(name, help=what)

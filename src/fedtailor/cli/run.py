@@ -12,7 +12,6 @@ from .options import add_experiment, add_json
 
 if TYPE_CHECKING:
     from ..profiling import Trace
-    from ..runs.experiment import Experiment
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +39,10 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import run
+    from ..runs.run import open_experiment, run
 
     with init_process_group() as group:
-        experiment, out = _experiment(options)
+        experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
         flags = {"overwrite": options.overwrite, "part": options.part}
         run(experiment, out, trace=trace, group=group, **flags)
@@ -56,20 +55,6 @@ def _run(options: argparse.Namespace) -> None:
         print(f"\n{_phases(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
-
-
-def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
-    """The experiment and its run directory."""
-    from ..runs import experiment as experiments
-    from ..runs.manifest import open_run
-
-    folder = options.experiment
-    if not (folder / "experiment.json").is_file():
-        experiment = experiments.load(folder, options.settings)
-        return experiment, options.out or Path("runs") / experiment.name
-    if options.out:
-        raise InputError(f"{folder} is a run directory: it goes on there, without --out")
-    return open_run(folder, options.settings), folder
 
 
 def _phases(trace: Trace) -> str:

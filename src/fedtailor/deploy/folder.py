@@ -19,7 +19,8 @@ from ..data import DataConfig
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
-from ..runs.experiment import Experiment, build, load, parse, read, read_toml
+from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
+from ..user_code import Origin
 
 ADDRESS = "127.0.0.1:8000"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -129,6 +130,11 @@ class Deployment:
         return load(self.folder / "experiment.toml")
 
     @property
+    def own_files(self) -> list[str]:
+        """The files of the user's own methods, which all sites need, as paths in the folder."""
+        return [place for place, _ in _own_files(self.experiment).values()]
+
+    @property
     def run(self) -> Path:
         """The run directory, on the server."""
         return self.folder / "run"
@@ -211,7 +217,7 @@ def init(
     experiment: Path,
     sites: Sequence[str],
     address: str,
-    settings: Sequence[str] = (),
+    settings: Settings = (),
 ) -> Deployment:
     """Write a deployment's folder from an experiment file.
 
@@ -240,12 +246,17 @@ def init(
     content["data"] = _common_data(parse(content).data, content.get("data", {}))
     split = {k: v for k, v in content.get("split", {}).items() if k in _CLIENT_SPLIT}
     content["split"] = {"scheme": "natural", "clients": deployment.total, **split}
-    if parse(content).cohort.novel:
+    deployed = parse(content)
+    if deployed.cohort.novel:
         raise InputError(
             "cohort.novel is for runs in one process, not for a deployment; --set cohort.novel=0"
         )
+    own_files = _own_files(deployed)
+    for label, (place, origin) in own_files.items():
+        content["methods"][label]["class"] = f"{place}:{origin.reference.rpartition(':')[2]}"
     for name, text in {
         **_APP,
+        **{place: origin.source.decode() for place, origin in own_files.values()},
         "experiment.toml": tomli_w.dumps(content),
         "deploy.toml": _deploy_toml(deployment),
     }.items():
@@ -253,6 +264,15 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return open_folder(folder)
+
+
+def _own_files(experiment: Experiment) -> dict[str, tuple[str, Origin]]:
+    """The places in the folder for the files of the user's own methods, by label."""
+    return {
+        label: (f"methods/{label}/{origin.path.name}", origin)
+        for label, origin in experiment.origins.items()
+        if origin.path is not None
+    }
 
 
 def _site(text: str) -> SiteConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 Counts = NDArray[np.integer]
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -305,8 +307,8 @@ def read(path: Path) -> Run:
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
 
 
-def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Read the run directories at ``paths``, which must have the same kind of task.
+def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
+    """Read the run directories at ``paths``, one or several, which must have the same kind of task.
 
     Raises:
         InputError: there is no path, one occurs twice, one can't be read, or the tasks differ.
@@ -315,14 +317,15 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no run directory given; give one or more
     """
-    if not paths:
+    folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not folders:
         raise InputError("no run directory given; give one or more")
     unique_paths: set[Path] = set()
-    for path in paths:
+    for path in folders:
         if path.resolve() in unique_paths:
             raise InputError(f"run directory {str(path)!r} is given twice; give each once")
         unique_paths.add(path.resolve())
-    runs = [read(path) for path in paths]
+    runs = [read(path) for path in folders]
     if len({run.is_language_modelling for run in runs}) > 1:
         kinds = ", ".join(
             f"{run.path}: {'causal-lm' if run.is_language_modelling else 'classification'}"

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from .clients import ClientRow, client_rows, client_tables, worst_clients
 from .majority import NOT_LEARNED, majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
-from .read import Run, read_all
+from .read import Run, StrPath, read_all
 from .select import Entry, Metric, Model, SelectedRound, entries, metric_of, select_round, summary
 from .text import TextTable
 
@@ -396,13 +395,13 @@ def to_json(comparison: Table) -> str:
     return json.dumps(_finite(dataclasses.asdict(comparison)), indent=2, allow_nan=False)
 
 
-def compare(paths: Sequence[Path], as_json: bool = False) -> str:
-    """Compare the runs at ``paths``, as text or as JSON.
+def compare(paths: StrPath | Sequence[StrPath], as_json: bool = False) -> str:
+    """Compare the runs at ``paths``, one or several, as text or as JSON.
 
     Raises:
         InputError: a path has no run with a committed round, or a file of a run is damaged.
 
-    >>> compare([Path("nowhere")])
+    >>> compare("nowhere")
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """

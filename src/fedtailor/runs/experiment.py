@@ -20,6 +20,8 @@ from ..errors import InputError, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
+from ..user_code import Origin, absolute, origin
+from ..user_code import load as load_object
 
 T = TypeVar("T")
 
@@ -84,10 +86,27 @@ class Experiment:
             if f.name != "methods"
         }
         plain["methods"] = [
-            {"label": label, "name": method.name, **_plain(method)}
+            {"label": label, "name": method.name, **_own(method), **_plain(method)}
             for label, method in self.methods.items()
         ]
         return plain
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where the methods that are not the package's own are defined, by label."""
+        return {
+            label: origin(type(method))
+            for label, method in self.methods.items()
+            if METHODS.get(method.name) is not type(method)
+        }
+
+
+def _own(method: Method) -> dict[str, Any]:
+    """Where a method that is not the package's own comes from."""
+    if METHODS.get(method.name) is type(method):
+        return {}
+    found = origin(type(method))
+    return {"class": found.reference, "sha256": found.sha256}
 
 
 def _plain(value: Any) -> Any:
@@ -96,33 +115,44 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
-    """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor.tune`."""
+Settings = str | Sequence[str] | Mapping[str, Any]
+
+
+def load(path: str | Path, settings: Settings = ()) -> Experiment:
+    """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor tune`."""
     return parse({key: value for key, value in read(path, settings).items() if key != "tune"})
 
 
-def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Read an experiment file (TOML) and change it by ``key=value`` settings; plain values.
+def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
+    """Read an experiment file (TOML) and change it by settings; plain values.
 
-    A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
-    ``preset=NAME`` applies the file's ``[presets.NAME]`` first, ``preset=A,B`` one after the other;
-    ``methods=["a", "b"]`` keeps those.
+    Args:
+        path: the file. Other files that it names under ``class`` are relative to its folder.
+        settings: ``key=value``, one or several, the value TOML or a bare word; or a mapping from
+            keys to values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the
+            file's ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those
+            of a list.
 
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
+    path = Path(path)
     content = read_toml(path)
     content.setdefault("name", path.stem)
-    return changed(content, settings)
+    content = changed(content, settings)
+    for fields in _table(content.get("methods", {}), "methods").values():
+        if isinstance(fields, dict) and isinstance(fields.get("class"), str):
+            fields["class"] = absolute(fields["class"], path.parent)
+    return content
 
 
-def changed(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The plain values of an experiment, changed in place by ``key=value`` settings; see `read`.
 
     Raises:
         InputError: a setting can't be read, or names something unknown.
     """
-    pairs = dict(_setting(text) for text in settings)
+    pairs = _pairs(settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
     named = str(chosen).split(",") if chosen is not None else []
@@ -138,6 +168,12 @@ def changed(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return content
+
+
+def _pairs(settings: Settings) -> dict[str, Any]:
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -177,11 +213,54 @@ def _method(label: str, fields: Any) -> Method:
         raise InputError(f"methods.{label} must be a table of fields")
     if "/" in label or label.startswith("."):
         raise InputError(f"method label {label!r} can't name a folder; no '/', no leading '.'")
-    name = str(fields.get("name", label))
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    changes = {key: value for key, value in fields.items() if key != "name"}
-    return build(METHODS[name](), changes, f"methods.{label}")
+    changes = {k: v for k, v in fields.items() if k not in ("name", "class", "sha256")}
+    if "class" in fields:
+        method = own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
+        if fields.get("name", method.name) != method.name:
+            raise InputError(
+                f"methods.{label}.name = {fields['name']!r}, but the class is called "
+                f"{method.name!r}; leave name out"
+            )
+    else:
+        name = str(fields.get("name", label))
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        method = METHODS[name]()
+    return build(method, changes, f"methods.{label}")
+
+
+def own_method(reference: str, sha256: str | None = None, where: str = "") -> Method:
+    """A method of the user's own, with its defaults.
+
+    Args:
+        reference: ``FILE.py:CLASS`` or ``package.module:CLASS``.
+        sha256: what the file's must be; None: anything.
+        where: stands before the message of an error.
+
+    Raises:
+        InputError: it can't be loaded, or is not a frozen dataclass that derives from `Method`, has
+            a name, and a default for every field.
+    """
+    try:
+        kind = load_object(reference, sha256)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from error
+    name = reference.rpartition(":")[2]
+    if not isinstance(kind, type) or not issubclass(kind, Method):
+        raise InputError(f"{where}{name} is not a class that derives from fedtailor.Method")
+    if "__dataclass_params__" not in vars(kind) or not vars(kind)["__dataclass_params__"].frozen:
+        raise InputError(f"{where}{name} must be a frozen dataclass: @dataclass(frozen=True)")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise InputError(f'{where}{name} has no name; write name: ClassVar[str] = "mine"')
+    missing = dataclasses.MISSING
+    without = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.init and f.default is missing and f.default_factory is missing
+    ]
+    if without:
+        raise InputError(f"{where}{name} needs a default for {', '.join(without)}")
+    return kind()
 
 
 def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:

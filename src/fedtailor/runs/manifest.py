@@ -19,8 +19,9 @@ from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
+from ..user_code import absolute
 from .directory import as_json, read_json, write_atomically
-from .experiment import Experiment, by_label, changed, parse
+from .experiment import Experiment, Settings, by_label, changed, parse
 from .extend import check_extends, united
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
@@ -47,15 +48,32 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
             raise InputError(f"{out} holds something that is not a run; choose an empty --out")
         return wanted
     present = read_experiment(out)
+    _check_sources(present.get("methods", []), wanted["methods"], out)
     check_extends(present, wanted, experiment.schedule, out)
     return united(present, wanted)
+
+
+def _check_sources(present: Any, wanted: Any, out: Path) -> None:
+    """Raise InputError where the file of a method of the user's own has changed."""
+    before = {(m["label"], m.get("class")): m for m in present}
+    for method in wanted:
+        label, reference = method["label"], method.get("class")
+        old = before.get((label, reference), method)
+        if reference is not None and old["sha256"] != method["sha256"]:
+            place = reference.rpartition(":")[0]
+            copy = f" ({out / 'methods' / label / place} is a copy)" * place.endswith(".py")
+            raise InputError(
+                f"methods.{label}: {place} has changed since {out} was begun; restore it{copy}, or "
+                f"choose another --out"
+            )
 
 
 def read_experiment(out: Path) -> dict[str, Any]:
     """The content of ``experiment.json`` in a run directory.
 
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
+            of the user's own can't be loaded, or has changed.
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory")
@@ -64,14 +82,20 @@ def read_experiment(out: Path) -> dict[str, Any]:
     return content
 
 
-def open_run(out: Path, settings: Sequence[str] = ()) -> Experiment:
+def open_run(out: Path, settings: Settings = ()) -> Experiment:
     """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
 
+    Methods of the user's own come from the copies of their files that it holds.
+
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
+            of the user's own can't be loaded, or has changed.
     """
     content = read_experiment(out)
     del content["format"]
+    for method in content.get("methods", []):
+        if "class" in method:
+            method["class"] = absolute(method["class"], out / "methods" / method["label"])
     if settings:
         content["methods"] = by_label(content["methods"])
     return parse(changed(content, settings))
@@ -103,6 +127,12 @@ def write_manifest(
         write_atomically(file, content)
     if not (out / "environment.json").exists():
         write_atomically(out / "environment.json", as_json(_environment()))
+    for label, origin in experiment.origins.items():
+        if origin.path is not None:
+            copy = out / "methods" / label / origin.path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                write_atomically(copy, origin.source)
     (out / "partitions").mkdir(exist_ok=True)
     for seed, path in paths.items():
         if not path.exists():

@@ -6,17 +6,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..data.table import Dataset
+from ..data import Data, Dataset
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.rounds import new_store, rounds
-from ..errors import DivergedError
+from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, named
 from .directory import PRIVATE_FILE, check_removable, remove_run
-from .experiment import Experiment
-from .manifest import check_same
+from .experiment import Experiment, Settings, load
+from .manifest import check_same, open_run
 from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .trained import check_private_states
@@ -27,10 +27,11 @@ _MANY = 10_000  # clients; to evaluate them all takes far longer than a round
 
 
 def run(
-    experiment: Experiment,
-    out: Path | str,
+    experiment: Experiment | Path | str,
+    out: Path | str | None = None,
     *,
-    dataset: Dataset | None = None,
+    settings: Settings = (),
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
@@ -45,9 +46,13 @@ def run(
     loss is no longer finite ends there with that seed, and the others go on.
 
     Args:
-        experiment: what to run.
-        out: the run directory.
-        dataset: instead of what ``experiment.data`` names.
+        experiment: what to run: an `Experiment`, an experiment file, or a run directory, which goes
+            on as it is.
+        out: the run directory; None: ``runs/NAME``.
+        settings: change an experiment file, as ``--set`` does: ``"rounds=3"``, several of them, or
+            a mapping from dotted keys to values.
+        data: instead of what ``experiment.data`` names: a `Data`, e.g. from `Data.from_pandas`, or
+            a `Dataset`, which is tokenised already.
         backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
@@ -60,14 +65,14 @@ def run(
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
-    out = Path(out)
+    experiment, out = open_experiment(experiment, out, settings)
     chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
     if is_leader and overwrite:
         check_removable(out)
     elif is_leader:
-        check_same(named(experiment, dataset, backbone), out)
-    inputs = Inputs.load(experiment, dataset, backbone)
+        check_same(named(experiment, data, backbone), out)
+    inputs = Inputs.load(experiment, data, backbone)
     device = inputs.check()  # bad input shows before anything is written
     if is_leader and overwrite:
         remove_run(out)
@@ -85,6 +90,32 @@ def run(
         raise
     leader.end()
     return out
+
+
+def open_experiment(
+    source: Experiment | Path | str, out: Path | str | None, settings: Settings = ()
+) -> tuple[Experiment, Path]:
+    """Return an experiment, and its run directory.
+
+    Args:
+        source: the experiment, an experiment file or a run directory.
+        out: the run directory; None: ``runs/NAME``.
+        settings: change an experiment file.
+
+    Raises:
+        InputError: the source can't be read, or is not to be changed.
+    """
+    if isinstance(source, Experiment):
+        if settings:
+            raise InputError("settings change an experiment file; of an Experiment replace fields")
+        return source, Path(out or Path("runs") / source.name)
+    source = Path(source)
+    if not (source / "experiment.json").is_file():
+        experiment = load(source, settings)
+        return experiment, Path(out or Path("runs") / experiment.name)
+    if out:
+        raise InputError(f"{source} is a run directory: it goes on there, without --out")
+    return open_run(source, settings), source
 
 
 def _run_parts(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from safetensors.torch import load_file
 
 from .. import random
+from ..data import Data
 from ..data.federation import Federation
 from ..data.names import client_number
 from ..data.table import Dataset
@@ -58,7 +59,7 @@ class TrainedMethod:
     commit: Commit
     server: Server
     which: Which = "best"
-    dataset: Dataset | None = None  # instead of what the experiment names
+    dataset: Data | Dataset | None = None  # instead of what the experiment names
     backbone: Backbone | None = None
 
     @property
@@ -175,7 +176,7 @@ def open_trained(
     seed: int | None = None,
     *,
     which: Which = "best",
-    dataset: Dataset | None = None,
+    dataset: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
     """Open a method that a finished run has trained.

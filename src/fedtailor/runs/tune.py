@@ -20,7 +20,7 @@ from ..report.metrics import best_round
 from ..report.read import read as read_run
 from ..report.select import by_round, metric_of, summary
 from .directory import as_json, write_atomically
-from .experiment import Experiment, build, parse, read, read_toml, set_dotted
+from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
 
 _DEFAULT_TRIALS = 8  # where some range has no end of values
@@ -84,7 +84,7 @@ class Tuning:
         return self.config.trials or min([*grids, *([] if grids else [_DEFAULT_TRIALS])])
 
 
-def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> Tuning:
+def load(path: str | Path, settings: Settings = (), grid: Path | None = None) -> Tuning:
     """The search that an experiment file's ``[tune]`` asks for; that of ``grid`` goes first.
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
@@ -324,10 +324,14 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     methods = dict(tuning.experiment.methods)
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
-    plain = json.loads(as_json(replace(tuning.experiment, methods=methods).as_dict()))
+    experiment = replace(tuning.experiment, methods=methods)
+    plain = json.loads(as_json(experiment.as_dict()))
     plain["methods"] = {
-        m["label"]: {k: v for k, v in m.items() if k != "label"} for m in plain["methods"]
+        m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}
+        for m in plain["methods"]
     }
+    for label, origin in experiment.origins.items():
+        plain["methods"][label]["class"] = origin.location
     return tomli_w.dumps(_for_toml(plain))
 
 
