@@ -20,6 +20,7 @@ from ..errors import InputError, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
+from . import builtin
 
 T = TypeVar("T")
 
@@ -104,6 +105,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
 def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Read an experiment file (TOML) and change it by ``key=value`` settings; plain values.
 
+    ``path`` may be the name of a built-in experiment; a file that exists goes before it.
     A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
     ``preset=NAME`` applies the file's ``[presets.NAME]`` first, ``preset=A,B`` one after the other;
     ``methods=["a", "b"]`` keeps those.
@@ -111,7 +113,7 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
-    content = read_toml(path)
+    content = read_toml(builtin.find(path, builtin.experiments()))
     pairs = dict(_setting(text) for text in settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
