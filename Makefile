@@ -14,7 +14,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and draw the report (about three minutes)
-	$(BIN)/fedtailor run experiments/quickstart.toml
+	$(BIN)/fedtailor run quickstart
 
 test: $(VENV)/.installed ## Run the tests
 	$(PYTEST) -m "not slow"

@@ -4,15 +4,19 @@ import pytest
 
 from tests.imports import ROOT, circle, graph, layers, rooms
 
-GROUND = {"run_format", "errors", "random", "disk_cache", "profiling", "user_code"}
+GROUND = {
+    *("run_format", "errors", "torch_private", "random", "disk_cache", "profiling", "user_code")
+}
 ALGEBRA = GROUND | {"params", "stacked"}
 MODEL = ALGEBRA | {"task"}
 METHOD = MODEL | {"layers", "optim", "method"}
 ENGINE = ALGEBRA | {"data", "task", "optim", "method"}
 MAY_IMPORT = {
-    **{name: set[str]() for name in GROUND - {"run_format", "user_code"}},
+    **{name: set[str]() for name in ("errors", "torch_private", "disk_cache")},
     "run_format": {"errors"},
     "user_code": {"errors"},
+    "random": {"torch_private"},
+    "profiling": {"torch_private"},
     "params": set(),
     "stacked": {"params"},
     "data": ALGEBRA,

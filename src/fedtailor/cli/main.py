@@ -30,7 +30,7 @@ _COMMANDS = {
     "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),
-    "list": (listing.add, "list the methods, data sets or models"),
+    "list": (listing.add, "list the methods, or the built-in experiments, data sets and models"),
     "describe": (describe.add, "a method's fields, update and paper"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),

@@ -22,6 +22,7 @@ from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..user_code import Origin, absolute, origin
 from ..user_code import load as load_object
+from . import builtin
 
 T = TypeVar("T")
 
@@ -127,7 +128,8 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     """Read an experiment file (TOML) and change it by settings; plain values.
 
     Args:
-        path: the file. Other files that it names under ``class`` are relative to its folder.
+        path: the file, or the name of a built-in experiment; a file that exists goes before it.
+            Other files that it names under ``class`` are relative to its folder.
         settings: ``key=value``, one or several, the value TOML or a bare word; or a mapping from
             keys to values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the
             file's ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those
@@ -136,7 +138,7 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
-    path = Path(path)
+    path = builtin.find(Path(path), builtin.experiments())
     content = read_toml(path)
     content.setdefault("name", path.stem)
     content = changed(content, settings)

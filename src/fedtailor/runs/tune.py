@@ -19,6 +19,7 @@ from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
 from ..report.select import by_round, metric_of, summary
+from . import builtin
 from .directory import as_json, write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
@@ -88,8 +89,8 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
     """The search that an experiment file's ``[tune]`` asks for; that of ``grid`` goes first.
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
-    those of every method that has them: a list of values, or ``{low, high, log}``. ``grid`` may
-    name methods that the experiment doesn't have.
+    those of every method that has them: a list of values, or ``{low, high, log}``. ``grid``, a file
+    or a built-in grid's name, may name methods that the experiment doesn't have.
 
     Raises:
         InputError: nothing to search, unknown names or fields, values that a field doesn't take, a
@@ -100,7 +101,7 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
     experiment = parse(content)
     space = tune.pop("space", {})
     if grid is not None:
-        content = read_toml(grid)
+        content = read_toml(builtin.find(grid, builtin.grids(), "grid"))
         if set(content) != {"tune"}:
             raise InputError(f"{grid} must hold [tune] and nothing else")
         absent = METHODS.keys() - {method.name for method in experiment.methods.values()}

@@ -10,11 +10,11 @@ from itertools import groupby, islice
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ...data.federation import pad_and_stack
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
+from ...torch_private import map_leaves
 from .work import AnyItem, ClientInputs, ClientWork, Work
 
 
@@ -102,7 +102,7 @@ class Vectorised:
                 yield from self._together(work, part, concurrency)
             return
         for index, (request, inputs) in enumerate(chunk):
-            outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
+            outcome = map_leaves(lambda value, at=index: value[at], outcomes)
             yield request, work.finish(request, inputs, outcome)
 
     def close(self) -> None:
