@@ -25,9 +25,11 @@ MAY_IMPORT = {
     "engine": ENGINE,
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
+    "export": ENGINE | {"layers", "models", "report", "runs"},
     "flower": ENGINE | {"models", "engine", "runs"},
-    "deploy": GROUND | {"data", "runs", "flower"},
-    "cli": GROUND | {"data", "models", "method", "methods", "engine", "report", "runs", "deploy"},
+    "deploy": GROUND | {"data", "runs", "export", "flower"},
+    "cli": GROUND
+    | {"data", "models", "method", "methods", "engine", "report", "runs", "export", "deploy"},
     "__main__": {"cli"},
 }
 

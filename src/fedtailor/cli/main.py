@@ -22,7 +22,7 @@ _COMMANDS = {
     "describe": (describe.add, "a method's fields, update and paper"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
-    "export": (export.add, "write a model of a finished run as a PEFT adapter"),
+    "export": (export.add, "write a model of a finished run for use without this library"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
 }
 

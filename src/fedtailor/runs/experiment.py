@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tomllib
 import typing
@@ -126,6 +127,9 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     for key, value in pairs.items():
         set_dotted(content, key, value)
     content.setdefault("name", path.stem)
+    model = content.get("model")
+    if isinstance(model, dict) and isinstance(model.get("factory"), str):
+        model["factory"] = str(path.resolve().parent / Path(model["factory"]).expanduser())
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return content
@@ -193,7 +197,7 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    hint = _hints(kind)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
@@ -211,6 +215,12 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from ..task.task import Task
 from .build import Inputs, named, task_again
 from .directory import read_json, read_private
 from .experiment import Experiment
-from .manifest import open_run
+from .manifest import open_run, with_stored_factory
 
 PRIVATE_FILE = "private.safetensors"
 
@@ -131,7 +131,7 @@ def open_trained(
         InputError: no run, or no such method or seed in it; the run is unfinished.
     """
     run = Path(run)
-    experiment = open_run(run)
+    experiment = with_stored_factory(open_run(run), run)
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
