@@ -31,12 +31,13 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
+    "export": ENGINE | {"layers", "models", "report", "runs"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "flower": ENGINE | {"models", "engine", "runs"},
-    "deploy": GROUND | {"data", "runs", "flower"},
+    "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "deploy"},
+    | {"inference", "export", "deploy"},
     "__main__": {"cli"},
 }
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from .layers.lora import lora_factors
+from .layers.lora import base_params, lora_factors, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick
@@ -81,6 +81,23 @@ class Paper:
         authors, _, venue = rest.rpartition(". ")
         years = re.findall(r"\b(?:19|20)\d\d\b", venue.partition(" (")[0])
         return cls(title, authors, venue, int(years[-1])) if authors and years else cls()
+
+
+@dataclass(frozen=True)
+class Portable:
+    """What predicts for a client, as plain data: all that a program without this library needs
+    beside the base model.
+
+    ``form`` names the forward pass, a file in ``export/templates``. ``tensors`` without a "/" in
+    their name take the place of the base model's own (a smaller one stands for its first units);
+    the form gives a meaning to all others. ``lora`` are factors as `Method.lora` returns them.
+    ``settings`` are plain values, as JSON has them.
+    """
+
+    form: str
+    tensors: Params
+    lora: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -242,6 +259,17 @@ class Method(ABC):
         ``[d_out, r]``, any scaling inside B. Empty if no single adapter predicts as the state does.
         """
         return lora_factors(task, state)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        """What predicts as `predict` does, for use without this library. By default the base model
+        with an adapter if `lora` gives one, or else with other values of its tensors. A method
+        that has a forward pass of its own names the form of it.
+        """
+        params = self.inference_params(task, state)
+        factors = self.lora(task, params)
+        if factors:
+            return Portable("adapter", base_params(task, params), factors)
+        return Portable("plain", without_lora(task, params))
 
 
 @dataclass(frozen=True)

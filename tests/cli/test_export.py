@@ -70,8 +70,9 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(tmp_path: Path) -> No
         (["--method", "fedavg", "--out", "{new}"], "unknown method 'fedavg'"),
         (["--method", "fedsdg", "--client", "9", "--out", "{new}"], "no client 9"),
         (["--method", "local", "--out", "{new}"], "has no global model"),
-        (["--method", "local", "--client", "0", "--out", "{new}"], "trains no adapter"),
-        (["--method", "fedsdg", "--out", "{file}"], "File exists"),
+        (["--method", "local", "--client", "0", "--all-clients", "--out", "{new}"], "name one, or"),
+        (["--method", "fedsdg", "--out", "{file}"], "is a file; the output must be a directory"),
+        (["--method", "fedsdg", "--out", "{run}"], "holds something already; choose a new --out"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -82,7 +83,7 @@ def test_bad_input_is_one_line(
     message: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    places = {"file": file, "new": tmp_path / "new"}
+    places = {"file": file, "new": tmp_path / "new", "run": finished}
     command = ["export", str(finished), *(argument.format(**places) for argument in arguments)]
     assert main(command) == 2
     error = capfd.readouterr().err

@@ -36,7 +36,7 @@ _COMMANDS = {
     "tune": (tune.add, "search for settings on validation data"),
     "predict": (predict.add, "use a model of a finished run"),
     "onboard": (onboard.add, "let a new client join a finished run"),
-    "export": (export.add, "write a model of a finished run as a PEFT adapter"),
+    "export": (export.add, "write a model of a finished run for use without this library"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
 }
 

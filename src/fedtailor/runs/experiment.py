@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tomllib
 import typing
@@ -145,6 +146,9 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     for fields in _table(content.get("methods", {}), "methods").values():
         if isinstance(fields, dict) and isinstance(fields.get("class"), str):
             fields["class"] = absolute(fields["class"], path.parent)
+    model = content.get("model")
+    if isinstance(model, dict) and isinstance(model.get("factory"), str):
+        model["factory"] = absolute(model["factory"], path.parent)
     return content
 
 
@@ -288,7 +292,7 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    hint = _hints(kind)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
@@ -306,6 +310,12 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

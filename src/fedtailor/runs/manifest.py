@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,8 @@ from .experiment import Experiment, Settings, by_label, changed, parse
 from .extend import check_extends, united
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
+
+FACTORY = "factory"  # the folder with the file of a model of one's own
 
 _BLOCK = 1 << 16  # clients described at a time
 
@@ -101,6 +103,35 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
     return parse(changed(content, settings))
 
 
+def with_stored_factory(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment with a model of one's own as it was when the run began."""
+    if experiment.model.factory is None:
+        return experiment
+    file, _, function = experiment.model.factory.rpartition(":")
+    factory = f"{out.resolve() / FACTORY / Path(file).name}:{function}"
+    return replace(experiment, model=replace(experiment.model, factory=factory))
+
+
+def _store_factory(experiment: Experiment, out: Path) -> None:
+    """Copy the file of a model of one's own, or check that it is the one that the run began with.
+
+    Raises:
+        InputError: it has changed.
+    """
+    if experiment.model.factory is None:
+        return
+    file = Path(experiment.model.factory.rpartition(":")[0])
+    stored, content = out / FACTORY / file.name, file.read_bytes()
+    if not stored.exists():
+        stored.parent.mkdir(exist_ok=True)
+        write_atomically(stored, content)
+    elif stored.read_bytes() != content:
+        raise InputError(
+            f"{file} has changed since {out} was begun, which keeps it as {stored}; choose another "
+            f"--out"
+        )
+
+
 def _content(experiment: Experiment) -> dict[str, Any]:
     return {"format": FORMAT, **experiment.as_dict()}
 
@@ -125,6 +156,7 @@ def write_manifest(
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
+    _store_factory(experiment, out)
     if not (out / "environment.json").exists():
         write_atomically(out / "environment.json", as_json(_environment()))
     for label, origin in experiment.origins.items():

@@ -34,7 +34,7 @@ from .directory import (
     read_server,
 )
 from .experiment import Experiment
-from .manifest import open_run
+from .manifest import open_run, with_stored_factory
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -194,7 +194,7 @@ def open_trained(
             its first round; a file is missing.
     """
     run = Path(run)
-    experiment = open_run(run)
+    experiment = with_stored_factory(open_run(run), run)
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
