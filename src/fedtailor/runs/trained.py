@@ -127,7 +127,9 @@ class TrainedMethod:
         private = read_private_after(self.folder, self.round, number)
         if private:
             return aligned(private)
-        return aligned(method.init_client(self.task, number, random.key(self.seed, "client", number)))
+        return aligned(
+            method.init_client(self.task, number, random.key(self.seed, "client", number))
+        )
 
     def client_state(self, client: str | int) -> Params:
         """The tensors that a client uses: what the server sends it and what it keeps.
