@@ -26,8 +26,8 @@ def export(
     client: str | int | None = None,
     merge: bool = False,
 ) -> Path:
-    """Write a client's personal model, as evaluated after the last round, into a folder that is
-    used without this library.
+    """Write a client's personal model of the reported round into a folder that is used without this
+    library.
 
     Args:
         deployment: the deployment, from its folder at the site.
@@ -58,8 +58,7 @@ def export(
     if not models:
         raise InputError(
             f"site {site} has no model of {label}, seed {seed}, client {number}; a site stores its "
-            "models when the last round ends; if the site was offline then, run fedtailor deploy "
-            "run again"
+            "models when the run ends; if the site was offline then, run fedtailor deploy run again"
         )
     newest = max(models, key=lambda path: path.stat().st_mtime)
     try:
