@@ -35,6 +35,7 @@ _ORIGINS = {
     "Round": "engine.rounds.Round",
     "ScheduleConfig": "engine.config.ScheduleConfig",
     "SplitConfig": "data.config.SplitConfig",
+    "StartConfig": "runs.experiment.StartConfig",
     "Task": "task.task.Task",
     "compare": "report.compare",
     "from_module": "models.from_module",

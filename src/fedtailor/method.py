@@ -156,6 +156,12 @@ class Method(ABC):
         """The server's state before the first round."""
         return {n: value for n, value in task.state.items() if not self.is_private(task, n)}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        """The server's state after clients have left or joined, as a run begins with that of
+        another one. Rows by client are those of the new ``num_clients`` already; what else depends
+        on the clients has to be worked out again."""
+        return server
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         """What a client receives: the shared part of its state."""
         return server

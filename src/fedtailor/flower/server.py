@@ -85,6 +85,8 @@ def serve(
     experiment = named(experiment, None, backbone)
     if experiment.cohort.novel:
         raise InputError(f"cohort.novel = {experiment.cohort.novel} is for runs in one process")
+    if experiment.start_from.run is not None:
+        raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
     nodes.wait_for_clients()

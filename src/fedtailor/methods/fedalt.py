@@ -127,6 +127,11 @@ class FedALT(Method):
         seen = torch.zeros(num_clients, dtype=torch.float64, device=task.device)
         return {**add_prefix(bank, _BANK), **add_prefix(sums, _SUM), "seen": seen}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        bank = strip_prefix(server, _BANK)
+        sums = {_SUM + n: v.double() for n, v in bank.items()}
+        return {**server, **weighted_sum(sums, server["seen"])}
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         received = _mean(task, server)
         seen, total = server["seen"][client], server["seen"].sum()

@@ -248,7 +248,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         InputError: a file is missing or damaged.
     """
     commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
-    costs, diverged = folder / "costs.json", commit.diverged is not None
+    costs = folder / "costs.json"
     return Trial(
         label=label,
         method=method,
@@ -258,7 +258,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round or not diverged else None,
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round else None,
     )
 
 

@@ -29,6 +29,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """A finished run whose models the methods go on from. A file may name the run alone:
+    ``start_from = "runs/mine"``."""
+
+    run: str | None = None  # its directory; None: the pretrained model
+    method: str | None = None  # the label in it; None: the method's own
+    seed: Annotated[int, Ge(0)] | None = None  # in it; None: the method's own, or the run's first
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One or several methods on the same data, split, cohorts and budget.
 
@@ -48,6 +58,7 @@ class Experiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
         """Refuse what would only show when it is too late."""
@@ -57,6 +68,8 @@ class Experiment:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
+        if self.start_from.run is None and self.start_from != StartConfig():
+            raise InputError("start_from has no run; name the directory of a finished one")
         if self.has_public:
             self._check_public()
 
@@ -203,6 +216,8 @@ def parse(content: Mapping[str, Any]) -> Experiment:
         methods = by_label(methods)
     if not isinstance(methods or {}, Mapping):
         raise InputError(f"methods must be a table, got {methods!r}")
+    if isinstance(start := content.get("start_from"), str):
+        content = {**content, "start_from": {"run": start}}
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 

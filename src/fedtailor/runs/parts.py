@@ -17,7 +17,7 @@ from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline
-from .directory import RunDirectory, locked
+from .directory import START_FILE, RunDirectory, locked, model_seed, read_json
 from .experiment import Experiment
 from .manifest import write_manifest
 
@@ -31,6 +31,11 @@ class Part:
     method: Method
     federation: Federation
     directory: RunDirectory
+
+    @property
+    def model_seed(self) -> int:
+        """The seed of the values that the model begins with."""
+        return model_seed(self.directory.path, self.seed)
 
     @property
     def title(self) -> str:
@@ -128,12 +133,27 @@ def _metric(federation: Federation) -> Metric:
     return "loss" if federation.dataset.task == "causal-lm" else "accuracy"
 
 
+def _start(part: Part) -> str:
+    """What the part goes on from, and how good that is on its data."""
+    about = read_json(part.directory.path / START_FILE)
+    trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
+    result = headline(trial, _metric(part.federation))
+    return (
+        f"goes on from round {about['round']} of {about['method']}, seed {about['seed']}, in "
+        f"{about['run']}, with {about['clients']} of its clients; before: {result}"
+    )
+
+
 def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, total: int) -> None:
     """Commit each of the part's ``rounds`` as it comes, and show the progress towards ``total``:
     a bar in a terminal; else a line for each round that is evaluated or lost clients."""
     done = part.directory.commit.round
     if done:
         print(f"{part.title}: goes on after round {done} of {total}", file=sys.stderr)
+    rounds = iter(rounds)
+    if not part.directory.has_begun and (part.directory.path / START_FILE).exists():
+        part.directory.write(next(rounds), store)
+        print(f"{part.title}: {_start(part)}", file=sys.stderr)
     progress = tqdm(rounds, desc=part.title, total=total, initial=done, unit="round", disable=None)
     for round_ in progress:
         part.directory.write(round_, store)

@@ -19,6 +19,7 @@ from .experiment import Experiment, Settings, load
 from .manifest import check_same, open_run
 from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
+from .start import Start, check_starts, open_start
 from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
@@ -66,7 +67,7 @@ def run(
         DivergedError: no method with any seed kept a finite loss.
     """
     experiment, out = open_experiment(experiment, out, settings)
-    chosen(experiment.seeds, list(experiment.methods), part)
+    parts = chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
     if is_leader and overwrite:
         check_removable(out)
@@ -74,6 +75,8 @@ def run(
         check_same(named(experiment, data, backbone), out)
     inputs = Inputs.load(experiment, data, backbone)
     device = inputs.check()  # bad input shows before anything is written
+    if is_leader:
+        check_starts(inputs, out, parts, anew=overwrite)
     if is_leader and overwrite:
         remove_run(out)
     if group is None:
@@ -130,21 +133,33 @@ def _run_parts(
     _advise(inputs)
 
     def run_part(part: Part) -> None:
+        start = None
+        if inputs.experiment.start_from.run is not None and not part.directory.has_begun:
+            start = open_start(inputs, part.label, part.seed)
+            start.describe(part.directory.path)
         begin(part)
-        _run_part(inputs, part, trace, make_executor)
+        _run_part(inputs, part, trace, make_executor, start)
 
     return run_parts(inputs.experiment, inputs.federations, out, run_part, portion=portion)
 
 
 def _run_part(
-    inputs: Inputs, part: Part, trace: Trace | None, make_executor: MakeExecutor | None
+    inputs: Inputs,
+    part: Part,
+    trace: Trace | None,
+    make_executor: MakeExecutor | None,
+    start: Start | None,
 ) -> None:
+    """Run the rounds that are left, from ``start`` if none is done."""
     plan, directory = inputs.experiment.plan, part.directory
-    task = inputs.task(part.method, part.seed)
-    if directory.commit.round:
+    task = inputs.task(part.method, part.model_seed)
+    if directory.has_begun:
         check_private_states(part.method, task, directory.path, directory.commit)
     store = new_store(part.method, task, part.federation, directory.path / PRIVATE_FILE)
-    server = directory.restore(store)
+    server, number = directory.restore(store), directory.commit.round + 1
+    if start is not None:
+        server, number = start.server(), 0
+        start.stage(store)
     todo = rounds(
         part.method,
         task,
@@ -152,7 +167,7 @@ def _run_part(
         plan,
         store=store,
         server=server,
-        start=directory.commit.round + 1,
+        start=number,
         executor=directory.executor,
         make_executor=make_executor,
     )

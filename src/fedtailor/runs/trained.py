@@ -28,10 +28,12 @@ from .build import Inputs, named, task_again
 from .directory import (
     PRIVATE_FILE,
     Commit,
+    model_seed,
     read_commit,
     read_json,
     read_private_after,
     read_server,
+    state_path,
 )
 from .experiment import Experiment
 from .manifest import open_run, with_stored_factory
@@ -204,12 +206,13 @@ def open_trained(
     commit = read_commit(folder) if (folder / "commit.json").exists() else None
     if commit is None or not commit.ended:
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
-    if commit.round == 0:
+    if commit.round == 0 and not state_path(folder, 0).exists():
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
     data = read_json(run / "partitions" / f"seed-{seed}.json")
-    task = task_again(experiment, experiment.methods[label], data, seed, backbone)
+    start = model_seed(folder, seed)
+    task = task_again(experiment, experiment.methods[label], data, start, backbone)
     return TrainedMethod(
         run, experiment, label, seed, data, task, commit, server, which, dataset, backbone
     )
