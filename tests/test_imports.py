@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
-    "flower": ENGINE | {"models", "engine", "runs"},
+    "flower": ENGINE | {"models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}

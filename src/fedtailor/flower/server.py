@@ -31,11 +31,10 @@ from ..runs.parts import Part, commit_rounds, run_parts
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
+from .joining import FLOWER, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
-
-FLOWER = "flower.json"  # beside the logs: ``run``, the name under which clients keep their states
 
 
 def server_app(
@@ -44,13 +43,16 @@ def server_app(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    new_clients: range = range(0),
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, experiment, out, backbone=backbone, timeouts=timeouts)
+        serve(
+            grid, experiment, out, backbone=backbone, timeouts=timeouts, new_clients=new_clients
+        )  # fmt: skip
 
     return app
 
@@ -62,6 +64,7 @@ def serve(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    new_clients: range = range(0),
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
 
@@ -71,6 +74,8 @@ def serve(
         out: the run directory. What it already holds of the same experiment is kept.
         backbone: instead of what ``experiment.model`` names.
         timeouts: how long to wait, and for how many.
+        new_clients: the numbers, from K on, of clients that join when the training is over. If it
+            is over already and some of them have not joined yet, nothing else is done.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -84,6 +89,9 @@ def serve(
         raise InputError(f"cohort.novel = {experiment.cohort.novel} is for runs in one process")
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
+    joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
+    if has_ended(experiment, out) and joining.join_all():
+        return out
     nodes.wait_for_clients()
     federations = {seed: remote_federation(nodes.infos, seed) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
@@ -100,7 +108,9 @@ def serve(
     def is_done(part: Part) -> bool:
         return part.directory.commit.ended and not clients_without_model(part)
 
-    return run_parts(experiment, federations, out, run_part, is_done)
+    run_parts(experiment, federations, out, run_part, is_done)
+    joining.join_all()
+    return out
 
 
 def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> None:
