@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_kill_before_any_durable_step_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.kill_everywhere", str(tmp_path)]
+@pytest.mark.parametrize("experiment", ["two-methods", "best-rounds"])
+def test_a_kill_before_any_durable_step_loses_nothing(experiment: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.kill_everywhere", experiment, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 60

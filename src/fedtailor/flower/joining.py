@@ -21,7 +21,9 @@ from .codec import pack, unpack
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
-FLOWER = "flower.json"  # beside the logs: ``run``, the name under which clients keep their states
+# beside the logs: ``run``, the name under which clients keep their states, and ``models``, whose
+# clients have kept their models of its round
+FLOWER = "flower.json"
 _JOINED = "joined.json"  # beside it: the ``clients`` that have joined
 
 

@@ -29,9 +29,7 @@ def best_rounds(
     validation data, the earliest of equals; without such data the last evaluated one."""
     best = dict(so_far)
     for model in _MODELS:
-        splits = {
-            e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)
-        }
+        splits = {e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)}
         old = best.get(model)
         if "validation" in splits:
             e, higher = splits["validation"], metric == "accuracy"
