@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "inference": ENGINE | {"engine", "runs"},
     "export": ENGINE | {"layers", "models", "report", "runs"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
-    "flower": ENGINE | {"models", "engine", "runs"},
+    "flower": ENGINE | {"models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}

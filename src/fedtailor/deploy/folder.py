@@ -19,6 +19,7 @@ from ..data import DataConfig
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
+from ..runs.directory import write_atomically
 from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
 from ..user_code import Origin
 
@@ -81,11 +82,13 @@ class SiteConfig:
 
     name: str
     clients: Annotated[int, Gt(0)] = 1
+    new: bool = False  # joins when the training is over
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of ``deploy.toml``. Clients are numbered in the order of the sites."""
+    """The content of ``deploy.toml``. Clients are numbered in the order of the sites, those of new
+    sites after all others."""
 
     folder: Path
     address: str = ADDRESS  # of the server, as the sites reach it
@@ -158,8 +161,13 @@ class Deployment:
 
     @property
     def total(self) -> int:
-        """The number of clients of all sites."""
-        return sum(site.clients for site in self.sites)
+        """The number of clients of all sites but the new ones."""
+        return sum(site.clients for site in self.sites if not site.new)
+
+    @property
+    def new_clients(self) -> range:
+        """The numbers of the clients of new sites."""
+        return range(self.total, sum(site.clients for site in self.sites))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,7 +186,7 @@ class Deployment:
             InputError: there is no such site.
         """
         first = 0
-        for site in self.sites:
+        for site in sorted(self.sites, key=lambda site: site.new):
             if site.name == name:
                 return range(first, first + site.clients)
             first += site.clients
@@ -273,6 +281,25 @@ def _own_files(experiment: Experiment) -> dict[str, tuple[str, Origin]]:
         for label, origin in experiment.origins.items()
         if origin.path is not None
     }
+
+
+def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
+    """Add a new site, which joins when the training is over, to ``deploy.toml``.
+
+    Raises:
+        InputError: there is such a site, or the name can't be one.
+    """
+    sites = (*deployment.sites, SiteConfig(name, clients, new=True))
+    if name in (site.name for site in deployment.sites):
+        raise InputError(f"site {name} is there already; choose another name")
+    replace(deployment, sites=sites)  # refuses a name that can't be one
+    path = deployment.folder / "deploy.toml"
+    table = (
+        f'\n[[sites]]\nname = "{name}"\nclients = {clients}\n'
+        "new = true  # joins when the training is over\n"
+    )
+    write_atomically(path, (path.read_text() + table).encode())
+    return open_folder(deployment.folder)
 
 
 def _site(text: str) -> SiteConfig:

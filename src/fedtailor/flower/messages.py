@@ -55,6 +55,7 @@ class NodeInfo:
     picture: tuple[int, ...] | None
     data: str
     sizes: tuple[Sizes, ...]
+    new_clients: tuple[int, ...] = ()  # from K on: they join when the training is over
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,37 @@ class RoundReply:
     round: int
     kind: Kind
     results: tuple[ClientReply, ...]
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """Fit what a method keeps by client for new ``clients``, after ``round``. The payloads, one a
+    client, have what it receives as ``received/NAME``, and the global model, if there is one, as
+    ``global/NAME``."""
+
+    experiment: str
+    run: str
+    label: str
+    seed: int
+    round: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JoinResult:
+    """What became of a new client: an ``error`` in words, or the name of the model that it keeps:
+    ``fitted``, ``guess`` or ``global``."""
+
+    client: int
+    error: str | None = None
+    kept: str | None = None
+
+
+@dataclass(frozen=True)
+class JoinReply:
+    """The answer to a `JoinRequest`."""
+
+    run: str
+    label: str
+    seed: int
+    results: tuple[JoinResult, ...]

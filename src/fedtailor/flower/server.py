@@ -29,13 +29,10 @@ from ..runs.parts import Part, commit_rounds, run_parts
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
+from .joining import FLOWER, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
-
-# beside the logs: ``run``, the name under which clients keep their states, and ``models``, whose
-# clients have kept their models of its round
-FLOWER = "flower.json"
 
 
 def server_app(
@@ -45,13 +42,22 @@ def server_app(
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
     names: tuple[str, ...] | None = None,
+    new_clients: range = range(0),
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, experiment, out, backbone=backbone, timeouts=timeouts, names=names)
+        serve(
+            grid,
+            experiment,
+            out,
+            backbone=backbone,
+            timeouts=timeouts,
+            names=names,
+            new_clients=new_clients,
+        )
 
     return app
 
@@ -64,6 +70,7 @@ def serve(
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
     names: tuple[str, ...] | None = None,
+    new_clients: range = range(0),
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
 
@@ -74,6 +81,8 @@ def serve(
         backbone: instead of what ``experiment.model`` names.
         timeouts: how long to wait, and for how many.
         names: what the clients are called in the run directory, by number; None: numbers alone.
+        new_clients: the numbers, from K on, of clients that join when the training is over. If it
+            is over already and some of them have not joined yet, nothing else is done.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -89,6 +98,9 @@ def serve(
         raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
+    joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
+    if has_ended(experiment, out) and joining.join_all():
+        return out
     nodes.wait_for_clients()
     federations = {seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
@@ -105,7 +117,9 @@ def serve(
     def is_done(part: Part) -> bool:
         return part.directory.commit.ended and not clients_without_model(part)
 
-    return run_parts(experiment, federations, out, run_part, is_done)
+    run_parts(experiment, federations, out, run_part, is_done)
+    joining.join_all()
+    return out
 
 
 def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> None:

@@ -102,6 +102,13 @@ def federation_of(
     return federation
 
 
+def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
+    """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
+    numbers begin at K."""
+    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    return replace(experiment, split=split)
+
+
 def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
     """The public examples: training rows, pictures at the size of the clients'.
 
