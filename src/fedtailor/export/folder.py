@@ -197,7 +197,8 @@ def _merged(model: ClientModel, portable: Portable) -> Portable:
         )
     own, tensors = model.network.tensors, dict(portable.tensors)
     for path, (A, B) in portable.lora.items():
-        tensors[f"{path}.weight"] = own[f"{path}.weight"] + B @ A
+        name = f"{path}.weight"
+        tensors[name] = tensors.get(name, own[name]) + B @ A
     return Portable("plain", padded(tensors, own))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,16 +187,20 @@ class Network:
         def by_channel(values: Sequence[float]) -> list[float]:
             return [*values] if len(values) == channels else [values[0]] * channels
 
-        from transformers import ViTImageProcessor
-
         height, width = about["size"]
-        processor = ViTImageProcessor(
-            size={"height": height, "width": width},
-            image_mean=by_channel(about["mean"]),
-            image_std=by_channel(about["std"]),
-            do_convert_rgb=channels == 3,
-        )
-        processor.save_pretrained(str(out))
+        processor = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_convert_rgb": channels == 3,
+            "do_resize": True,
+            "size": {"height": height, "width": width},
+            "resample": 2,  # bilinear
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": by_channel(about["mean"]),
+            "image_std": by_channel(about["std"]),
+        }
+        (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
 
 def write_tensors(path: Path, tensors: Params) -> None:

@@ -152,10 +152,13 @@ def lora_factors(task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
 
 def base_params(task: Task, state: Params) -> Params:
     """The tensors of ``state`` that belong to the task's model as it was before the method adapted
-    it."""
+    it, under the names that they had there."""
     model = task.original.model
     names = {n for tensors in (model.named_parameters(), model.named_buffers()) for n, _ in tensors}
-    return {name: value for name, value in state.items() if name in names}
+    # an adapted layer is inside the one that took its place
+    plain = {n: n.replace(".base_layer.", ".").replace(".base.", ".") for n in state}
+    before = {n: n if n in names else plain[n] for n in state}
+    return {before[name]: value for name, value in state.items() if before[name] in names}
 
 
 def without_lora(task: Task, state: Params, prefix: str = "") -> Params:
@@ -167,7 +170,8 @@ def without_lora(task: Task, state: Params, prefix: str = "") -> Params:
     for path, (A, B) in lora_factors(task, state).items():
         if path.startswith(prefix):
             name = f"{path.removeprefix(prefix)}.weight"
-            plain[name] = task.original.model.get_parameter(name).detach() + B @ A
+            start = task.original.model.get_parameter(name).detach()
+            plain[name] = plain.get(name, start) + B @ A
     return plain
 
 

@@ -190,11 +190,11 @@ class FedDPA(Method):
         local = strip_prefix(state, _OWN)
         if not local or self.weighting == "fixed":
             return super().portable(task, state)
-        tensors = {**add_prefix(base_params(task, state), "head/"), "/anchor": local["anchor"]}
+        tensors = {**add_prefix(base_params(task, state), "/head/"), "/anchor": local["anchor"]}
         for which, adapter in (("shared", _lora(state)), ("local", _lora(local))):
             for path, (A, B) in lora_factors(task, adapter).items():
                 tensors |= {f"{path}/{which}_A": A, f"{path}/{which}_B": B}
-        settings = {"lam": self.lam, "layer": _layer_path(task)}
+        settings = {"lam": self.lam, "layer": _layer_path(task).removesuffix(".base_layer")}
         return Portable("lora_by_example", tensors, settings=settings)
 
 

@@ -25,7 +25,7 @@ class Model(Base):
         self.w: Tensor | None = None  # [b], while the LoRAs are in use
         self.r: Tensor | None = None  # the last input of the layer whose input says how familiar
         paths = {name.rpartition("/")[0] for name in self.tensors}
-        for path in sorted(paths - {"", "head"}):
+        for path in sorted(paths - {"", "/head"}):
             layer = self.network.get_submodule(path)
             layer.register_forward_hook(partial(self._add, self.part(path)))
         source = self.network.get_submodule(self.settings["layer"])
@@ -36,7 +36,7 @@ class Model(Base):
         self.forward(batch)
         familiar = self._representation(batch) @ self.tensors["/anchor"]
         self.w = (self.settings["lam"] * familiar).clamp(min=0)
-        return self.forward(batch, self.part("head"))
+        return self.forward(batch, self.part("/head"))
 
     def _remember(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.r = inputs[0].float()
