@@ -16,7 +16,7 @@ from typing import Any
 import fedtailor as ft
 from tests.small import digits, digits_backbone
 
-SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock"}
+SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
 
 
 def run(out: Path) -> None:

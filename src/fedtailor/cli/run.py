@@ -25,6 +25,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="trace one round (RUN/trace.json.gz) and print where its time went",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would run, with estimates of time, bytes and memory; write nothing",
+    )
     parser.set_defaults(command=_run)
 
 
@@ -32,8 +37,12 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import run
+    from ..runs.run import dry_run, run
 
+    if options.dry_run:
+        start = dry_run(*_experiment(options))
+        print(start.as_json() if options.json else "\n".join(start.lines()))
+        return
     with init_process_group() as group:
         experiment, out = _experiment(options)
         trace = Trace(out / "trace.json.gz") if options.profile else None

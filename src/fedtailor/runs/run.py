@@ -18,6 +18,7 @@ from .experiment import Experiment
 from .manifest import check_same
 from .parts import Part, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
+from .summary import StartSummary, rounds_left, start_summary
 from .trained import PRIVATE_FILE, check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
@@ -33,6 +34,7 @@ def run(
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
+    summary: bool = True,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -48,6 +50,7 @@ def run(
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
             call this, and share the clients' work. Only the first one reads and writes ``out``.
+        summary: print what the run is going to do before anything trains.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
@@ -59,14 +62,14 @@ def run(
     inputs = Inputs.load(experiment, dataset, backbone)
     device = inputs.check()  # bad input shows before anything is written
     if group is None:
-        return _run_parts(inputs, out, trace)
+        return _run_parts(inputs, out, trace, summary)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, leader.executor, leader.begin)
+        _run_parts(inputs, out, trace, summary, leader.executor, leader.begin, group.size)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -78,17 +81,46 @@ def _run_parts(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
+    summary: bool,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
+    ranks: int = 1,
 ) -> Path:
     """Run every part; ``begin`` is called before each."""
     _advise(inputs)
+    left = rounds_left(inputs.experiment, out)
+    start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
 
     def run_part(part: Part) -> None:
         begin(part)
         _run_part(inputs, part, trace, make_executor)
 
-    return run_parts(inputs.experiment, inputs.federations, out, run_part)
+    return run_parts(inputs.experiment, inputs.federations, out, run_part, summary=start)
+
+
+def dry_run(
+    experiment: Experiment,
+    out: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> StartSummary:
+    """Return what `run` would do in the directory ``out``, of which nothing is written.
+
+    Args:
+        experiment: what would run.
+        out: the run directory; what it already holds is not counted.
+        dataset: instead of what ``experiment.data`` names.
+        backbone: instead of what ``experiment.model`` names.
+
+    Raises:
+        InputError: bad input, or a different run in ``out``.
+    """
+    out = Path(out)
+    check_same(named(experiment, dataset, backbone), out)
+    inputs = Inputs.load(experiment, dataset, backbone)
+    inputs.check()
+    return start_summary(inputs, rounds_left(inputs.experiment, out))
 
 
 def _run_part(
@@ -111,8 +143,9 @@ def _run_part(
         start=directory.commit.round + 1,
         executor=directory.executor,
         make_executor=make_executor,
+        on_result=part.progress.on_result,
     )
-    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store, plan.rounds)
+    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store)
 
 
 def _advise(inputs: Inputs) -> None:
