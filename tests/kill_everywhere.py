@@ -23,7 +23,7 @@ import fedtailor as ft
 from fedtailor.optim import Optimiser
 from tests.small import digits, digits_backbone
 
-SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock"}
+SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
 SGD = Optimiser("sgd", lr=0.5)
 SMALL = ft.Experiment(
     methods={"fedsdg": ft.FedSDG(rank=2)},

@@ -32,6 +32,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="trace one round (RUN/trace.json.gz) and print where its time went",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would run, with estimates of time, bytes and memory; write nothing",
+    )
     parser.set_defaults(command=_run)
 
 
@@ -39,8 +44,14 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import open_experiment, run
+    from ..runs.run import dry_run, open_experiment, run
 
+    if options.dry_run:
+        start = dry_run(
+            options.experiment, options.out, settings=options.settings, part=options.part
+        )
+        print(start.as_json() if options.json else "\n".join(start.lines()))
+        return
     with init_process_group() as group:
         experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None

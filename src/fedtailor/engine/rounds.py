@@ -27,6 +27,7 @@ from .config import EngineConfig, Plan
 from .costs import Costs
 from .evaluation import Evaluator
 from .executors.choose import executor_for
+from .executors.counted import Counted
 from .executors.processes import check_processes
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
@@ -137,6 +138,7 @@ def rounds(
     executor: str | None = None,
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
     quorum: float = 1.0,
+    on_result: Callable[[str, int], None] | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -154,6 +156,8 @@ def rounds(
         make_executor: makes what runs the clients' work, instead of what ``plan.engine`` says.
         quorum: the part of a cohort whose updates must be usable, from 0 to 1. The clients without
             such an update leave the cohort before anything is weighted.
+        on_result: called after each result of a round's work, with the name of the work ("train",
+            "evaluate", "score") and the number of results so far.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -174,6 +178,8 @@ def rounds(
     else:
         size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
         runner = executor_for(plan.engine, works, task.device, size, executor)
+    if on_result is not None:
+        runner = Counted(runner, on_result)
     evaluator = Evaluator(method, task, federation, plan, store, runner)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
     try:

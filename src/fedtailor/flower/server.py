@@ -26,6 +26,7 @@ from ..runs.directory import RunDirectory, as_json, read_json, read_server, writ
 from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
+from ..runs.summary import rounds_left, start_summary
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
@@ -117,7 +118,8 @@ def serve(
     def is_done(part: Part) -> bool:
         return part.directory.commit.ended and not clients_without_model(part)
 
-    run_parts(experiment, federations, out, run_part, is_done)
+    summary = start_summary(inputs, rounds_left(experiment, out))
+    run_parts(experiment, federations, out, run_part, is_done, summary=summary)
     joining.join_all()
     return out
 
@@ -153,9 +155,10 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
             start=directory.commit.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,
+            on_result=part.progress.on_result,
         )
         try:
-            commit_rounds(part, todo, states, plan.rounds)
+            commit_rounds(part, todo, states)
         except DivergedError as error:
             directory.diverge(str(error))
             _hand_over(part, task, executor)

@@ -20,6 +20,7 @@ from .manifest import check_same, open_run
 from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .start import Start, check_starts, open_start
+from .summary import StartSummary, rounds_left, start_summary
 from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
@@ -38,6 +39,7 @@ def run(
     group: ProcessGroup | None = None,
     overwrite: bool = False,
     part: str | None = None,
+    summary: bool = True,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -61,6 +63,7 @@ def run(
         overwrite: remove the run in ``out`` first, if the input is good.
         part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
             five machines; `runs.merge.merge` puts their directories together.
+        summary: print what the run is going to do before anything trains.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
@@ -80,14 +83,15 @@ def run(
     if is_leader and overwrite:
         remove_run(out)
     if group is None:
-        return _run_parts(inputs, out, trace, part)
+        return _run_parts(inputs, out, trace, part, summary)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, part, leader.executor, leader.begin)
+        ranks = leader.executor, leader.begin, group.size
+        _run_parts(inputs, out, trace, part, summary, *ranks)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -126,11 +130,17 @@ def _run_parts(
     out: Path,
     trace: Trace | None,
     portion: str | None,
+    summary: bool,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
+    ranks: int = 1,
 ) -> Path:
     """Run every part of the portion; ``begin`` is called before each."""
     _advise(inputs)
+    experiment = inputs.experiment
+    parts = chosen(experiment.seeds, list(experiment.methods), portion)
+    left = rounds_left(experiment, out, parts)
+    start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
 
     def run_part(part: Part) -> None:
         start = None
@@ -140,7 +150,31 @@ def _run_parts(
         begin(part)
         _run_part(inputs, part, trace, make_executor, start)
 
-    return run_parts(inputs.experiment, inputs.federations, out, run_part, portion=portion)
+    return run_parts(
+        inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start
+    )
+
+
+def dry_run(
+    experiment: Experiment | Path | str,
+    out: Path | str | None = None,
+    *,
+    settings: Settings = (),
+    data: Data | Dataset | None = None,
+    backbone: Backbone | None = None,
+    part: str | None = None,
+) -> StartSummary:
+    """Return what `run` would do; nothing is written. The arguments are those of `run`.
+
+    Raises:
+        InputError: bad input, or a different run in ``out``.
+    """
+    experiment, out = open_experiment(experiment, out, settings)
+    check_same(named(experiment, data, backbone), out)
+    inputs = Inputs.load(experiment, data, backbone)
+    inputs.check()
+    parts = chosen(experiment.seeds, list(experiment.methods), part)
+    return start_summary(inputs, rounds_left(inputs.experiment, out, parts))
 
 
 def _run_part(
@@ -170,8 +204,9 @@ def _run_part(
         start=number,
         executor=directory.executor,
         make_executor=make_executor,
+        on_result=part.progress.on_result,
     )
-    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store, plan.rounds)
+    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store)
 
 
 def _advise(inputs: Inputs) -> None:

@@ -307,7 +307,7 @@ def _evaluate(
 ) -> Outcome:
     experiment = replace(_with(tuning.experiment, label, settings), seeds=(tuning.seed,))
     try:
-        run(experiment, folder)
+        run(experiment, folder, summary=False)
     except DivergedError as error:
         return Outcome(label, number, settings, None, None, str(error))
     done = read_run(folder)
