@@ -11,10 +11,11 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, deploy, describe, export, layers, report, run, tune
+from . import compare, completion, deploy, describe, doctor, export, layers, new, report, run, tune
 from . import list as listing
 
 _COMMANDS = {
+    "new": (new.add, "write an experiment file for a table of your own"),
     "run": (run.add, "run an experiment file, or go on with a run directory"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),
@@ -24,6 +25,8 @@ _COMMANDS = {
     "tune": (tune.add, "search for settings on validation data"),
     "export": (export.add, "write a model of a finished run as a PEFT adapter"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
+    "doctor": (doctor.add, "check the installation, and say what to do"),
+    "completion": (completion.add, "print a script that completes commands in a shell"),
 }
 
 
@@ -61,11 +64,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fedtailor", description=fedtailor.__doc__)
-    parser.add_argument("--version", action="version", version=f"fedtailor {version('fedtailor')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
+    whole.add_argument("--version", action="version", version=f"fedtailor {version('fedtailor')}")
+    whole.set_defaults(whole=whole)
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():
         command = commands.add_parser(name, help=what)
         command.set_defaults(parser=command)
         add(command)
-    return parser
+    return whole
