@@ -10,9 +10,13 @@ import pytest
 
 from fedtailor.cli import main
 
-HEAVY = {"torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr"}
+HEAVY = {
+    "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
+    "shtab",
+}  # fmt: skip
 COMMANDS = (
-    "run", "compare", "report", "list", "describe", "layers", "tune", "export",
+    "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
+    "doctor", "completion",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip
@@ -70,7 +74,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: compare, deploy, describe"),
+        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: compare, completion, deploy"),
         ("", "the following arguments are required: COMMAND; see fedtailor --help"),
         ("run", "required: EXPERIMENT.toml; see fedtailor run --help"),
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),

@@ -31,4 +31,4 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
 
 def test_every_experiment_says_what_it_is_for() -> None:
     for name, file in builtin.experiments().items():
-        assert 10 < len(builtin.purpose(file)) < 100, name
+        assert 10 < len(builtin.purpose(file)) < 120, name

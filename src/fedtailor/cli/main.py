@@ -12,11 +12,14 @@ import fedtailor
 from ..errors import InputError, unknown
 from . import (
     compare,
+    completion,
     deploy,
     describe,
+    doctor,
     export,
     layers,
     merge,
+    new,
     onboard,
     predict,
     report,
@@ -26,6 +29,7 @@ from . import (
 from . import list as listing
 
 _COMMANDS = {
+    "new": (new.add, "write an experiment file for a table of your own"),
     "run": (run.add, "run an experiment file, or go on with a run directory"),
     "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
@@ -38,6 +42,8 @@ _COMMANDS = {
     "onboard": (onboard.add, "let a new client join a finished run"),
     "export": (export.add, "write a model of a finished run for use without this library"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
+    "doctor": (doctor.add, "check the installation, and say what to do"),
+    "completion": (completion.add, "print a script that completes commands in a shell"),
 }
 
 
@@ -75,11 +81,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fedtailor", description=fedtailor.__doc__)
-    parser.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
+    whole.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
+    whole.set_defaults(whole=whole)
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():
         command = commands.add_parser(name, help=what)
         command.set_defaults(parser=command)
         add(command)
-    return parser
+    return whole

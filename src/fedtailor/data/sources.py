@@ -219,9 +219,9 @@ def _columns(config: DataConfig, cache: Path) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path is not None:
-        train, test = _local(config.path, cache), None
+        train, test = local_table(config.path, cache), None
         if config.test_path is not None:
-            test = _local(config.test_path, cache)
+            test = local_table(config.test_path, cache)
         return source_columns.of_tables(train, test, config, cache)
     if config.name in BUILTIN:
         return _builtin(config, cache)
@@ -261,7 +261,12 @@ def _missing(name: str, builtin: Builtin) -> InputError:
     return InputError(f"data set {name!r} isn't on this machine; get it with: {builtin.get}")
 
 
-def _local(name: str, cache: Path) -> Any:
+def local_table(name: str, cache: Path) -> Any:
+    """Read a local file as a ``datasets.Dataset``.
+
+    Raises:
+        InputError: there is no such file, it has another format, or it can't be read.
+    """
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
     from datasets.utils.logging import disable_progress_bar, enable_progress_bar
@@ -271,6 +276,8 @@ def _local(name: str, cache: Path) -> Any:
         raise InputError(f"no file {name!r}")
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
+    if path.stat().st_size == 0:
+        raise InputError(f"{name!r} is empty")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
@@ -285,6 +292,8 @@ def _local(name: str, cache: Path) -> Any:
             problem = _one_line(error.__cause__ or error)
         finally:
             enable_progress_bar()
+    if "corresponds to no data" in problem:
+        raise InputError(f"{name!r} has no rows")
     raise InputError(f"can't read {name!r}: {problem}")
 
 

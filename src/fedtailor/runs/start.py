@@ -207,10 +207,10 @@ def _check_shapes(
     """Raise InputError unless the old states have the names and shapes of the method's own."""
     by_client = rows_by_client(method, task, federation)
     server, kept = first_server(method, task, federation), random.key(0)
-    pairs = (
+    pairs: list[tuple[Params, Params, Sequence[str]]] = [
         (trained.server, server, by_client),
         (trained.method.init_client(trained.task, 0, kept), method.init_client(task, 0, kept), []),
-    )
+    ]
     for old, new, rows in pairs:
         a, b = _shapes(old, rows), _shapes(new, rows)
         for name in dict.fromkeys([*a, *b]):
@@ -242,7 +242,7 @@ def _check_predictions(
         state = {**one.send(task, trained.server, 0), **private}
         with torch.no_grad():
             logits.append(one.predict(task, state, batch))
-    if not torch.allclose(*logits):
+    if not torch.allclose(logits[0], logits[1]):
         raise InputError(f"start_from: the old model of {label} predicts something else{changed}")
 
 

@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import optuna
 import tomli_w
 from annotated_types import Ge, Gt
 
@@ -23,6 +22,9 @@ from . import builtin
 from .directory import as_json, write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
+
+if TYPE_CHECKING:
+    import optuna
 
 _DEFAULT_TRIALS = 8  # where some range has no end of values
 
@@ -276,6 +278,10 @@ def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
 
 
 def _study(tuning: Tuning, label: str, space: Space) -> optuna.Study:
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("fedtailor tune needs Optuna: pip install 'fedtailor[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seed = int(random.generator(tuning.seed, "tune", label).integers(2**31))
     grids = {key: range(len(v)) for key, v in space.items() if not isinstance(v, Range)}

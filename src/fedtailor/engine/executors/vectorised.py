@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...data.federation import pad_and_stack
 from ...optim import ClientContext
@@ -102,11 +104,15 @@ class Vectorised:
                 yield from self._together(work, part, concurrency)
             return
         for index, (request, inputs) in enumerate(chunk):
-            outcome = map_leaves(lambda value, at=index: value[at], outcomes)
+            outcome = map_leaves(partial(_entry, index), outcomes)
             yield request, work.finish(request, inputs, outcome)
 
     def close(self) -> None:
         """Nothing to be done."""
+
+
+def _entry(index: int, value: Tensor) -> Tensor:
+    return value[index]
 
 
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:
