@@ -25,7 +25,7 @@ def export(
     seed: int | None = None,
     client: str | int | None = None,
 ) -> Path:
-    """Write a client's personal model, as evaluated after the last round, as a PEFT adapter.
+    """Write a client's personal model of the reported round as a PEFT adapter.
 
     Args:
         deployment: the deployment, from its folder at the site.
@@ -55,8 +55,7 @@ def export(
     if not models:
         raise InputError(
             f"site {site} has no model of {label}, seed {seed}, client {number}; a site stores its "
-            "models when the last round ends; if the site was offline then, run fedtailor deploy "
-            "run again"
+            "models when the run ends; if the site was offline then, run fedtailor deploy run again"
         )
     newest = max(models, key=lambda path: path.stat().st_mtime)
     try:

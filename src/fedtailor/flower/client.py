@@ -167,8 +167,7 @@ class Site:
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = home / message.label / f"seed-{message.seed}"
-        last = message.round == experiment.rounds
-        if last:
+        if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_atomically(path, as_json(data_manifest(self._federation(message.seed))))
@@ -179,9 +178,7 @@ class Site:
             try:
                 _check_request(request, served, payloads)
                 received = payloads[request.payload]
-                result, upload = session.answer(
-                    message, request, received, States(folder), last=last
-                )
+                result, upload = session.answer(message, request, received, States(folder))
             except InputError as error:
                 gone = isinstance(error, DivergedError)
                 result, upload = ClientReply(request.client, error=str(error), diverged=gone), None
@@ -293,16 +290,9 @@ class _Session:
     evaluation: ClientEvaluation
 
     def answer(
-        self,
-        message: RoundRequest,
-        request: WireRequest,
-        received: Params,
-        states: States,
-        *,
-        last: bool,
+        self, message: RoundRequest, request: WireRequest, received: Params, states: States
     ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends. A model evaluated in the ``last`` round is
-        kept.
+        """What a client reports, and what it sends.
 
         Raises:
             InputError: its private state is missing, or can't be read.
@@ -310,16 +300,19 @@ class _Session:
         """
         received = to_device(received, self.training.task.device)
         if message.kind == "global":
-            return self._evaluated(request, received, states if last else None), None
+            return self._evaluated(request.client, received), None
         private = states.read(request.client, request.base, self.first.read(request.client))
-        if message.kind == "personal":
+        if message.kind in ("personal", "keep"):
             passes = self.training.method.finetune_passes
             engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
             inputs = self.evaluation.inputs(received, engine_request)
             state = self.evaluation.run(
                 inputs.received, inputs.private, inputs.batches, inputs.context
             )
-            return self._evaluated(request, state, states if last else None), None
+            if message.kind == "keep":
+                states.keep(request.client, state)
+                return ClientReply(request.client), None
+            return self._evaluated(request.client, state), None
         engine_request = _client_request(message, request, private, "train", 1, message.lr_scale)
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
@@ -327,14 +320,12 @@ class _Session:
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)
         assert update.private is not None
-        states.write(request.client, request.base, message.round, update.private)
+        states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed
 
-    def _evaluated(self, request: WireRequest, state: Params, keep: States | None) -> ClientReply:
-        if keep is not None:
-            keep.keep(request.client, state)
-        validation, test = self.evaluation.sums(request.client, state).tolist()
-        return ClientReply(request.client, sums=(tuple(validation), tuple(test)))
+    def _evaluated(self, client: int, state: Params) -> ClientReply:
+        validation, test = self.evaluation.sums(client, state).tolist()
+        return ClientReply(client, sums=(tuple(validation), tuple(test)))
 
 
 def _client_request(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 2  # of messages; other versions are refused
+SCHEMA = 3  # of messages; other versions are refused
 _ABOUT, _PAYLOADS = "about", "payloads"
 _FORMAT = "safetensors"
 

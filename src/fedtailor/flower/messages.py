@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..runs.experiment import Experiment
 
-Kind = Literal["train", "personal", "global"]
+Kind = Literal["train", "personal", "global", "keep"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
@@ -60,16 +60,19 @@ class NodeInfo:
 @dataclass(frozen=True)
 class WireRequest:
     """A client, the round whose private state it starts from (``base``, the last one with it that
-    counted; 0: none did), and the payload that it receives."""
+    counted; 0: none did), the round whose private state it must not lose (``best``, its last one up
+    to the best round of the run so far), and the payload that it receives."""
 
     client: int
     base: int
+    best: int
     payload: int
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Train, or evaluate the personal models, or the one global model."""
+    """Train, or evaluate the personal models, or the one global model; or keep the personal models,
+    those after ``round``, as the result of the run."""
 
     experiment: str
     run: str
@@ -85,7 +88,7 @@ class RoundRequest:
 class ClientReply:
     """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
     values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
-    hits and predictions on validation and test examples."""
+    hits and predictions on validation and test examples; or nothing, where a model is kept."""
 
     client: int
     error: str | None = None
