@@ -258,7 +258,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round else None,
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
 

@@ -55,6 +55,11 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     return entries
 
 
+def goes_on(run: Run) -> bool:
+    """Whether the run's methods went on from the models of another run."""
+    return bool(run.experiment.get("start_from", {}).get("run"))
+
+
 def metric_of(runs: Sequence[Run]) -> Metric:
     """Return the measure by which rounds are selected: accuracy, or loss for language models."""
     return "loss" if runs[0].is_language_modelling else "accuracy"

@@ -17,7 +17,18 @@ from .majority import NOT_LEARNED, majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
 from .read import Run, StrPath, read_all
-from .select import Entry, Metric, Model, SelectedRound, entries, metric_of, select_round, summary
+from .select import (
+    Entry,
+    Metric,
+    Model,
+    SelectedRound,
+    by_round,
+    entries,
+    goes_on,
+    metric_of,
+    select_round,
+    summary,
+)
 from .text import TextTable
 
 
@@ -90,6 +101,7 @@ class Row:
     personal_model: Result | None
     global_model: Result | None
     novel_clients: Result | None
+    before: Spread | None  # the personal models that the method went on from; None: it did not
     bytes_down: float | None  # per client and round, over the committed rounds
     bytes_up: float | None
     trained: float | None  # None: training diverged in the first round with every seed
@@ -197,6 +209,15 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     )
 
 
+def _before(entry: Entry, metric: Metric) -> Spread | None:
+    """The mean over clients of the test results before training."""
+    if not goes_on(entry.run):
+        return None
+    tests = [by_round(trial, "personal", "test").get(0) for trial in entry.trials]
+    means = [summary(test, metric).mean for test in tests if test is not None]
+    return Spread.of(means) if means else None
+
+
 def _progress(entry: Entry) -> str:
     states = {trial.seed: trial.progress for trial in entry.trials}
     if len(set(states.values())) == 1:
@@ -220,6 +241,7 @@ def _row(entry: Entry, metric: Metric) -> Row:
         personal_model=_result(entry, "personal", metric),
         global_model=_result(entry, "global", metric),
         novel_clients=_result(entry, "novel", metric),
+        before=_before(entry, metric),
         bytes_down=sum(record.bytes_down for record in rounds) / visits if visits else None,
         bytes_up=sum(record.bytes_up for record in rounds) / visits if visits else None,
         trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
@@ -306,6 +328,8 @@ def _results(comparison: Table) -> TextTable:
     header += ["round", "global", "its\nround"]
     has_novel = any(row.novel_clients for row in comparison.rows)
     header += ["novel", "its\nround"] if has_novel else []
+    has_before = any(row.before for row in comparison.rows)
+    header += ["before"] if has_before else []
     cells = []
     for row in comparison.rows:
         personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
@@ -329,6 +353,8 @@ def _results(comparison: Table) -> TextTable:
         ]
         if has_novel:
             texts += [_cell(novel.mean if novel else None, scale, digits), _rounds(novel)]
+        if has_before:
+            texts += [_cell(row.before, scale, digits)]
         cells.append(texts)
     cells += _majority_cells(comparison, len(header))
     unit = "nats per token" if is_loss else "%"
