@@ -167,7 +167,6 @@ class Site:
         if holds(content, JoinRequest):
             return self._join(content)
         message, payloads = unpack(content, RoundRequest)
-        experiment = self._experiment
         self._check_part(message)
         session = self._session_for(message.label, message.seed)
         served = self._served(node)
