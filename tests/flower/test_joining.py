@@ -34,7 +34,7 @@ def add_new_site(grid: DirectGrid, chosen: Experiment, folder: Path) -> str:
 def test_a_new_site_joins_a_run_that_has_ended(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = experiment(method)
+    chosen = experiment(method, data={"max_length": 16})
     grid = three_sites(chosen, tmp_path)
     out = serve(grid, chosen, tmp_path / "run", backbone=bert(), timeouts=QUICK)
     before = digests(out)
