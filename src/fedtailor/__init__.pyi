@@ -27,6 +27,9 @@ from .optim import train as train
 from .report import compare as compare
 from .report import write
 from .robustness.rules import Robust as Robust
+from .runs.callbacks import STOP as STOP
+from .runs.callbacks import CommittedRound as CommittedRound
+from .runs.callbacks import EarlyStopping as EarlyStopping
 from .runs.experiment import Experiment as Experiment
 from .runs.experiment import load as load
 from .runs.run import run as run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,8 @@ from ..profiling import phase
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
-from .scoring import SPLITS, score
+from .metrics import Metrics, MetricValues
+from .scoring import SPLITS, metric_values, score
 
 _DIAGNOSED = 64  # validation examples of a client, for the method's diagnostics
 
@@ -136,10 +137,12 @@ def _refusal(client: int, loss: Tensor, trained: Params) -> Refusal | None:
 @dataclass(frozen=True)
 class ClientEvaluationResult:
     """How good a model is on one client's examples: ``sums`` ``[split, 3]`` of loss, hits and
-    predictions; and the method's ``diagnostics`` of it, None without examples for them."""
+    predictions; the method's ``diagnostics`` of it, None without examples for them; and the
+    ``metrics`` of each split, if any are asked for."""
 
     sums: NDArray[np.float64]
     diagnostics: Params | None
+    metrics: tuple[MetricValues, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ class ClientEvaluation(_Clients):
     result is a `ClientEvaluationResult`."""
 
     batch_size: int
+    metrics: Metrics = Metrics()
 
     @property
     def together(self) -> bool:
@@ -166,13 +170,19 @@ class ClientEvaluation(_Clients):
     ) -> ClientEvaluationResult:
         client = request.client
         shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)
-        return ClientEvaluationResult(self.sums(client, outcome), shown)
+        return replace(self.scored(client, outcome), diagnostics=shown)
 
-    def sums(self, client: int, state: Params) -> NDArray[np.float64]:
-        """`ClientEvaluationResult.sums` of a model on a client's examples."""
-        context = self.method, self.task, self.federation
+    def scored(self, client: int, state: Params) -> ClientEvaluationResult:
+        """The results of a model on a client's examples, without diagnostics."""
+        context, asked = (self.method, self.task, self.federation), self.metrics.asked
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        return np.stack([score(*context, state, part, self.batch_size).sum(0) for part in rows])
+        scores = [score(*context, state, part, self.batch_size, asked) for part in rows]
+        sums = np.stack([of_split[:, :3].sum(0) for of_split in scores])
+        if not asked:
+            return ClientEvaluationResult(sums, None)
+        pairs = zip(rows, scores, strict=True)
+        values = tuple(metric_values(self.metrics, self.federation, *pair) for pair in pairs)
+        return ClientEvaluationResult(sums, None, values)
 
 
 def client_diagnostics(

@@ -30,6 +30,7 @@ from .executors.choose import executor_for
 from .executors.processes import check_processes
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
+from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
 
 
@@ -134,6 +135,7 @@ def rounds(
     executor: str | None = None,
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
     quorum: float = 1.0,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -150,6 +152,7 @@ def rounds(
         make_executor: makes what runs the clients' work, instead of what ``plan.engine`` says.
         quorum: the part of a cohort whose updates must be usable, from 0 to 1. The clients without
             such an update leave the cohort before anything is weighted.
+        metrics: functions for names in ``plan.evaluate.metrics``.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -159,18 +162,20 @@ def rounds(
     keep_freed_memory()
     federation.check()
     check(method, task, federation, plan)
+    wanted = Metrics(plan.evaluate, metrics or {})
+    wanted.check(federation.dataset.task, remote=federation.remote)
     store = store or new_store(method, task, federation)
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     federation = with_example_cache(method, task, federation, plan.engine)
-    works = client_works(method, task, federation, plan)
+    works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
         runner = make_executor(works)
     else:
         size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
         runner = executor_for(plan.engine, works, task.device, size, executor)
-    evaluator = Evaluator(method, task, federation, plan, store, runner)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
     try:
         for number in range(start, plan.rounds + 1):
@@ -182,14 +187,23 @@ def rounds(
         runner.close()
 
 
-def client_works(method: Method, task: Task, federation: Federation, plan: Plan) -> dict[str, Work]:
-    """What an executor is asked to do, by name."""
+def client_works(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    metrics: Mapping[str, MetricFunction] | None = None,
+) -> dict[str, Work]:
+    """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
+    wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
     context = method, task, federation
     return {
         "train": Training(*context, plan.local, public),
-        "evaluate": ClientEvaluation(*context, plan.local, public, plan.evaluate.batch_size),
-        "score": Scoring(*context),
+        "evaluate": ClientEvaluation(
+            *context, plan.local, public, plan.evaluate.batch_size, wanted
+        ),
+        "score": Scoring(*context, wanted),
     }
 
 

@@ -21,6 +21,7 @@ from ..data.table import Dataset
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import client_works, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
 from ..models import load_tokenizer
@@ -55,6 +56,7 @@ def client_app(
     clients: range | None = None,
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> ClientApp:
     """What Flower runs at a node.
 
@@ -66,8 +68,11 @@ def client_app(
             leaves ``partition-id``, or all without these keys in its configuration.
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
+        metrics: functions for names in ``experiment.evaluate.metrics``.
     """
-    site = Site(experiment, folder, clients=clients, dataset=dataset, backbone=backbone)
+    site = Site(
+        experiment, folder, clients=clients, dataset=dataset, backbone=backbone, metrics=metrics
+    )
     app = ClientApp()
 
     @app.query()
@@ -103,12 +108,14 @@ class Site:
         clients: range | None = None,
         dataset: Dataset | None = None,
         backbone: Backbone | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self._experiment = named(experiment, dataset, backbone)
         self._folder = folder
         self._clients = clients
         self._given_dataset = dataset
         self._backbone = backbone
+        self._metrics = metrics
         self._federations: dict[int, Federation] = {}
         self._session: _Session | None = None
 
@@ -125,12 +132,14 @@ class Site:
         """The answer to a `NodeQuery`.
 
         Raises:
-            InputError: the server runs another experiment; the data can't be used.
+            InputError: the server runs another experiment; the data can't be used; a metric's
+                function is not here.
         """
         question, _ = unpack(content, NodeQuery)
         self._check(question.experiment)
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
+        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.task)
         clients = self._served(node)
         shape = dataset.picture
         node_info = NodeInfo(
@@ -262,7 +271,7 @@ class Site:
         method.check_batch(task, to_device(two, task.device))
         first = new_store(method, task, federation)
         federation = with_example_cache(method, task, federation, plan.engine)
-        works = client_works(method, task, federation, plan)
+        works = client_works(method, task, federation, plan, self._metrics)
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
@@ -329,8 +338,10 @@ class _Session:
     def _evaluated(self, request: WireRequest, state: Params, keep: States | None) -> ClientReply:
         if keep is not None:
             keep.keep(request.client, state)
-        validation, test = self.evaluation.sums(request.client, state).tolist()
-        return ClientReply(request.client, sums=(tuple(validation), tuple(test)))
+        result = self.evaluation.scored(request.client, state)
+        validation, test = result.sums.tolist()
+        sums = (tuple(validation), tuple(test))
+        return ClientReply(request.client, sums=sums, metrics=result.metrics)
 
 
 def _client_request(

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
+from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
 from ..errors import InputError
 from ..params import to_device
@@ -121,6 +122,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         timeouts=timeouts,
         blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", 1.0, ()),
         folder=directory.path,
+        metrics=Metrics(plan.evaluate),
     )
     if not directory.commit.finished:
         todo = rounds(

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from .drawing import Drawing, marker, new_figure, shared_legend, style
 from .read import Counts, Evaluation, Run
-from .select import Entry, Metric, SelectedRound, by_round, select_round, summary
+from .select import (
+    Entry,
+    Metric,
+    SelectedRound,
+    by_round,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    summary,
+    values_of,
+)
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -19,15 +30,17 @@ _MAX_DOTS = 300  # clients a method; with more of them only the box is drawn
 
 
 def _scale(metric: Metric) -> float:
-    return 100.0 if metric == "accuracy" else 1.0
+    return 100.0 if is_percentage(metric) else 1.0
 
 
 def _axis(metric: Metric) -> str:
-    return "accuracy (%)" if metric == "accuracy" else "loss (nats per token)"
+    if metric == "loss":
+        return "loss (nats per token)"
+    return f"{metric} (%)" if is_percentage(metric) else metric
 
 
-def _selected(entry: Entry, metric: Metric) -> list[SelectedRound | None]:
-    return [select_round(trial, "personal", metric) for trial in entry.trials]
+def _selected(entry: Entry) -> list[SelectedRound | None]:
+    return [select_round(trial, "personal", select_by(entry.run)) for trial in entry.trials]
 
 
 def _curves(entry: Entry, split: str, metric: Metric) -> list[dict[int, float]]:
@@ -46,7 +59,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     handles = []
     for index, entry in enumerate(entries):
-        selected = _selected(entry, metric)
+        selected = _selected(entry)
         for axis, split in zip(axes, ("validation", "test"), strict=True):
             curves = _curves(entry, split, metric)
             rounds = sorted(set().union(*curves))
@@ -87,17 +100,13 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
 
 
 def _per_client(evaluation: Evaluation, metric: Metric) -> list[float]:
-    values = evaluation.accuracy if metric == "accuracy" else evaluation.loss
-    return [
-        np.nan if value is None else _scale(metric) * value
-        for value, count in zip(values, evaluation.num_examples, strict=True)
-        if count
-    ]
+    pairs = zip(values_of(evaluation, metric), sizes_of(evaluation, metric), strict=True)
+    return [np.nan if value is None else _scale(metric) * value for value, count in pairs if count]
 
 
 def _all_clients(entry: Entry, metric: Metric) -> Floats:
     """Return the sorted test results of all clients with all seeds."""
-    tests = [selection.test for selection in _selected(entry, metric) if selection is not None]
+    tests = [selection.test for selection in _selected(entry) if selection is not None]
     values = [value for test in tests for value in _per_client(test, metric)]
     x = np.array(values, dtype=np.float64)
     return np.sort(x[np.isfinite(x)])
@@ -163,7 +172,7 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
     traffic: list[float] = []
     for index, entry in enumerate(entries):
         points = []
-        for trial, selection in zip(entry.trials, _selected(entry, metric), strict=True):
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True):
             if selection is not None:
                 rounds = [record for record in trial.history if record.round <= selection.round]
                 total = sum(record.bytes_down + record.bytes_up for record in rounds)
@@ -203,6 +212,47 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the mean test {metric} of the personal models against the bytes that "
         "were sent and received until the reported round, divided by the number of clients. Each "
         "small mark is a seed; each large mark is the mean over the seeds of a method.",
+    )
+
+
+def confusion(entry: Entry) -> Drawing | None:
+    """Draw the personal models' confusion matrix at the selected rounds, over clients and seeds;
+    None if the run keeps none."""
+    from matplotlib.colors import PowerNorm
+
+    counts = [
+        tensors["personal/test"].sum(0)
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True)
+        if selection is not None
+        and "personal/test" in (tensors := trial.confusion(selection.round))
+    ]
+    if not counts:
+        return None
+    total = np.sum(counts, axis=0).astype(np.float64)  # [classes, classes]
+    shares = 100 * total / np.maximum(total.sum(1, keepdims=True), 1)
+    classes = list(next(iter(entry.run.partitions.values())).classes)
+    figure = new_figure(min(8.0, max(3.2, 1.6 + 0.24 * len(classes))))
+    axis = figure.subplots()
+    image = axis.imshow(shares, cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
+    if len(classes) <= 24:
+        names = [name[:24] for name in classes]
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    if len(classes) <= 12:
+        for (row, column), share in np.ndenumerate(shares):
+            if total[row, column]:
+                colour = "white" if share > 50 else "black"
+                text = f"{total[row, column]:.0f}"
+                axis.text(column, row, text, ha="center", va="center", size=8, color=colour)
+    axis.set(xlabel="predicted class", ylabel="true class")
+    figure.colorbar(image, ax=axis, label="examples of the true class (%)")
+    return Drawing(
+        f"Confusion of {entry.label}",
+        figure,
+        f"The figure shows how the personal models of {entry.label} label the clients' test "
+        "examples at the rounds that the table reports, over all clients and seeds. The colour is "
+        "the share among the examples of the true class. The run directory has the counts of each "
+        "client.",
     )
 
 

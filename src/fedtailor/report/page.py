@@ -16,16 +16,17 @@ from . import drawing, figures, select
 from .drawing import Drawing
 from .methods import FIGURES
 from .read import Run, read_all
-from .select import Entry
+from .select import Entry, Metric
 from .table import TextTable, si, table, text_tables
 
 
-def _drawings(runs: Sequence[Run], entries: Sequence[Entry]) -> Iterator[Drawing]:
-    metric = select.metric_of(runs)
+def _drawings(runs: Sequence[Run], entries: Sequence[Entry], metric: Metric) -> Iterator[Drawing]:
     yield figures.convergence(entries, metric)
     yield figures.distribution(entries, metric)
     yield figures.cost(entries, metric)
     for entry in entries:
+        if (matrix := figures.confusion(entry)) is not None:
+            yield matrix
         for draw in FIGURES.get(entry.method, ()):
             if (figure := draw(entry)) is not None:  # a method may have nothing to show
                 yield figure
@@ -126,7 +127,7 @@ def write(paths: Sequence[Path], out: Path) -> Path:
     with matplotlib.rc_context(drawing.RC):
         drawings = [
             (figure, drawing.svg(figure, f"figure{number}"))
-            for number, figure in enumerate(_drawings(runs, entries), start=1)
+            for number, figure in enumerate(_drawings(runs, entries, comparison.metric), start=1)
         ]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,19 @@ from tabulate import tabulate
 from .metrics import Summary
 from .notes import caption, footnotes
 from .read import Run, read_all
-from .select import Entry, Metric, Model, SelectedRound, entries, metric_of, select_round, summary
+from .select import (
+    Entry,
+    Metric,
+    Model,
+    SelectedRound,
+    entries,
+    is_percentage,
+    metric_of,
+    own_metrics,
+    select_by,
+    select_round,
+    summary,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,9 @@ class Result:
     """Test results of one model at the selected rounds.
 
     ``mean`` to ``worst`` summarise the measure over clients: accuracy, or loss for language
-    modelling. ``loss`` and ``accuracy`` are means over clients; ``perplexity`` is exp(mean loss).
+    modelling, or another metric that was asked for. ``loss`` and ``accuracy`` are means over
+    clients, and so are the experiment's own ``metrics``: over those for which each is defined,
+    ``metric_clients``. ``perplexity`` is exp(mean loss).
     """
 
     rounds: Sequence[int]  # one a seed
@@ -59,6 +73,8 @@ class Result:
     perplexity: Spread | None
     clients: Sequence[int]  # how many, one a seed
     without_examples: Sequence[int]
+    metrics: Mapping[str, Spread] = field(default_factory=dict)
+    metric_clients: Mapping[str, Sequence[int]] = field(default_factory=dict)  # one a seed
 
 
 @dataclass(frozen=True)
@@ -105,12 +121,16 @@ def _perplexity(loss: float) -> float:
 
 
 def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
-    by_trial = [select_round(trial, model, metric) for trial in entry.trials]
+    by_trial = [select_round(trial, model, select_by(entry.run)) for trial in entry.trials]
     selected: list[SelectedRound] = [one for one in by_trial if one is not None]
     if not selected:
         return None
     summaries = [summary(one.test, metric) for one in selected]
     losses = [summary(one.test, "loss").mean for one in selected]
+    others = {
+        name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
+    }
+    is_lm = entry.run.is_language_modelling
 
     def spread(field: Callable[[Summary], float]) -> Spread:
         return Spread.of(field(one) for one in summaries)
@@ -125,9 +145,11 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         worst=spread(lambda one: one.worst),
         loss=Spread.of(losses),
         accuracy=Spread.of(summary(one.test, "accuracy").mean for one in selected),
-        perplexity=Spread.of(map(_perplexity, losses)) if metric == "loss" else None,
-        clients=[one.clients for one in summaries],
-        without_examples=[one.without_examples for one in summaries],
+        perplexity=Spread.of(map(_perplexity, losses)) if is_lm else None,
+        clients=[sum(map(bool, one.test.num_examples)) for one in selected],
+        without_examples=[one.test.num_examples.count(0) for one in selected],
+        metrics={name: Spread.of(one.mean for one in of) for name, of in others.items()},
+        metric_clients={name: [one.clients for one in of] for name, of in others.items()},
     )
 
 
@@ -163,17 +185,38 @@ def _row(entry: Entry, metric: Metric) -> Row:
     )
 
 
-def table(runs: Sequence[Run]) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order."""
-    metric = metric_of(runs)
+def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
+    metric = metric_of(runs) if metric is None else _known(metric)
     rows = [_row(entry, metric) for entry in entries(runs)]
     results = [row.personal_model for row in rows if row.personal_model is not None]
     return Table(
         metric=metric,
         rows=rows,
         caption=caption(runs, metric, by_validation=all(r.by_validation for r in results)),
-        notes=footnotes(runs, [max(r.without_examples) for r in results]),
+        notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
     )
+
+
+def _known(metric: Metric) -> Metric:
+    """A built-in metric may be written with a hyphen."""
+    name = metric.replace("-", "_")
+    return name if name == "macro_f1" else metric
+
+
+def _undefined(results: Sequence[Result]) -> list[str]:
+    """Notes on metrics that are not defined for every client."""
+    most: dict[str, int] = {}
+    for result in results:
+        for name, clients in result.metric_clients.items():
+            missing = (n - m for n, m in zip(result.clients, clients, strict=True))
+            most[name] = max(most.get(name, 0), *missing)
+    return [
+        f"{name} is undefined for up to {count} of the clients that have test examples; they are "
+        "left out of its mean"
+        for name, count in most.items()
+        if count
+    ]
 
 
 def si(value: float | None, unit: str = "") -> str:
@@ -210,10 +253,12 @@ def _name(row: Row) -> str:
 
 
 def _results(comparison: Table) -> TextTable:
-    is_loss = comparison.metric == "loss"
-    scale, digits = (1, 3) if is_loss else (100, 1)
+    results = [row.personal_model for row in comparison.rows if row.personal_model is not None]
+    is_lm = any(result.perplexity is not None for result in results)
+    scale, digits = _format(comparison.metric)
+    others = _other_metrics(comparison.metric, results)
     header = ["method", comparison.metric, "weighted", "std", "decile", "worst"]
-    header += ["ppl", "token\nacc. %"] if is_loss else []
+    header += ["ppl", "token\nacc. %"] if is_lm else others
     header += ["round", "global", "its\nround"]
     has_novel = any(row.novel_clients for row in comparison.rows)
     header += ["novel", "its\nround"] if has_novel else []
@@ -222,17 +267,19 @@ def _results(comparison: Table) -> TextTable:
         personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
         texts = [_name(row)]
         if personal is None:
-            texts += ["-"] * (7 if is_loss else 5)
+            texts += ["-"] * (7 if is_lm else 5 + len(others))
         else:
             texts += [_cell(personal.mean, scale, digits)]
             texts += [
-                _cell(value, scale, digits, seeds=not is_loss and value is personal.weighted)
+                _cell(value, scale, digits, seeds=not is_lm and value is personal.weighted)
                 for value in (
                     personal.weighted, personal.std, personal.bottom_decile, personal.worst,
                 )
             ]  # fmt: skip
-            if is_loss:
+            if is_lm:
                 texts += [_cell(personal.perplexity, 1, 1), _cell(personal.accuracy, 100, 1)]
+            else:
+                texts += [_cell(_mean(personal, name), *_format(name)) for name in others]
         texts += [
             _rounds(personal),
             _cell(shared.mean if shared else None, scale, digits),
@@ -241,8 +288,24 @@ def _results(comparison: Table) -> TextTable:
         if has_novel:
             texts += [_cell(novel.mean if novel else None, scale, digits), _rounds(novel)]
         cells.append(texts)
-    unit = "nats per token" if is_loss else "%"
-    return TextTable(f"Test {comparison.metric} ({unit})", header, cells)
+    unit = "%" if is_percentage(comparison.metric) else "nats per token" if is_lm else ""
+    return TextTable(f"Test {comparison.metric}{f' ({unit})' if unit else ''}", header, cells)
+
+
+def _format(metric: Metric) -> tuple[float, int]:
+    """The factor on a metric's values, and how many digits are shown."""
+    return (100, 1) if is_percentage(metric) else (1, 3)
+
+
+def _other_metrics(shown: Metric, results: Sequence[Result]) -> list[Metric]:
+    """The metrics beside the one that is ``shown``."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    accuracy = [] if shown == "accuracy" else ["accuracy"]
+    return [*accuracy, *(name for name in names if name != shown)]
+
+
+def _mean(result: Result, metric: Metric) -> Spread | None:
+    return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
 
 
 def _costs(comparison: Table) -> TextTable:
@@ -304,8 +367,11 @@ def to_json(comparison: Table) -> str:
     return json.dumps(_finite(dataclasses.asdict(comparison)), indent=2, allow_nan=False)
 
 
-def compare(paths: Sequence[Path], as_json: bool = False) -> str:
+def compare(paths: Sequence[Path], as_json: bool = False, metric: Metric | None = None) -> str:
     """Compare the runs at ``paths``, as text or as JSON.
+
+    ``metric`` is what is shown: accuracy, loss, or one of the experiment's own metrics. None: the
+    one by which the runs select the reported round. The rounds stay the same.
 
     Raises:
         InputError: a path has no run with a committed round, or a file of a run is damaged.
@@ -314,5 +380,5 @@ def compare(paths: Sequence[Path], as_json: bool = False) -> str:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    comparison = table(read_all(paths))
+    comparison = table(read_all(paths), metric)
     return to_json(comparison) if as_json else to_text(comparison)

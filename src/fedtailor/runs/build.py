@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..data import DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import check
 from ..errors import InputError
 from ..method import Method
@@ -31,6 +32,7 @@ class Inputs:
     dataset: Dataset
     federations: Mapping[int, Federation]  # by seed
     backbone: Callable[[int], Backbone]  # by seed; the last one is kept
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # given from Python
 
     @classmethod
     def load(
@@ -57,6 +59,9 @@ class Inputs:
         """Raise InputError where a method, the data and the model don't go together; the device
         that will be used."""
         seed = self.experiment.seeds[0]
+        federation = self.federations[seed]
+        metrics = Metrics(self.experiment.evaluate, self.metrics)
+        metrics.check(federation.dataset.task, remote=federation.remote)
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -75,6 +80,13 @@ def named(experiment: Experiment, dataset: Dataset | None, backbone: Backbone | 
     if backbone is not None:
         experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
     return experiment
+
+
+def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
+    """The experiment, with the names of the ``metrics`` given from Python among its own."""
+    present = experiment.evaluate.metrics
+    names = (*present, *(name for name in metrics if name not in present))
+    return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))
 
 
 def federation_of(

@@ -93,6 +93,7 @@ class Commit:
     finished: bool
     bytes: dict[str, int]
     diverged: str | None = None  # why it stopped after that round, and will not go on
+    stopped: bool = False  # a callback stopped it after that round; it can go on
 
     @property
     def ended(self) -> bool:
@@ -102,7 +103,7 @@ class Commit:
 def _read_commit(path: Path) -> Commit:
     content = read_json(path)
     names = {field.name for field in fields(Commit)}
-    if content.keys() != names or content["bytes"].keys() != set(LOGS):
+    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
     return Commit(**content)
 
@@ -163,6 +164,8 @@ class RunDirectory:
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
+        if self.commit.stopped:  # it goes on: what was its result so far is out of date
+            (self.path / "server.safetensors").unlink(missing_ok=True)
         lengths = {
             "history": self._append("history", [_history(done)]),
             "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
@@ -176,6 +179,9 @@ class RunDirectory:
         if done.diagnostics:
             path = self.path / f"diagnostics-{done.number:06d}.safetensors"
             write_atomically(path, encode(done.diagnostics))
+        if confusion := _confusion(done):
+            path = self.path / f"confusion-{done.number:06d}.safetensors"
+            write_atomically(path, encode(confusion))
         if not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
         self._commit(Commit(done.number, self.commit.rounds, False, lengths))
@@ -185,10 +191,19 @@ class RunDirectory:
         """Turn the last round's state into the run's result. The store must be committed."""
         if self.commit.finished:
             return
+        self._write_server()
+        self._commit(replace(self.commit, finished=True, stopped=False))
+        self._drop_states(keep=0)
+
+    def stop(self) -> None:
+        """End for now with the last committed round, whose state is the result so far; the next
+        rounds can still be run. The store must be committed."""
+        self._write_server()
+        self._commit(replace(self.commit, stopped=True))
+
+    def _write_server(self) -> None:
         server = strip_prefix(load_file(self._state(self.commit.round)), "server/")
         write_atomically(self.path / "server.safetensors", encode(server))
-        self._commit(replace(self.commit, finished=True))
-        self._drop_states(keep=0)
 
     def diverge(self, reason: str) -> None:
         """End with the last committed round: the next one's numbers are not finite."""
@@ -227,7 +242,21 @@ def _history(done: Round) -> dict[str, Any]:
 
 
 def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
-    return {"round": done.number, **asdict(evaluation)}
+    line = {"round": done.number, **vars(evaluation)}
+    del line["confusion"]
+    if not line["metrics"]:  # none were asked for
+        del line["metrics"]
+    return line
+
+
+def _confusion(done: Round) -> Params:
+    """``MODEL/SPLIT`` ``[n, classes, classes]`` and the clients ``MODEL/clients`` ``[n]``."""
+    tensors: Params = {}
+    for one in done.evaluations:
+        if one.confusion is not None:
+            tensors[f"{one.model}/{one.split}"] = torch.from_numpy(one.confusion).int()
+            tensors[f"{one.model}/clients"] = torch.tensor(one.clients)
+    return tensors
 
 
 def _timings(done: Round) -> dict[str, Any]:

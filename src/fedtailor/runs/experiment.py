@@ -126,9 +126,21 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     for key, value in pairs.items():
         set_dotted(content, key, value)
     content.setdefault("name", path.stem)
+    _resolve_metrics(content, path.parent)
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return content
+
+
+def _resolve_metrics(content: Mapping[str, Any], folder: Path) -> None:
+    """Let the files of metrics, ``FILE.py:FUNCTION``, be relative to the experiment file."""
+    evaluate = content.get("evaluate")
+    metrics = evaluate.get("metrics") if isinstance(evaluate, dict) else None
+    if isinstance(evaluate, dict) and isinstance(metrics, list):
+        evaluate["metrics"] = [
+            str(folder.resolve() / metric) if isinstance(metric, str) and ":" in metric else metric
+            for metric in metrics
+        ]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

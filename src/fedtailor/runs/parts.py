@@ -15,7 +15,8 @@ from ..engine.rounds import Round
 from ..errors import DivergedError
 from ..method import Method
 from ..report.read import read_trial
-from ..report.select import Metric, headline
+from ..report.select import Metric, headline, selection_metric
+from .callbacks import CommittedRound, OnRound, wants_stop
 from .directory import RunDirectory, locked
 from .experiment import Experiment
 from .manifest import check_same, write_manifest
@@ -30,6 +31,7 @@ class Part:
     method: Method
     federation: Federation
     directory: RunDirectory
+    select: Metric  # chooses the reported round
 
     @property
     def title(self) -> str:
@@ -66,7 +68,9 @@ def run_parts(
             for label, method in experiment.methods.items():
                 path = out / "methods" / label / f"seed-{seed}"
                 directory = RunDirectory(path, experiment.rounds)
-                part = Part(label, seed, method, federation, directory)
+                is_lm = federation.dataset.task == "causal-lm"
+                select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
+                part = Part(label, seed, method, federation, directory, select)
                 if not is_done(part):
                     try:
                         run_part(part)
@@ -85,14 +89,20 @@ def run_parts(
 def _print_result(part: Part) -> None:
     """One line, so that results are seen before the last method has finished."""
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
-    metric: Metric = "loss" if part.federation.dataset.task == "causal-lm" else "accuracy"
-    if result := headline(trial, metric):
+    if result := headline(trial, part.select):
         print(f"{part.title}: {result}", file=sys.stderr)
 
 
-def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, total: int) -> None:
+def commit_rounds(
+    part: Part,
+    rounds: Iterable[Round],
+    store: PrivateStates,
+    total: int,
+    on_round: OnRound | None = None,
+) -> None:
     """Commit each of the part's ``rounds`` as it comes, and show the progress towards ``total``:
-    a bar in a terminal; else a line for each round that is evaluated or lost clients."""
+    a bar in a terminal; else a line for each round that is evaluated or lost clients. ``on_round``
+    is called after each, and may stop the part there."""
     done = part.directory.commit.round
     if done:
         print(f"{part.title}: goes on after round {done} of {total}", file=sys.stderr)
@@ -105,4 +115,18 @@ def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, tot
             size = f", {len(round_.cohort.clients)} clients" if part.federation.remote else ""
             number = f"round {round_.number} of {total}{size}"
             print(f"{part.title}: {number}, loss {loss}", file=sys.stderr)
+        if on_round and _stops(on_round, part, round_, total):
+            store.commit()
+            part.directory.stop()
+            return
     part.directory.finish()
+
+
+def _stops(on_round: OnRound, part: Part, round_: Round, total: int) -> bool:
+    """Whether ``on_round`` stops the part after this round, which is not its last one."""
+    folder = part.directory.path
+    done = CommittedRound(part.label, part.seed, total, folder, part.select, round_)
+    if not wants_stop(on_round, done) or round_.number == total:
+        return False
+    print(f"{part.title}: stopped after round {round_.number} of {total}", file=sys.stderr)
+    return True

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..data.table import Dataset
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
+from ..engine.metrics import MetricFunction
 from ..engine.rounds import new_store, rounds
 from ..errors import DivergedError
 from ..profiling import Trace
 from ..task.backbone import Backbone
-from .build import Inputs, named
+from .build import Inputs, named, with_metrics
+from .callbacks import OnRound
 from .experiment import Experiment
 from .manifest import check_same
 from .parts import Part, commit_rounds, run_parts
@@ -33,6 +36,8 @@ def run(
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
+    on_round: OnRound | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -48,25 +53,32 @@ def run(
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
             call this, and share the clients' work. Only the first one reads and writes ``out``.
+        metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
+            ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher
+            the better.
+        on_round: called after each committed round; `fedtailor.STOP` as its result stops the method
+            with this seed there, and the same call goes on later. Of several ranks only the first
+            one calls it.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
     out = Path(out)
+    experiment = with_metrics(experiment, metrics or {})
     if group is None or group.is_leader:
         check_same(named(experiment, dataset, backbone), out)
-    inputs = Inputs.load(experiment, dataset, backbone)
+    inputs = replace(Inputs.load(experiment, dataset, backbone), metrics=metrics or {})
     device = inputs.check()  # bad input shows before anything is written
     if group is None:
-        return _run_parts(inputs, out, trace)
+        return _run_parts(inputs, out, trace, on_round)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, leader.executor, leader.begin)
+        _run_parts(inputs, out, trace, on_round, leader.executor, leader.begin)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -78,6 +90,7 @@ def _run_parts(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
+    on_round: OnRound | None,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
 ) -> Path:
@@ -86,13 +99,17 @@ def _run_parts(
 
     def run_part(part: Part) -> None:
         begin(part)
-        _run_part(inputs, part, trace, make_executor)
+        _run_part(inputs, part, trace, on_round, make_executor)
 
     return run_parts(inputs.experiment, inputs.federations, out, run_part)
 
 
 def _run_part(
-    inputs: Inputs, part: Part, trace: Trace | None, make_executor: MakeExecutor | None
+    inputs: Inputs,
+    part: Part,
+    trace: Trace | None,
+    on_round: OnRound | None,
+    make_executor: MakeExecutor | None,
 ) -> None:
     plan, directory = inputs.experiment.plan, part.directory
     task = inputs.task(part.method, part.seed)
@@ -111,8 +128,10 @@ def _run_part(
         start=directory.commit.round + 1,
         executor=directory.executor,
         make_executor=make_executor,
+        metrics=inputs.metrics,
     )
-    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store, plan.rounds)
+    followed = trace.follow(todo, part.title) if trace else todo
+    commit_rounds(part, followed, store, plan.rounds, on_round)
 
 
 def _advise(inputs: Inputs) -> None:
