@@ -1,12 +1,14 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
-A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
-there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
+With a second argument, the run in which that happens adds a round to one that has finished with so
+many. A program of its own, so that it can fork before PyTorch has started threads. Prints how many
+steps there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -19,10 +21,10 @@ from tests.small import digits, digits_backbone
 SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock"}
 
 
-def run(out: Path) -> None:
+def run(out: Path, rounds: int) -> None:
     experiment = ft.Experiment(
         methods={"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()},
-        rounds=2,
+        rounds=rounds,
         split=ft.SplitConfig(3, "dirichlet", alpha=1.0),
         cohort=ft.CohortConfig(size=2),
         local=ft.LocalConfig(steps=1),
@@ -44,7 +46,7 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def killed_at(point: int, out: Path) -> None:
+def killed_at(point: int, out: Path, rounds: int) -> None:
     left = point
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,20 +61,25 @@ def killed_at(point: int, out: Path) -> None:
 
     for name in ("fsync", "replace", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    run(out)
+    run(out, rounds)
 
 
-def main(folder: Path) -> None:
-    assert in_child(lambda: run(folder / "whole")) == 0
+def main(folder: Path, finished: int) -> None:
+    rounds = finished + 1 if finished else 2
+    assert in_child(lambda: run(folder / "whole", rounds)) == 0
     whole = contents(folder / "whole")
+    if finished:
+        assert in_child(lambda: run(folder / "finished", finished)) == 0
     point = 0
     while True:
         out = folder / str(point)
-        status = in_child(lambda at=point, to=out: killed_at(at, to))
+        if finished:
+            shutil.copytree(folder / "finished", out)
+        status = in_child(lambda at=point, to=out: killed_at(at, to, rounds))
         if status == 0:
             break
         assert os.WTERMSIG(status) == signal.SIGKILL, point
-        assert in_child(lambda to=out: run(to)) == 0, f"not resumed after step {point}"
+        assert in_child(lambda to=out: run(to, rounds)) == 0, f"not resumed after step {point}"
         if contents(out) != whole:
             sys.exit(f"killed before step {point}, the run ends with other bytes")
         point += 1
@@ -80,4 +87,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -25,9 +25,12 @@ MAY_IMPORT = {
     "engine": ENGINE,
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
+    "inference": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs"},
     "deploy": GROUND | {"data", "runs", "flower"},
-    "cli": GROUND | {"data", "models", "method", "methods", "engine", "report", "runs", "deploy"},
+    "cli": GROUND
+    | {"data", "models", "method", "methods", "engine", "report", "runs"}
+    | {"inference", "deploy"},
     "__main__": {"cli"},
 }
 

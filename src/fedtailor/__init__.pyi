@@ -13,6 +13,11 @@ from .engine.executors.process_group import init_process_group as init_process_g
 from .engine.rounds import Round as Round
 from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
+from .inference.model import PersonalModel as PersonalModel
+from .inference.model import Prediction as Prediction
+from .inference.model import load_model as load_model
+from .inference.onboard import Onboarded as Onboarded
+from .inference.onboard import onboard as onboard
 from .method import Cohort as Cohort
 from .method import FineTuning as FineTuning
 from .method import Method as Method

@@ -143,6 +143,22 @@ class Method(ABC):
         """What a client receives: the shared part of its state."""
         return server
 
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        """What a client receives that joins after the training, as number ``client`` >= K.
+
+        By default the same as all others. A method whose server has a row for each client sends
+        what the new client can find its own row from, in `fit_row`.
+        """
+        return self.send(task, server, client)
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        """What `send` would give a client that joins, from what `send_new` gave it: the row that
+        the server lacks is found on the client's own ``batches``. Without batches the row is that
+        of a client of which nothing is known. For one client at a time."""
+        return received
+
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
     ) -> tuple[Params, Tensor]:
@@ -176,7 +192,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many rounds' worth of local batches `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
         return 0
 
     def finetune(

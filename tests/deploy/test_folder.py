@@ -168,8 +168,13 @@ def test_a_folder_that_holds_something_is_left_alone(
         (["client", "--site", "x", "--data", "digits"], "unknown site 'x'; allowed: a, b, c"),
         (["client", "--site", "a", "--data", "x.csv"], "no file 'x.csv'"),
         (["export", "--site", "a", "--out", "o"], "site a has no model of fedsdg, seed 0, client"),
-        (["export", "--site", "b", "--out", "o"], "several clients; name one: 1, 2, 3"),
+        (
+            ["export", "--site", "b", "--out", "o"],
+            "several clients; name one: 1 (b.0), 2 (b.1), 3 (b.2)",
+        ),
         (["export", "--site", "a", "--out", "o", "--client", "4"], "no client 4 at site a"),
+        (["export", "--site", "a", "--out", "o", "--client", "b.1"], "no client b.1 at site a"),
+        (["export", "--site", "a", "--out", "o", "--client", "d"], "no client 'd'; allowed: a, b."),
     ],
 )
 def test_bad_input_is_one_line(

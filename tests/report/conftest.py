@@ -140,6 +140,12 @@ def hold(run: Path, seed: int, **columns: Any) -> None:
     save_file({n: np.array(v, np.int32) for n, v in held.items() if v is not None}, path)
 
 
+def name(run: Path, seed: int, **entries: Any) -> None:
+    """Set entries of what a partition says in words."""
+    path = run / "partitions" / f"seed-{seed}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
 def write_run(
     path: Path,
     *,

@@ -15,11 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_kill_before_any_durable_step_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.kill_everywhere", str(tmp_path)]
+@pytest.mark.parametrize(("finished", "steps"), [("0", 60), ("2", 40)])
+def test_a_kill_before_any_durable_step_loses_nothing(
+    tmp_path: Path, finished: str, steps: int
+) -> None:
+    command = [sys.executable, "-m", "tests.kill_everywhere", str(tmp_path), finished]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 60
+    assert int(done.stdout) > steps
 
 
 @pytest.mark.parametrize(

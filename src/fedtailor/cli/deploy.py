@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--method", metavar="LABEL", help="default: the only one")
     export.add_argument("--seed", type=int, help="default: the experiment's first")
-    export.add_argument("--client", type=int, help="a client's number; default: the only one")
+    export.add_argument("--client", help="a client's name or number; default: the only one")
     export.set_defaults(command=_export)
 
 

@@ -11,7 +11,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--method", required=True, metavar="LABEL")
     parser.add_argument("--seed", type=int, help="default: the run's first")
-    parser.add_argument("--client", type=int, help="a client's number; default: the global model")
+    parser.add_argument("--client", help="a client's name or number; default: the global model")
+    parser.add_argument(
+        "--which",
+        choices=("best", "last"),
+        default="best",
+        help="the reported round, the best on validation data (default), or the last one",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.set_defaults(command=_export)
 
@@ -19,4 +25,5 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> None:
     from ..runs.export import export
 
-    print(export(options.run, options.method, options.seed, options.client, options.out))
+    model = options.method, options.seed, options.client
+    print(export(options.run, *model, options.out, options.which))

@@ -11,17 +11,32 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, deploy, describe, export, layers, report, run, tune
+from . import (
+    compare,
+    deploy,
+    describe,
+    export,
+    layers,
+    merge,
+    onboard,
+    predict,
+    report,
+    run,
+    tune,
+)
 from . import list as listing
 
 _COMMANDS = {
     "run": (run.add, "run an experiment file, or go on with a run directory"),
+    "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),
     "list": (listing.add, "list the methods, data sets or models"),
     "describe": (describe.add, "a method's fields, update and paper"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
+    "predict": (predict.add, "use a model of a finished run"),
+    "onboard": (onboard.add, "let a new client join a finished run"),
     "export": (export.add, "write a model of a finished run as a PEFT adapter"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
 }

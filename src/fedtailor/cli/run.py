@@ -19,6 +19,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_experiment(parser)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove the run in the directory, and start anew"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        help="run the K-th of N portions of all methods and seeds; fedtailor merge joins them",
+    )
     add_json(parser, "the table")
     parser.add_argument(
         "--profile",
@@ -37,7 +45,8 @@ def _run(options: argparse.Namespace) -> None:
     with init_process_group() as group:
         experiment, out = _experiment(options)
         trace = Trace(out / "trace.json.gz") if options.profile else None
-        run(experiment, out, trace=trace, group=group)
+        flags = {"overwrite": options.overwrite, "part": options.part}
+        run(experiment, out, trace=trace, group=group, **flags)
         if group is not None and not group.is_leader:
             return
         if trace and not trace.title:
@@ -58,11 +67,9 @@ def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
     if not (folder / "experiment.json").is_file():
         experiment = experiments.load(folder, options.settings)
         return experiment, options.out or Path("runs") / experiment.name
-    if options.settings or options.out:
-        raise InputError(
-            f"{folder} is a run directory: it goes on as it is, without --set or --out"
-        )
-    return open_run(folder), folder
+    if options.out:
+        raise InputError(f"{folder} is a run directory: it goes on there, without --out")
+    return open_run(folder, options.settings), folder
 
 
 def _phases(trace: Trace) -> str:

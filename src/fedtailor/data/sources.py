@@ -20,6 +20,7 @@ from . import columns as source_columns
 from . import packages
 from .columns import Columns
 from .config import DataConfig
+from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .tokens import tokenise
 
@@ -133,20 +134,70 @@ def load_data(
     columns = _columns(config, cache)
     if config.test_split is None:
         columns = columns.train_only()
-    rows = _draw(columns, config)
+    drawn = rows = _draw(columns, config)
     labels: Indices | None = None
     classes: tuple[str, ...] = ()
     if task == "classification":
         labels, classes = source_columns.encode_labels(columns, config.classes)
-    groups = source_columns.encode_clients(columns)
-    inputs, rows = _inputs(columns.read(rows), rows, task, config, tokenizer, cache)
+        rows = rows[labels[rows] >= 0]
+    groups, client_names = source_columns.encode_clients(columns)
+    labelled, values = rows, columns.read(rows)
+    inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
+    omissions = [
+        *of_rows(
+            "no-label",
+            np.setdiff1d(drawn, labelled),
+            "without a label, left out",
+            groups,
+            client_names,
+        ),
+        *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
+    ]
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
         raise InputError(f"{config.name or config.path} has no training examples; one is needed")
     labels = None if labels is None else labels[rows]
     groups = None if groups is None else groups[rows]
     digest = _digest(inputs, num_train, task, labels, classes, groups)
-    return Dataset(inputs, num_train, task, digest, labels, classes, groups)
+    return Dataset(
+        inputs, num_train, task, digest, labels, classes, groups, client_names, tuple(omissions)
+    )
+
+
+def _text_omissions(
+    values: list[str] | NDArray[np.uint8],
+    labelled: Indices,
+    inputs: Tokens | Images,
+    rows: Indices,
+    config: DataConfig,
+    groups: Indices | None,
+    names: tuple[str, ...] | None,
+) -> list[Omission]:
+    """Describe texts that are empty, too short, or cut.
+
+    Args:
+        values: the inputs of the rows ``labelled``.
+        labelled: the rows that were read.
+        inputs: those of the rows ``rows``, which are used.
+        rows: the rows of ``inputs``.
+        config: names the limit.
+        groups: the natural client of every row.
+        names: of the natural clients.
+    """
+    if not isinstance(values, list) or not isinstance(inputs, Tokens):
+        return []
+    too_short = np.setdiff1d(labelled, rows)
+    is_empty = np.array([not text.strip() for text in values], bool)
+    empty = np.setdiff1d(labelled[is_empty], too_short)
+    cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
+    limit = f"cut to {config.max_length} tokens (data.max_length)"
+    return [
+        *of_rows(
+            "no-text", too_short, "with too little text to learn from, left out", groups, names
+        ),
+        *of_rows("no-text", empty, "without text, kept as empty inputs", groups, names),
+        *of_rows("cut-text", cut, limit, groups, names),
+    ]
 
 
 def task_of_data(config: DataConfig) -> Task:

@@ -155,6 +155,16 @@ class Deployment:
         """The number of clients of all sites."""
         return sum(site.clients for site in self.sites)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names at the server: ``berlin``, or ``berlin.0``, ``berlin.1`` and so on
+        where a site has several."""
+        return tuple(
+            site.name if site.clients == 1 else f"{site.name}.{number}"
+            for site in self.sites
+            for number in range(site.clients)
+        )
+
     def clients(self, name: str) -> range:
         """Return the numbers of the clients at a site.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
+from ..data.table import Indices
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, split, to_device
@@ -74,7 +75,9 @@ class _Clients(ClientWork, ABC):
             aligned(received),
             to_device(request.private, task.device),
             batches,
-            ClientContext(key.to(task.device), request.lr_scale, request.round, self.public),
+            ClientContext(
+                key.to(task.device), request.lr_scale, request.round, self.public, request.passes
+            ),
             time.perf_counter() - start,
         )
 
@@ -113,13 +116,13 @@ class Training(_Clients):
             packed,
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
-            _refusal(request.client, loss, {**private, **upload}),
+            _refusal(self.federation.name(request.client), loss, {**private, **upload}),
             measure(self.task, inputs.received, private, packed),
             inputs.seconds,
         )
 
 
-def _refusal(client: int, loss: Tensor, trained: Params) -> Refusal | None:
+def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
     """Why a client's numbers can't be used: they are not finite."""
     if not loss.isfinite():
         return Refusal(f"the loss of client {client} is {loss.item()}", diverged=True)
@@ -174,15 +177,26 @@ class ClientEvaluation(_Clients):
 
     def scored(self, client: int, state: Params) -> ClientEvaluationResult:
         """The results of a model on a client's examples, without diagnostics."""
-        context, asked = (self.method, self.task, self.federation), self.metrics.asked
-        rows = [self.federation.rows(client, split) for split in SPLITS]
-        scores = [score(*context, state, part, self.batch_size, asked) for part in rows]
+        rows, scores = self._scores(client, state, probabilities=self.metrics.asked)
         sums = np.stack([of_split[:, :3].sum(0) for of_split in scores])
-        if not asked:
+        if not self.metrics.asked:
             return ClientEvaluationResult(sums, None)
         pairs = zip(rows, scores, strict=True)
         values = tuple(metric_values(self.metrics, self.federation, *pair) for pair in pairs)
         return ClientEvaluationResult(sums, None, values)
+
+    def sums(self, client: int, state: Params) -> NDArray[np.float64]:
+        """`ClientEvaluationResult.sums` of a model on a client's examples."""
+        _, scores = self._scores(client, state, probabilities=False)
+        return np.stack([of_split.sum(0) for of_split in scores])
+
+    def _scores(
+        self, client: int, state: Params, *, probabilities: bool
+    ) -> tuple[list[Indices], list[NDArray[np.float64]]]:
+        """The client's rows of each split, and their scores."""
+        context, size = (self.method, self.task, self.federation), self.batch_size
+        rows = [self.federation.rows(client, split) for split in SPLITS]
+        return rows, [score(*context, state, part, size, probabilities) for part in rows]
 
 
 def client_diagnostics(

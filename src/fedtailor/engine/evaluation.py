@@ -20,6 +20,7 @@ from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
 from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .joining import join_requests
 from .metrics import Metrics
 from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations
 
@@ -152,11 +153,11 @@ class Evaluator:
     def _join(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
         """The private states of clients that have just joined: trained for a few passes, of which
         nothing is sent."""
-        passes = self.plan.evaluate.novel_passes
+        passes = self.plan.evaluate.novel_passes * self.plan.local.passes
         if not self.store.has_states or passes == 0:
             return {client: self.store.read(client) or {} for client in clients}
-        sizes = {k: self.federation.num_steps(k, self.plan.local, passes) for k in clients}
-        requests = client_requests(clients, number, "join", passes, sizes, self.store.read)
+        local = self.plan.local
+        requests = join_requests(self.federation, local, clients, number, passes, self.store.read)
         updates = self.executor.map("train", server, requests)
         return {request.client: clone(update.private) for request, update in updates}
 

@@ -291,7 +291,10 @@ class _Loop:
         scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
         sizes = dict(zip(cohort.clients, num_batches, strict=True))
         clients = [cohort.clients[at] for at in order]
-        requests = client_requests(clients, cohort.round, "train", 1, sizes, self.store.read, scale)
+        passes = self.plan.local.passes
+        requests = client_requests(
+            clients, cohort.round, "train", passes, sizes, self.store.read, scale
+        )
         for request, result in self.executor.map("train", server, requests):
             refusal = result if isinstance(result, Refusal) else result.refusal
             if refusal is not None:

@@ -82,7 +82,7 @@ def evaluate_one(
     portions = (
         Portion(split, places, split_rows[places])
         for split, split_rows in enumerate(rows)
-        for places in _by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
+        for places in by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
     )
     scores = [np.zeros((len(split_rows), 3)) for split_rows in rows]
     for portion, batch_scores in scores_of(portions):
@@ -174,7 +174,7 @@ def score(
     """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``; and then, if
     asked for, the ``probabilities`` of the classes, ``[len(rows), 3 + classes]``."""
     scores = np.zeros((len(rows), 3))
-    for at in _by_length(federation.dataset.inputs.lengths(rows), batch_size):
+    for at in by_length(federation.dataset.inputs.lengths(rows), batch_size):
         batch_scores = _score_batch(method, task, federation, state, rows[at], probabilities)
         scores = _widened(scores, batch_scores)
         scores[at] = batch_scores
@@ -199,7 +199,8 @@ def _score_batch(
     return columns.cpu().numpy()
 
 
-def _by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:
+def by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:
+    """The places of examples with these ``lengths``, batch by batch, the shortest first."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

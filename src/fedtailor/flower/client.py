@@ -127,6 +127,8 @@ class Site:
         """
         for seed in self._experiment.seeds:
             self._federation(seed)
+        for omission in self._federation(self._experiment.seeds[0]).omissions:
+            print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `NodeQuery`.
@@ -265,6 +267,8 @@ class Site:
     def _new_session(self, label: str, seed: int) -> _Session:
         experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
+        # what work says of a client may reach the server, and the names of clients must not
+        federation = replace(federation, partition=replace(federation.partition, names=None))
         backbone = backbone_of(experiment, dataset, self._backbone, seed)
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
@@ -325,7 +329,10 @@ class _Session:
                 inputs.received, inputs.private, inputs.batches, inputs.context
             )
             return self._evaluated(request, state, states if last else None), None
-        engine_request = _client_request(message, request, private, "train", 1, message.lr_scale)
+        passes = self.training.local.passes
+        engine_request = _client_request(
+            message, request, private, "train", passes, message.lr_scale
+        )
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
         )

@@ -45,13 +45,14 @@ def server_app(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, experiment, out, backbone=backbone, timeouts=timeouts)
+        serve(grid, experiment, out, backbone=backbone, timeouts=timeouts, names=names)
 
     return app
 
@@ -63,6 +64,7 @@ def serve(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
 
@@ -72,6 +74,7 @@ def serve(
         out: the run directory. What it already holds of the same experiment is kept.
         backbone: instead of what ``experiment.model`` names.
         timeouts: how long to wait, and for how many.
+        names: what the clients are called in the run directory, by number; None: numbers alone.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -86,7 +89,7 @@ def serve(
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
     nodes.wait_for_clients()
-    federations = {seed: remote_federation(nodes.infos, seed) for seed in experiment.seeds}
+    federations = {seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
     if experiment.has_public:
         public = public_of(experiment, dataset, backbone)

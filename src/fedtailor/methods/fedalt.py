@@ -13,6 +13,9 @@ Server, from the last individual LoRA of every client:
 
 No client trains on from a mean. With ``mixing="fixed"`` w_L = weight and w_R = 1 - weight.
 
+A client that joins afterwards receives the mean of all LoRAs as both of its own, and trains its
+individual one, its head and its mixer as any client would.
+
 Differs from the paper:
 - This follows the paper's abstract and others' descriptions of it. Unverified are the mixer's form
   and its start (here G = 0, equal weights), and that A and B are averaged apart.
@@ -38,7 +41,7 @@ from ..layers.lora import adapt_projections, branches, fuse
 from ..layers.parts import projections, train_head_and
 from ..method import Cohort, Method, Server
 from ..optim import ClientContext, Optimiser, train
-from ..params import Batch, Params, add_prefix, strip_prefix
+from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
 from ..task.step import StepModule
@@ -155,10 +158,21 @@ class FedALT(Method):
             new |= weighted_sum({_SUM + name: bank.double()}, new["seen"])
         return new
 
-    def global_state(self, task: Task, server: Server) -> Params | None:
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
         mean = _mean(task, server)
         rest = {_rest(name): value for name, value in mean.items() if name.endswith(_INDIVIDUAL)}
-        return {**task.state, **mean, **rest}
+        return {**mean, **rest}
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        if not batches:
+            return received
+        trained, _ = self.local(task, {**task.state, **received}, batches, context.subkey(1))
+        return pick(trained, received)
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return {**task.state, **self.send_new(task, server, 0)}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         if self.mixing == "adaptive":

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .drawing import Drawing, marker, new_figure, shared_legend, style
-from .read import Counts, Evaluation, Run
+from .read import Counts, Evaluation, Partition, Run
 from .select import (
     Entry,
     Metric,
@@ -20,6 +20,7 @@ from .select import (
     select_round,
     sizes_of,
     summary,
+    unit_of,
     values_of,
 )
 
@@ -34,9 +35,7 @@ def _scale(metric: Metric) -> float:
 
 
 def _axis(metric: Metric) -> str:
-    if metric == "loss":
-        return "loss (nats per token)"
-    return f"{metric} (%)" if is_percentage(metric) else metric
+    return metric + unit_of(metric)
 
 
 def _selected(entry: Entry) -> list[SelectedRound | None]:
@@ -99,25 +98,47 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     )
 
 
-def _per_client(evaluation: Evaluation, metric: Metric) -> list[float]:
-    pairs = zip(values_of(evaluation, metric), sizes_of(evaluation, metric), strict=True)
-    return [np.nan if value is None else _scale(metric) * value for value, count in pairs if count]
+def _per_client(evaluation: Evaluation, metric: Metric) -> list[tuple[float, int]]:
+    """Return the results and the numbers of the clients that have examples."""
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
+    return [
+        (np.nan if value is None else _scale(metric) * value, client)
+        for value, client, count in zip(values, evaluation.clients, sizes, strict=True)
+        if count
+    ]
 
 
-def _all_clients(entry: Entry, metric: Metric) -> Floats:
-    """Return the sorted test results of all clients with all seeds."""
-    tests = [selection.test for selection in _selected(entry) if selection is not None]
-    values = [value for test in tests for value in _per_client(test, metric)]
-    x = np.array(values, dtype=np.float64)
-    return np.sort(x[np.isfinite(x)])
+def _all_clients(entry: Entry, metric: Metric) -> tuple[Floats, list[str]]:
+    """Return the sorted test results of all clients with all seeds, and whose they are in words;
+    no words for more clients than have dots."""
+    selections = _selected(entry)
+    tests = [
+        (trial, selection.test)
+        for trial, selection in zip(entry.trials, selections, strict=True)
+        if selection is not None
+    ]
+    results = [
+        (value, trial.seed, client)
+        for trial, test in tests
+        for value, client in _per_client(test, metric)
+        if np.isfinite(value)
+    ]
+    results.sort(key=lambda result: result[0])
+    partitions = entry.run.partitions
+    words = [
+        f"{entry.label}, client {partitions[seed].name(client)}, seed {seed}: {value:.4g}"
+        for value, seed, client in (results if len(results) <= _MAX_DOTS else [])
+    ]
+    return np.array([value for value, _, _ in results], dtype=np.float64), words
 
 
 def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
     """Draw the test results of single clients at the selected round."""
     figure = new_figure(max(3.4, 1.6 + 0.48 * len(entries)))
     box, curve = figure.subplots(1, 2)
+    hover: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
-        x = _all_clients(entry, metric)
+        x, words = _all_clients(entry, metric)
         if not len(x):
             continue
         colour = style(index)["color"]
@@ -136,7 +157,9 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         )
         if len(x) <= _MAX_DOTS:
             jitter = 0.2 * np.sin(2.4 * np.arange(len(x)))
-            box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
+            dots = box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
+            dots.set_gid(f"dots{index}")
+            hover[f"dots{index}"] = words
         share = np.linspace(0, 100, min(len(x), 201)) if len(x) > 1 else np.array([50.0])
         curve.plot(share, np.percentile(x, share), label=entry.label, linewidth=1.6, **style(index))
     box.set_yticks(range(len(entries)), [entry.label for entry in entries])
@@ -152,7 +175,9 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the test {metric} of each client's personal model at the round that the "
         "table reports, with all seeds together. On the left, boxes show the median and the "
         "quartiles, whiskers reach from the 10th to the 90th percentile, and each dot is a client "
-        f"(for methods with up to {_MAX_DOTS} dots). On the right, the same results are sorted.",
+        f"(for methods with up to {_MAX_DOTS} dots), named where the pointer rests on it. On the "
+        "right, the same results are sorted.",
+        hover,
     )
 
 
@@ -256,10 +281,12 @@ def confusion(entry: Entry) -> Drawing | None:
     )
 
 
-def client_ticks(axis: object, order: Sequence[int]) -> None:
-    """Write the clients' numbers along x if there is room for them."""
+def client_ticks(axis: object, order: Sequence[int], partition: Partition) -> None:
+    """Write the clients' names, or else numbers, along x if there is room for them."""
     if len(order) <= 40:
-        axis.set_xticks(range(len(order)), order)  # type: ignore[attr-defined]
+        names = [partition.name(client)[:24] for client in order]
+        turned = {"rotation": 45, "ha": "right"} if max(map(len, names), default=0) > 3 else {}
+        axis.set_xticks(range(len(order)), names, **turned)  # type: ignore[attr-defined]
     else:
         axis.set_xticks([])  # type: ignore[attr-defined]
 
@@ -307,7 +334,7 @@ def labels(run: Run) -> Drawing:
     )
     if counts.shape[1] <= 24:
         axis.set_yticks(range(counts.shape[1]), [name[:24] for name in partition.classes])
-    client_ticks(axis, clients[order].tolist())
+    client_ticks(axis, clients[order].tolist(), partition)
     axis.set(xlabel=f"{count} clients", ylabel="class")
     figure.colorbar(image, ax=axis, label="examples")
     first_key = "" if groups is None else "cluster, then by "

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from .majority import NOT_LEARNED
 from .read import Run
 from .select import Metric, higher_is_better, select_by
 
@@ -22,7 +23,9 @@ def _count(counts: Collection[int], noun: str) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
-def caption(runs: Sequence[Run], metric: Metric, *, by_validation: bool) -> str:
+def caption(
+    runs: Sequence[Run], metric: Metric, *, by_validation: bool, has_majority: bool = False
+) -> str:
     """Describe the results: their models, data and rounds, the clients and seeds.
 
     Lines have up to 110 columns.
@@ -51,13 +54,20 @@ def caption(runs: Sequence[Run], metric: Metric, *, by_validation: bool) -> str:
         if novel
         else ""
     )
+    majority = (
+        " majority class predicts for each client the most frequent class of the client's own "
+        "training examples, on the same test examples. A method whose mean is not above it is "
+        f"marked: {NOT_LEARNED}."
+        if has_majority
+        else ""
+    )
     text = (
         "The results are those of each client's personal model on the client's own test split, "
         f"{selected}. global is the result of the global model on the same data, at a round that "
         f"is selected in the same way. There are {_count(clients, 'client')} and "
         f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
         "decile the result of the client at the worst tenth, and worst that of the worst client."
-        f"{perplexity}{novel_clients}"
+        f"{perplexity}{novel_clients}{majority}"
     )
     return textwrap.fill(text, 110)
 
@@ -108,9 +118,31 @@ def _not_begun(run: Run) -> list[str]:
     ]
 
 
+def _fewer_rounds(run: Run) -> list[str]:
+    rounds = run.experiment["rounds"]
+    return [
+        f"Different rounds: {trial.label}, seed {trial.seed} has {trial.commit.rounds} of {rounds}"
+        f"; fedtailor run {run.path} adds the others"
+        for trial in run.trials
+        if trial.commit.finished and trial.commit.rounds < rounds
+    ]
+
+
+def _omissions(run: Run) -> list[str]:
+    """Return what the data and their division leave out; with the seed where seeds differ."""
+    seeds_of: dict[str, list[str]] = defaultdict(list)
+    for seed, partition in run.partitions.items():
+        for omission in partition.omissions:
+            seeds_of[str(omission["text"])].append(str(seed))
+    return [
+        text if len(seeds) == len(run.partitions) else f"{text} (seed {', '.join(seeds)})"
+        for text, seeds in seeds_of.items()
+    ]
+
+
 def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]:
     """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
-    clients that are left out.
+    rows and clients that are left out.
 
     Args:
         runs: the compared runs.
@@ -132,8 +164,10 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
             for trial in run.trials
             if trial.commit.diverged is not None
         ]
-        notes += _not_begun(run)
-    if any(without_examples):
+        notes += [*_fewer_rounds(run), *_not_begun(run)]
+    omissions = [f"Data: {text}" for run in runs for text in _omissions(run)]
+    notes += dict.fromkeys(omissions)
+    if any(without_examples) and not any("without a test row" in text for text in omissions):
         clients = _count([count for count in without_examples if count], "client")
         notes.append(f"Left out because they have no test examples: {clients}")
     return notes

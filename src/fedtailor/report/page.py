@@ -13,11 +13,13 @@ import numpy as np
 
 from ..errors import InputError
 from . import drawing, figures, select
+from .clients import worst_table
 from .drawing import Drawing
 from .methods import FIGURES
 from .read import Run, read_all
 from .select import Entry, Metric
-from .table import TextTable, si, table, text_tables
+from .table import si, table, text_tables
+from .text import TextTable
 
 
 def _drawings(runs: Sequence[Run], entries: Sequence[Entry], metric: Metric) -> Iterator[Drawing]:
@@ -142,6 +144,7 @@ def write(paths: Sequence[Path], out: Path) -> Path:
         caption=comparison.caption,
         notes=comparison.notes,
         drawings=drawings,
+        worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run) for run in runs],
     )

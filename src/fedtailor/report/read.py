@@ -26,7 +26,12 @@ Counts = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Partition:
-    """The sizes of the clients' splits, each ``[K]``, and their examples by class."""
+    """The sizes of the clients' splits, each ``[K]``, and their examples by class.
+
+    ``names`` are those of the K clients, None if they have none. Of clients that are evaluated,
+    ``majority`` is the most frequent class of their training examples, and ``majority_correct``
+    counts their test examples of that class.
+    """
 
     digest: str
     clients: int
@@ -36,6 +41,14 @@ class Partition:
     classes: Sequence[str] = ()
     labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
     clusters: Counts | None = None  # [K]: the ground truth
+    names: Sequence[str] | None = None
+    omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
+    majority: Counts | None = None  # [K], -1 for clients that are not evaluated
+    majority_correct: Counts | None = None
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,15 @@ def is_percentage(metric: Metric) -> bool:
     return metric in ("accuracy", "macro_f1", "auc")
 
 
+def unit_of(metric: Metric) -> str:
+    """Return the unit of ``metric``, in brackets after a space; empty if it has none.
+
+    >>> unit_of("accuracy"), unit_of("brier")
+    (' (%)', '')
+    """
+    return " (%)" if is_percentage(metric) else " (nats per token)" if metric == "loss" else ""
+
+
 def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
     """Return the clients' values of ``metric``; None where it is undefined.
 

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tabulate import tabulate
 
+from .clients import ClientRow, client_rows, client_tables, worst_clients
+from .majority import NOT_LEARNED, majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
 from .read import Run, read_all
@@ -28,7 +30,9 @@ from .select import (
     select_by,
     select_round,
     summary,
+    unit_of,
 )
+from .text import TextTable
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,23 @@ class Result:
     perplexity: Spread | None
     clients: Sequence[int]  # how many, one a seed
     without_examples: Sequence[int]
+    worst_client: Sequence[str]  # its name, or else its number, one a seed
+    majority: Spread | None  # the mean of `Majority` on the same test examples
+    did_not_learn: bool | None  # whether `mean` is not above `majority`; None: unknown
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     metric_clients: Mapping[str, Sequence[int]] = field(default_factory=dict)  # one a seed
+
+
+@dataclass(frozen=True)
+class Majority:
+    """Test accuracy of the most frequent class of each client's own training examples."""
+
+    run: str
+    mean: Spread
+    weighted: Spread
+    std: Spread
+    bottom_decile: Spread
+    worst: Spread
 
 
 @dataclass(frozen=True)
@@ -105,24 +124,64 @@ class Table:
     rows: Sequence[Row]
     caption: str
     notes: Sequence[str]
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of formatted cells; the first column is the method."""
-
-    title: str
-    header: Sequence[str]
-    cells: Sequence[Sequence[str]]
+    majority_class: Sequence[Majority] = ()  # one a run; runs with equal ones share it
+    clients: Sequence[ClientRow] = ()  # where clients have names and are few
 
 
 def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+def _spread(summaries: Sequence[Summary], field: Callable[[Summary], float]) -> Spread:
+    return Spread.of(field(one) for one in summaries)
+
+
+def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
+    """Return the majority class's results on the model's test examples, one a seed; none if they
+    are not known for all seeds."""
+    select = select_by(entry.run)
+    selected = [(trial, select_round(trial, model, select)) for trial in entry.trials]
+    found = [
+        majority_summary(entry.run.partitions[trial.seed], one.test)
+        for trial, one in selected
+        if one is not None
+    ]
+    known = [one for one in found if one is not None]
+    return known if metric == "accuracy" and len(known) == len(found) else []
+
+
+def _majority(entry: Entry, metric: Metric) -> Majority | None:
+    summaries = _majorities(entry, "personal", metric)
+    if not summaries:
+        return None
+    return Majority(
+        run=str(entry.run.path),
+        mean=_spread(summaries, lambda one: one.mean),
+        weighted=_spread(summaries, lambda one: one.weighted),
+        std=_spread(summaries, lambda one: one.std),
+        bottom_decile=_spread(summaries, lambda one: one.bottom_decile),
+        worst=_spread(summaries, lambda one: one.worst),
+    )
+
+
+def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
+    """Return one row a run, of its first method that has one; equal rows once."""
+    rows: dict[str, Majority] = {}
+    for entry in entries:
+        path = str(entry.run.path)
+        if path not in rows and (row := _majority(entry, metric)) is not None:
+            rows[path] = row
+    different: list[Majority] = []
+    for row in rows.values():
+        if not any(replace(row, run=other.run) == other for other in different):
+            different.append(row)
+    return different
+
+
 def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
-    by_trial = [select_round(trial, model, select_by(entry.run)) for trial in entry.trials]
-    selected: list[SelectedRound] = [one for one in by_trial if one is not None]
+    by_trial = [(trial, select_round(trial, model, select_by(entry.run))) for trial in entry.trials]
+    partitions = [entry.run.partitions[trial.seed] for trial, one in by_trial if one is not None]
+    selected: list[SelectedRound] = [one for _, one in by_trial if one is not None]
     if not selected:
         return None
     summaries = [summary(one.test, metric) for one in selected]
@@ -131,9 +190,11 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
     }
     is_lm = entry.run.is_language_modelling
+    majorities = _majorities(entry, model, metric)
+    majority = _spread(majorities, lambda one: one.mean) if majorities else None
 
     def spread(field: Callable[[Summary], float]) -> Spread:
-        return Spread.of(field(one) for one in summaries)
+        return _spread(summaries, field)
 
     return Result(
         rounds=[one.round for one in selected],
@@ -148,6 +209,14 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         perplexity=Spread.of(map(_perplexity, losses)) if is_lm else None,
         clients=[sum(map(bool, one.test.num_examples)) for one in selected],
         without_examples=[one.test.num_examples.count(0) for one in selected],
+        worst_client=[
+            partition.name(worst_clients(one.test, metric, 1)[0])
+            for partition, one in zip(partitions, selected, strict=True)
+        ],
+        majority=majority,
+        did_not_learn=None
+        if majority is None
+        else not spread(lambda one: one.mean).mean > majority.mean,
         metrics={name: Spread.of(one.mean for one in of) for name, of in others.items()},
         metric_clients={name: [one.clients for one in of] for name, of in others.items()},
     )
@@ -188,13 +257,22 @@ def _row(entry: Entry, metric: Metric) -> Row:
 def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
     """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
     metric = metric_of(runs) if metric is None else _known(metric)
-    rows = [_row(entry, metric) for entry in entries(runs)]
+    all_entries = entries(runs)
+    rows = [_row(entry, metric) for entry in all_entries]
+    majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
     return Table(
         metric=metric,
         rows=rows,
-        caption=caption(runs, metric, by_validation=all(r.by_validation for r in results)),
+        caption=caption(
+            runs,
+            metric,
+            by_validation=all(r.by_validation for r in results),
+            has_majority=bool(majority),
+        ),
         notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
+        majority_class=majority,
+        clients=client_rows(all_entries, metric),
     )
 
 
@@ -249,7 +327,21 @@ def _rounds(result: Result | None) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row.label} ({row.progress})" if row.progress else row.label
+    has_learned = row.personal_model is None or not row.personal_model.did_not_learn
+    remarks = ", ".join(filter(None, [row.progress, "" if has_learned else NOT_LEARNED]))
+    return f"{row.label} ({remarks})" if remarks else row.label
+
+
+def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
+    """Return the rows of the majority class, ``columns`` wide."""
+    several = len(comparison.majority_class) > 1
+    cells = []
+    for one in comparison.majority_class:
+        values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
+        texts = [f"majority class ({one.run})" if several else "majority class"]
+        texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
+        cells.append(texts + ["-"] * (columns - len(texts)))
+    return cells
 
 
 def _results(comparison: Table) -> TextTable:
@@ -288,8 +380,8 @@ def _results(comparison: Table) -> TextTable:
         if has_novel:
             texts += [_cell(novel.mean if novel else None, scale, digits), _rounds(novel)]
         cells.append(texts)
-    unit = "%" if is_percentage(comparison.metric) else "nats per token" if is_lm else ""
-    return TextTable(f"Test {comparison.metric}{f' ({unit})' if unit else ''}", header, cells)
+    cells += _majority_cells(comparison, len(header))
+    return TextTable(f"Test {comparison.metric}{unit_of(comparison.metric)}", header, cells)
 
 
 def _format(metric: Metric) -> tuple[float, int]:
@@ -327,8 +419,9 @@ def _costs(comparison: Table) -> TextTable:
 
 
 def text_tables(comparison: Table) -> list[TextTable]:
-    """Format the results and the costs."""
-    return [_results(comparison), _costs(comparison)]
+    """Format the results, those of named clients, and the costs."""
+    clients = client_tables(comparison.clients, comparison.metric)
+    return [_results(comparison), *clients, _costs(comparison)]
 
 
 def to_text(comparison: Table) -> str:

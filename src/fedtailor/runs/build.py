@@ -170,4 +170,4 @@ def task_again(
             data["modality"],
             picture=data.get("picture"),
         )
-    return Task(backbone, method.adapt, seed=seed)
+    return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)

@@ -112,6 +112,18 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
     content = read_toml(path)
+    content.setdefault("name", path.stem)
+    content = changed(content, settings)
+    _resolve_metrics(content, path.parent)
+    return content
+
+
+def changed(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The plain values of an experiment, changed in place by ``key=value`` settings; see `read`.
+
+    Raises:
+        InputError: a setting can't be read, or names something unknown.
+    """
     pairs = dict(_setting(text) for text in settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
@@ -125,8 +137,6 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
         set_dotted(content, key, value)
-    content.setdefault("name", path.stem)
-    _resolve_metrics(content, path.parent)
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return content
@@ -160,14 +170,19 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
     methods = content.get("methods")
-    if isinstance(methods, list):  # as `Experiment.as_dict` writes it
-        if not all(isinstance(m, Mapping) and "label" in m for m in methods):
-            raise InputError("methods must be a table, or a list of tables that have a label")
-        methods = {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
+    if isinstance(methods, list):
+        methods = by_label(methods)
     if not isinstance(methods or {}, Mapping):
         raise InputError(f"methods must be a table, got {methods!r}")
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
+
+
+def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The methods as a table, from the list that `Experiment.as_dict` writes."""
+    if not all(isinstance(m, Mapping) and "label" in m for m in methods):
+        raise InputError("methods must be a table, or a list of tables that have a label")
+    return {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
 
 
 def _method(label: str, fields: Any) -> Method:

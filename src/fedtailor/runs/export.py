@@ -11,7 +11,7 @@ from ..method import Method
 from ..params import Params, encode
 from ..task.task import Task
 from .directory import write_atomically
-from .trained import open_trained
+from .trained import Which, open_trained
 
 HEAD_FILE = "head.safetensors"
 
@@ -59,12 +59,21 @@ def export_adapter(method: Method, task: Task, state: Params, out: Path) -> Path
     return out
 
 
-def export(out: Path, label: str, seed: int | None, client: int | None, target: Path) -> Path:
+def export(
+    out: Path,
+    label: str,
+    seed: int | None,
+    client: str | int | None,
+    target: Path,
+    which: Which = "best",
+) -> Path:
     """Write the model of a finished run's client, or the global one, as a PEFT adapter.
+
+    ``which``: the state of the reported round, or of the last one.
 
     Raises:
         InputError: no such method, seed or client; an unfinished run; nothing to export.
     """
-    trained = open_trained(out, label, seed)
+    trained = open_trained(out, label, seed, which=which)
     state = trained.global_state() if client is None else trained.client_state(client)
     return export_adapter(trained.method, trained.task, state, target)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from tqdm import tqdm
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
 from ..engine.rounds import Round
-from ..errors import DivergedError
+from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .directory import RunDirectory, locked
 from .experiment import Experiment
-from .manifest import check_same, write_manifest
+from .manifest import write_manifest
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,46 @@ def has_ended(part: Part) -> bool:
     return part.directory.commit.ended
 
 
+def chosen(
+    seeds: Sequence[int], labels: Sequence[str], portion: str | None = None
+) -> list[tuple[int, str]]:
+    """The (seed, label) of all parts, or of a ``portion`` of them: ``"2/5"`` is every fifth one
+    from the second on.
+
+    For portions they stand method by method, so that each portion gets its share of every method,
+    whatever it costs.
+
+    Raises:
+        InputError: ``portion`` is not K/N with 1 <= K <= N, or is empty.
+
+    >>> [chosen((0, 1), ("a", "b"), portion) for portion in ("1/2", "2/2")]
+    [[(0, 'a'), (0, 'b')], [(1, 'a'), (1, 'b')]]
+    """
+    if portion is None:
+        return [(seed, label) for seed in seeds for label in labels]
+    numbers = re.fullmatch(r"(\d+)/(\d+)", portion)
+    k, n = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= k <= n:
+        raise InputError(f"part {portion!r}: must be K/N with 1 <= K <= N, for example 2/5")
+    parts = [(seed, label) for label in labels for seed in seeds]
+    if k > len(parts):
+        raise InputError(
+            f"part {portion!r} is empty: methods x seeds are {len(parts)} parts; allowed: K up to "
+            f"{len(parts)}"
+        )
+    return parts[k - 1 :: n]
+
+
 def run_parts(
     experiment: Experiment,
     federations: Mapping[int, Federation],
     out: Path,
     run_part: Callable[[Part], None],
     is_done: Callable[[Part], bool] = has_ended,
+    portion: str | None = None,
 ) -> Path:
-    """Run every part that is not done, into ``out``; returns it.
+    """Run every part that is not done, into ``out``; returns it. With ``portion``, only the parts
+    that are `chosen`.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -60,27 +93,27 @@ def run_parts(
         DivergedError: every method has diverged with every seed.
     """
     ends: list[str | None] = []
-    several = len(federations) * len(experiment.methods) > 1
+    parts = chosen(experiment.seeds, list(experiment.methods), portion)
+    several = len(parts) > 1
     with locked(out):
-        check_same(experiment, out)
         write_manifest(experiment, federations, out)
-        for seed, federation in federations.items():
-            for label, method in experiment.methods.items():
-                path = out / "methods" / label / f"seed-{seed}"
-                directory = RunDirectory(path, experiment.rounds)
-                is_lm = federation.dataset.task == "causal-lm"
-                select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
-                part = Part(label, seed, method, federation, directory, select)
-                if not is_done(part):
-                    try:
-                        run_part(part)
-                        if several:
-                            _print_result(part)
-                    except DivergedError as error:
-                        directory.diverge(str(error))
-                        if several:
-                            print(f"{part.title} ends here: {error}", file=sys.stderr)
-                ends.append(directory.commit.diverged)
+        for seed, label in parts:
+            path = out / "methods" / label / f"seed-{seed}"
+            federation = federations[seed]
+            is_lm = federation.dataset.task == "causal-lm"
+            select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
+            directory = RunDirectory(path, experiment.rounds, metric=select, names=federation.names)
+            part = Part(label, seed, experiment.methods[label], federation, directory, select)
+            if not is_done(part):
+                try:
+                    run_part(part)
+                    if several:
+                        _print_result(part)
+                except DivergedError as error:
+                    directory.diverge(str(error))
+                    if several:
+                        print(f"{part.title} ends here: {error}", file=sys.stderr)
+            ends.append(directory.commit.diverged)
     if all(ends):
         raise DivergedError(ends[0])
     return out

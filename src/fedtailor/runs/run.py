@@ -17,11 +17,12 @@ from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, named, with_metrics
 from .callbacks import OnRound
+from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment
 from .manifest import check_same
-from .parts import Part, commit_rounds, run_parts
+from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
-from .trained import PRIVATE_FILE, check_private_states
+from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
 
@@ -36,14 +37,17 @@ def run(
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
     on_round: OnRound | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
     What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
-    unfinished one goes on after its last committed round and ends as if it had never stopped. A
-    method whose loss is no longer finite ends there with that seed, and the others go on.
+    unfinished one goes on after its last committed round and ends as if it had never stopped. The
+    experiment may have more methods, seeds or rounds than before: they are added. A method whose
+    loss is no longer finite ends there with that seed, and the others go on.
 
     Args:
         experiment: what to run.
@@ -53,6 +57,9 @@ def run(
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
             call this, and share the clients' work. Only the first one reads and writes ``out``.
+        overwrite: remove the run in ``out`` first, if the input is good.
+        part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
+            five machines; `runs.merge.merge` puts their directories together.
         metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
             ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher
             the better.
@@ -66,19 +73,25 @@ def run(
     """
     out = Path(out)
     experiment = with_metrics(experiment, metrics or {})
-    if group is None or group.is_leader:
+    chosen(experiment.seeds, list(experiment.methods), part)
+    is_leader = group is None or group.is_leader
+    if is_leader and overwrite:
+        check_removable(out)
+    elif is_leader:
         check_same(named(experiment, dataset, backbone), out)
     inputs = replace(Inputs.load(experiment, dataset, backbone), metrics=metrics or {})
     device = inputs.check()  # bad input shows before anything is written
+    if is_leader and overwrite:
+        remove_run(out)
     if group is None:
-        return _run_parts(inputs, out, trace, on_round)
+        return _run_parts(inputs, out, trace, on_round, part)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, on_round, leader.executor, leader.begin)
+        _run_parts(inputs, out, trace, on_round, part, leader.executor, leader.begin)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -91,17 +104,18 @@ def _run_parts(
     out: Path,
     trace: Trace | None,
     on_round: OnRound | None,
+    portion: str | None,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
 ) -> Path:
-    """Run every part; ``begin`` is called before each."""
+    """Run every part of the portion; ``begin`` is called before each."""
     _advise(inputs)
 
     def run_part(part: Part) -> None:
         begin(part)
         _run_part(inputs, part, trace, on_round, make_executor)
 
-    return run_parts(inputs.experiment, inputs.federations, out, run_part)
+    return run_parts(inputs.experiment, inputs.federations, out, run_part, portion=portion)
 
 
 def _run_part(
@@ -113,10 +127,9 @@ def _run_part(
 ) -> None:
     plan, directory = inputs.experiment.plan, part.directory
     task = inputs.task(part.method, part.seed)
-    path = directory.path / PRIVATE_FILE
     if directory.commit.round:
-        check_private_states(part.method, task, path)
-    store = new_store(part.method, task, part.federation, path)
+        check_private_states(part.method, task, directory.path, directory.commit)
+    store = new_store(part.method, task, part.federation, directory.path / PRIVATE_FILE)
     server = directory.restore(store)
     todo = rounds(
         part.method,
