@@ -36,6 +36,9 @@ from .results import Result as Result
 from .results import open_result as open_result
 from .results import run as run
 from .robustness.rules import Robust as Robust
+from .runs.callbacks import STOP as STOP
+from .runs.callbacks import CommittedRound as CommittedRound
+from .runs.callbacks import EarlyStopping as EarlyStopping
 from .runs.experiment import Experiment as Experiment
 from .runs.experiment import load as load
 from .task.backbone import Backbone as Backbone

@@ -7,7 +7,7 @@ certificate and the site's own key.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -265,6 +265,7 @@ def init(
     for name, text in {
         **_APP,
         **{place: origin.source.decode() for place, origin in own_files.values()},
+        **_metric_files(content),
         "experiment.toml": tomli_w.dumps(content),
         "deploy.toml": _deploy_toml(deployment),
     }.items():
@@ -300,6 +301,21 @@ def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
     )
     write_atomically(path, (path.read_text() + table).encode())
     return open_folder(deployment.folder)
+
+
+def _metric_files(content: Mapping[str, Any]) -> dict[str, str]:
+    """The files of the experiment's own metrics, by their place in the folder, where ``content`` is
+    to name them from now on."""
+    evaluate, files = content.get("evaluate", {}), {}
+    for at, metric in enumerate(evaluate.get("metrics", ())):
+        file, colon, function = metric.rpartition(":")
+        if colon:
+            if not Path(file).is_file():
+                raise InputError(f"evaluate.metrics: no file {file!r} for {metric!r}")
+            place = f"metrics/{Path(file).name}"
+            files[place] = Path(file).read_text()
+            evaluate["metrics"][at] = f"{place}:{function}"
+    return files
 
 
 def _site(text: str) -> SiteConfig:

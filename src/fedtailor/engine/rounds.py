@@ -31,6 +31,7 @@ from .executors.counted import Counted
 from .executors.processes import check_processes
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
+from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
 
 
@@ -139,6 +140,7 @@ def rounds(
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
     quorum: float = 1.0,
     on_result: Callable[[str, int], None] | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -158,6 +160,7 @@ def rounds(
             such an update leave the cohort before anything is weighted.
         on_result: called after each result of a round's work, with the name of the work ("train",
             "evaluate", "score") and the number of results so far.
+        metrics: functions for names in ``plan.evaluate.metrics``.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -167,12 +170,14 @@ def rounds(
     keep_freed_memory()
     federation.check()
     check(method, task, federation, plan)
+    wanted = Metrics(plan.evaluate, metrics or {})
+    wanted.check(federation.dataset.task, remote=federation.remote)
     store = store or new_store(method, task, federation)
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     federation = with_example_cache(method, task, federation, plan.engine)
-    works = client_works(method, task, federation, plan)
+    works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
         runner = make_executor(works)
     else:
@@ -180,7 +185,7 @@ def rounds(
         runner = executor_for(plan.engine, works, task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
-    evaluator = Evaluator(method, task, federation, plan, store, runner)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
     try:
         for number in range(start, plan.rounds + 1):
@@ -192,14 +197,23 @@ def rounds(
         runner.close()
 
 
-def client_works(method: Method, task: Task, federation: Federation, plan: Plan) -> dict[str, Work]:
-    """What an executor is asked to do, by name."""
+def client_works(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    metrics: Mapping[str, MetricFunction] | None = None,
+) -> dict[str, Work]:
+    """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
+    wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
     context = method, task, federation
     return {
         "train": Training(*context, plan.local, public),
-        "evaluate": ClientEvaluation(*context, plan.local, public, plan.evaluate.batch_size),
-        "score": Scoring(*context),
+        "evaluate": ClientEvaluation(
+            *context, plan.local, public, plan.evaluate.batch_size, wanted
+        ),
+        "score": Scoring(*context, wanted),
     }
 
 

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
+from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..params import to_device
@@ -143,6 +144,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         timeouts=timeouts,
         blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", 1.0, ()),
         folder=directory.path,
+        metrics=Metrics(plan.evaluate),
     )
     if not directory.commit.ended:
         todo = rounds(

@@ -10,7 +10,17 @@ import numpy as np
 
 from .majority import majority_accuracy
 from .read import Evaluation
-from .select import Entry, Metric, select_round
+from .select import (
+    Entry,
+    Metric,
+    higher_is_better,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    unit_of,
+    values_of,
+)
 from .text import TextTable
 
 MAX_NAMED = 20  # clients of a table that shows all of them
@@ -31,10 +41,6 @@ class ClientRow:
     results: Mapping[str, float | None]
 
 
-def _values(evaluation: Evaluation, metric: Metric) -> Sequence[float | None]:
-    return evaluation.accuracy if metric == "accuracy" else evaluation.loss
-
-
 def worst_clients(evaluation: Evaluation, metric: Metric, count: int) -> list[int]:
     """Return the ``count`` clients with the worst results, the worst first.
 
@@ -42,11 +48,14 @@ def worst_clients(evaluation: Evaluation, metric: Metric, count: int) -> list[in
     >>> worst_clients(e, "accuracy", 2)
     [6, 4]
     """
-    sign = 1 if metric == "accuracy" else -1
+    sign = 1 if higher_is_better(metric) else -1
     results = [
         (-np.inf if value is None or np.isnan(value) else sign * value, client)
         for client, value, n in zip(
-            evaluation.clients, _values(evaluation, metric), evaluation.num_examples, strict=True
+            evaluation.clients,
+            values_of(evaluation, metric),
+            sizes_of(evaluation, metric),
+            strict=True,
         )
         if n
     ]
@@ -73,12 +82,14 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
             for client in range(partition.clients):
                 held = int(partition.train[client]), int(partition.test[client])
                 sizes.setdefault(partition.name(client), held)
-            selected = select_round(trial, "personal", metric)
+            selected = select_round(trial, "personal", select_by(entry.run))
             if selected is None:
                 continue
             test = selected.test
             base = majority_accuracy(partition, test) or [None] * len(test.clients)
-            for client, value, known in zip(test.clients, _values(test, metric), base, strict=True):
+            for client, value, known in zip(
+                test.clients, values_of(test, metric), base, strict=True
+            ):
                 if value is not None:
                     values[partition.name(client)][entry.label].append(value)
                 if known is not None:
@@ -101,9 +112,8 @@ def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:
         for labels in _chunks(of_run, has_majority):
             header = ["client", "train", "test"] + ["majority"] * has_majority + list(labels)
             cells = [_cells(row, labels, has_majority, metric) for row in of_run]
-            unit = "%" if metric == "accuracy" else "nats per token"
             more = f", {run}" if len({row.run for row in rows}) > 1 else ""
-            title = f"Clients: examples, and test {metric} ({unit}), mean over seeds{more}"
+            title = f"Clients: examples, and test {metric}{unit_of(metric)}, mean over seeds{more}"
             tables.append(TextTable(title, header, cells))
     return tables
 
@@ -123,7 +133,7 @@ def _chunks(rows: Sequence[ClientRow], has_majority: bool) -> Iterator[list[str]
 def _number(value: float | None, metric: Metric) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.1f}" if metric == "accuracy" else f"{value:.3f}"
+    return f"{100 * value:.1f}" if is_percentage(metric) else f"{value:.3f}"
 
 
 def _cells(row: ClientRow, labels: Sequence[str], has_majority: bool, metric: Metric) -> list[str]:
@@ -137,11 +147,11 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
     cells = []
     for entry in entries:
         for trial in entry.trials:
-            selected = select_round(trial, "personal", metric)
+            selected = select_round(trial, "personal", select_by(entry.run))
             if selected is None:
                 continue
             partition, test = entry.run.partitions[trial.seed], selected.test
-            results = dict(zip(test.clients, _values(test, metric), strict=True))
+            results = dict(zip(test.clients, values_of(test, metric), strict=True))
             base = majority_accuracy(partition, test) or [None] * len(test.clients)
             majority = dict(zip(test.clients, base, strict=True))
             for client in worst_clients(test, metric, _WORST):
@@ -150,12 +160,11 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
                     _number(results[client], metric), _number(majority[client], "accuracy"),
                     f"{partition.train[client]:,}", f"{partition.test[client]:,}",
                 ])  # fmt: skip
-    unit = "%" if metric == "accuracy" else "nats per token"
     header = [
         "method",
         "seed",
         "client",
-        f"test {metric} ({unit})",
+        f"test {metric}{unit_of(metric)}",
         "majority class",
         "train",
         "test",

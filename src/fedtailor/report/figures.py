@@ -10,7 +10,19 @@ from numpy.typing import NDArray
 
 from .drawing import Drawing, marker, new_figure, shared_legend, style
 from .read import Counts, Evaluation, Partition, Run
-from .select import Entry, Metric, SelectedRound, by_round, select_round, summary
+from .select import (
+    Entry,
+    Metric,
+    SelectedRound,
+    by_round,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    summary,
+    unit_of,
+    values_of,
+)
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -19,15 +31,15 @@ _MAX_DOTS = 300  # clients a method; with more of them only the box is drawn
 
 
 def _scale(metric: Metric) -> float:
-    return 100.0 if metric == "accuracy" else 1.0
+    return 100.0 if is_percentage(metric) else 1.0
 
 
 def _axis(metric: Metric) -> str:
-    return "accuracy (%)" if metric == "accuracy" else "loss (nats per token)"
+    return metric + unit_of(metric)
 
 
-def _selected(entry: Entry, metric: Metric) -> list[SelectedRound | None]:
-    return [select_round(trial, "personal", metric) for trial in entry.trials]
+def _selected(entry: Entry) -> list[SelectedRound | None]:
+    return [select_round(trial, "personal", select_by(entry.run)) for trial in entry.trials]
 
 
 def _curves(entry: Entry, split: str, metric: Metric) -> list[dict[int, float]]:
@@ -46,7 +58,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     handles = []
     for index, entry in enumerate(entries):
-        selected = _selected(entry, metric)
+        selected = _selected(entry)
         for axis, split in zip(axes, ("validation", "test"), strict=True):
             curves = _curves(entry, split, metric)
             rounds = sorted(set().union(*curves))
@@ -88,12 +100,10 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
 
 def _per_client(evaluation: Evaluation, metric: Metric) -> list[tuple[float, int]]:
     """Return the results and the numbers of the clients that have examples."""
-    values = evaluation.accuracy if metric == "accuracy" else evaluation.loss
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
     return [
         (np.nan if value is None else _scale(metric) * value, client)
-        for value, client, count in zip(
-            values, evaluation.clients, evaluation.num_examples, strict=True
-        )
+        for value, client, count in zip(values, evaluation.clients, sizes, strict=True)
         if count
     ]
 
@@ -101,7 +111,7 @@ def _per_client(evaluation: Evaluation, metric: Metric) -> list[tuple[float, int
 def _all_clients(entry: Entry, metric: Metric) -> tuple[Floats, list[str]]:
     """Return the sorted test results of all clients with all seeds, and whose they are in words;
     no words for more clients than have dots."""
-    selections = _selected(entry, metric)
+    selections = _selected(entry)
     tests = [
         (trial, selection.test)
         for trial, selection in zip(entry.trials, selections, strict=True)
@@ -187,7 +197,7 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
     traffic: list[float] = []
     for index, entry in enumerate(entries):
         points = []
-        for trial, selection in zip(entry.trials, _selected(entry, metric), strict=True):
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True):
             if selection is not None:
                 rounds = [record for record in trial.history if record.round <= selection.round]
                 total = sum(record.bytes_down + record.bytes_up for record in rounds)
@@ -227,6 +237,47 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the mean test {metric} of the personal models against the bytes that "
         "were sent and received until the reported round, divided by the number of clients. Each "
         "small mark is a seed; each large mark is the mean over the seeds of a method.",
+    )
+
+
+def confusion(entry: Entry) -> Drawing | None:
+    """Draw the personal models' confusion matrix at the selected rounds, over clients and seeds;
+    None if the run keeps none."""
+    from matplotlib.colors import PowerNorm
+
+    counts = [
+        tensors["personal/test"].sum(0)
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True)
+        if selection is not None
+        and "personal/test" in (tensors := trial.confusion(selection.round))
+    ]
+    if not counts:
+        return None
+    total = np.sum(counts, axis=0).astype(np.float64)  # [classes, classes]
+    shares = 100 * total / np.maximum(total.sum(1, keepdims=True), 1)
+    classes = list(next(iter(entry.run.partitions.values())).classes)
+    figure = new_figure(min(8.0, max(3.2, 1.6 + 0.24 * len(classes))))
+    axis = figure.subplots()
+    image = axis.imshow(shares, cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
+    if len(classes) <= 24:
+        names = [name[:24] for name in classes]
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    if len(classes) <= 12:
+        for (row, column), share in np.ndenumerate(shares):
+            if total[row, column]:
+                colour = "white" if share > 50 else "black"
+                text = f"{total[row, column]:.0f}"
+                axis.text(column, row, text, ha="center", va="center", size=8, color=colour)
+    axis.set(xlabel="predicted class", ylabel="true class")
+    figure.colorbar(image, ax=axis, label="examples of the true class (%)")
+    return Drawing(
+        f"Confusion of {entry.label}",
+        figure,
+        f"The figure shows how the personal models of {entry.label} label the clients' test "
+        "examples at the rounds that the table reports, over all clients and seeds. The colour is "
+        "the share among the examples of the true class. The run directory has the counts of each "
+        "client.",
     )
 
 

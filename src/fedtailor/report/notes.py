@@ -10,7 +10,7 @@ from typing import Any
 
 from .majority import NOT_LEARNED
 from .read import Run
-from .select import Metric, goes_on
+from .select import Metric, goes_on, higher_is_better, select_by
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")
@@ -32,16 +32,21 @@ def caption(
     """
     clients = [partition.clients for run in runs for partition in run.partitions.values()]
     seeds = [len({trial.seed for trial in run.trials}) for run in runs]
-    best = "highest" if metric == "accuracy" else "lowest"
+    best = " or ".join(
+        f"{'highest' if higher_is_better(chosen_by) else 'lowest'} mean validation {chosen_by}"
+        for chosen_by in dict.fromkeys(map(select_by, runs))
+    )
     selected = (
-        f"at the round with the {best} mean validation {metric} over clients (of equal rounds the "
-        "earliest; each seed has its own round)"
+        f"at the round with the {best} over clients (of equal rounds the earliest; each seed has "
+        "its own round)"
         if by_validation
         else "at the last evaluated round for runs without validation data, and otherwise at the "
-        f"round with the {best} mean validation {metric}"
+        f"round with the {best}"
     )
     spread = " ± is the sample standard deviation over seeds." if max(seeds) > 1 else ""
-    perplexity = " ppl (perplexity) is exp(mean loss)." if metric == "loss" else ""
+    is_lm = runs[0].is_language_modelling
+    perplexity = " ppl (perplexity) is exp(mean loss)." if is_lm else ""
+    shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
     before = (
         " before is the result of the models that the method went on from, on the same examples; "
@@ -66,9 +71,9 @@ def caption(
         "The results are those of each client's personal model on the client's own test split, "
         f"{selected}. global is the result of the global model on the same data, at a round that "
         f"is selected in the same way. There are {_count(clients, 'client')} and "
-        f"{_count(seeds, 'seed')}.{spread} std is the standard deviation over clients, decile the "
-        f"result of the client at the worst tenth, and worst that of the worst client.{perplexity}"
-        f"{novel_clients}{before}{majority}"
+        f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
+        "decile the result of the client at the worst tenth, and worst that of the worst client."
+        f"{perplexity}{novel_clients}{before}{majority}"
     )
     return textwrap.fill(text, 110)
 
@@ -155,7 +160,8 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
         notes += [f"Different {kind}: {'; '.join(differences)}"] if differences else []
     for run in runs:
         notes += [
-            f"Unfinished: {trial.label}, seed {trial.seed}: {trial.progress} ({run.path})"
+            f"{'Stopped' if trial.commit.stopped else 'Unfinished'}: {trial.label}, "
+            f"seed {trial.seed}: {trial.progress} ({run.path})"
             for trial in run.trials
             if trial.progress and trial.commit.diverged is None
         ]

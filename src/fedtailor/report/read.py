@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +62,7 @@ class Commit:
     finished: bool
     bytes: Mapping[str, int]
     diverged: str | None = None  # the reason, if training diverged in the next round
+    stopped: bool = False  # a callback has stopped it after that round
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One line of clients.jsonl: the results of every client after a round."""
+    """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
+    experiment's own by name, None where one is undefined."""
 
     round: int
     model: str
@@ -89,6 +91,7 @@ class Evaluation:
     num_examples: Sequence[int]
     loss: Sequence[float | None]
     accuracy: Sequence[float | None]
+    metrics: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,21 @@ class Trial:
         """``round 12 of 30`` or ``diverged in round 13``; empty for a finished trial."""
         if self.commit.diverged is not None:
             return f"diverged in round {self.commit.round + 1}"
-        return "" if self.commit.finished else f"round {self.commit.round} of {self.commit.rounds}"
+        if self.commit.finished:
+            return ""
+        stopped = "stopped after " if self.commit.stopped else ""
+        return f"{stopped}round {self.commit.round} of {self.commit.rounds}"
+
+    def confusion(self, number: int) -> dict[str, NDArray[Any]]:
+        """Read the clients' confusion matrices after round ``number``: ``MODEL/SPLIT``
+        ``[n, classes, classes]``, true class by predicted class, and ``MODEL/clients`` ``[n]``;
+        empty if the experiment keeps none.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.folder / f"confusion-{number:06d}.safetensors"
+        return tensors(path) if path.exists() else {}
 
     def diagnostics(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         """Read the method's diagnostics: (round, tensors by name) for committed rounds.
@@ -211,7 +228,11 @@ def _json(path: Path) -> Any:
 def _record(kind: type[Record], values: Any, source: str) -> Record:
     if not isinstance(values, dict):
         raise InputError(f"{source} must hold an object, not {type(values).__name__}")
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    needed = [
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
     missing = [name for name in needed if name not in values]
     if missing:
         raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,13 @@ from .select import (
     by_round,
     entries,
     goes_on,
+    is_percentage,
     metric_of,
+    own_metrics,
+    select_by,
     select_round,
     summary,
+    unit_of,
 )
 from .text import TextTable
 
@@ -57,7 +61,9 @@ class Result:
     """Test results of one model at the selected rounds.
 
     ``mean`` to ``worst`` summarise the measure over clients: accuracy, or loss for language
-    modelling. ``loss`` and ``accuracy`` are means over clients; ``perplexity`` is exp(mean loss).
+    modelling, or another metric that was asked for. ``loss`` and ``accuracy`` are means over
+    clients, and so are the experiment's own ``metrics``: over those for which each is defined,
+    ``metric_clients``. ``perplexity`` is exp(mean loss).
     """
 
     rounds: Sequence[int]  # one a seed
@@ -75,6 +81,8 @@ class Result:
     worst_client: Sequence[str]  # its name, or else its number, one a seed
     majority: Spread | None  # the mean of `Majority` on the same test examples
     did_not_learn: bool | None  # whether `mean` is not above `majority`; None: unknown
+    metrics: Mapping[str, Spread] = field(default_factory=dict)
+    metric_clients: Mapping[str, Sequence[int]] = field(default_factory=dict)  # one a seed
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ def _spread(summaries: Sequence[Summary], field: Callable[[Summary], float]) -> 
 def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
     """Return the majority class's results on the model's test examples, one a seed; none if they
     are not known for all seeds."""
-    selected = [(trial, select_round(trial, model, metric)) for trial in entry.trials]
+    select = select_by(entry.run)
+    selected = [(trial, select_round(trial, model, select)) for trial in entry.trials]
     found = [
         majority_summary(entry.run.partitions[trial.seed], one.test)
         for trial, one in selected
@@ -172,13 +181,17 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
 
 
 def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
-    by_trial = [(trial, select_round(trial, model, metric)) for trial in entry.trials]
+    by_trial = [(trial, select_round(trial, model, select_by(entry.run))) for trial in entry.trials]
     partitions = [entry.run.partitions[trial.seed] for trial, one in by_trial if one is not None]
     selected: list[SelectedRound] = [one for _, one in by_trial if one is not None]
     if not selected:
         return None
     summaries = [summary(one.test, metric) for one in selected]
     losses = [summary(one.test, "loss").mean for one in selected]
+    others = {
+        name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
+    }
+    is_lm = entry.run.is_language_modelling
     majorities = _majorities(entry, model, metric)
     majority = _spread(majorities, lambda one: one.mean) if majorities else None
 
@@ -195,9 +208,9 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         worst=spread(lambda one: one.worst),
         loss=Spread.of(losses),
         accuracy=Spread.of(summary(one.test, "accuracy").mean for one in selected),
-        perplexity=Spread.of(map(_perplexity, losses)) if metric == "loss" else None,
-        clients=[one.clients for one in summaries],
-        without_examples=[one.without_examples for one in summaries],
+        perplexity=Spread.of(map(_perplexity, losses)) if is_lm else None,
+        clients=[sum(map(bool, one.test.num_examples)) for one in selected],
+        without_examples=[one.test.num_examples.count(0) for one in selected],
         worst_client=[
             partition.name(worst_clients(one.test, metric, 1)[0])
             for partition, one in zip(partitions, selected, strict=True)
@@ -206,6 +219,8 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         did_not_learn=None
         if majority is None
         else not spread(lambda one: one.mean).mean > majority.mean,
+        metrics={name: Spread.of(one.mean for one in of) for name, of in others.items()},
+        metric_clients={name: [one.clients for one in of] for name, of in others.items()},
     )
 
 
@@ -251,9 +266,9 @@ def _row(entry: Entry, metric: Metric) -> Row:
     )
 
 
-def table(runs: Sequence[Run]) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order."""
-    metric = metric_of(runs)
+def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
+    metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
     rows = [_row(entry, metric) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
@@ -267,10 +282,31 @@ def table(runs: Sequence[Run]) -> Table:
             by_validation=all(r.by_validation for r in results),
             has_majority=bool(majority),
         ),
-        notes=footnotes(runs, [max(r.without_examples) for r in results]),
+        notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
         majority_class=majority,
         clients=client_rows(all_entries, metric),
     )
+
+
+def _known(metric: Metric) -> Metric:
+    """A built-in metric may be written with a hyphen."""
+    name = metric.replace("-", "_")
+    return name if name == "macro_f1" else metric
+
+
+def _undefined(results: Sequence[Result]) -> list[str]:
+    """Notes on metrics that are not defined for every client."""
+    most: dict[str, int] = {}
+    for result in results:
+        for name, clients in result.metric_clients.items():
+            missing = (n - m for n, m in zip(result.clients, clients, strict=True))
+            most[name] = max(most.get(name, 0), *missing)
+    return [
+        f"{name} is undefined for up to {count} of the clients that have test examples; they are "
+        "left out of its mean"
+        for name, count in most.items()
+        if count
+    ]
 
 
 def si(value: float | None, unit: str = "") -> str:
@@ -321,10 +357,12 @@ def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
 
 
 def _results(comparison: Table) -> TextTable:
-    is_loss = comparison.metric == "loss"
-    scale, digits = (1, 3) if is_loss else (100, 1)
+    results = [row.personal_model for row in comparison.rows if row.personal_model is not None]
+    is_lm = any(result.perplexity is not None for result in results)
+    scale, digits = _format(comparison.metric)
+    others = _other_metrics(comparison.metric, results)
     header = ["method", comparison.metric, "weighted", "std", "decile", "worst"]
-    header += ["ppl", "token\nacc. %"] if is_loss else []
+    header += ["ppl", "token\nacc. %"] if is_lm else others
     header += ["round", "global", "its\nround"]
     has_novel = any(row.novel_clients for row in comparison.rows)
     header += ["novel", "its\nround"] if has_novel else []
@@ -335,17 +373,19 @@ def _results(comparison: Table) -> TextTable:
         personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
         texts = [_name(row)]
         if personal is None:
-            texts += ["-"] * (7 if is_loss else 5)
+            texts += ["-"] * (7 if is_lm else 5 + len(others))
         else:
             texts += [_cell(personal.mean, scale, digits)]
             texts += [
-                _cell(value, scale, digits, seeds=not is_loss and value is personal.weighted)
+                _cell(value, scale, digits, seeds=not is_lm and value is personal.weighted)
                 for value in (
                     personal.weighted, personal.std, personal.bottom_decile, personal.worst,
                 )
             ]  # fmt: skip
-            if is_loss:
+            if is_lm:
                 texts += [_cell(personal.perplexity, 1, 1), _cell(personal.accuracy, 100, 1)]
+            else:
+                texts += [_cell(_mean(personal, name), *_format(name)) for name in others]
         texts += [
             _rounds(personal),
             _cell(shared.mean if shared else None, scale, digits),
@@ -357,8 +397,23 @@ def _results(comparison: Table) -> TextTable:
             texts += [_cell(row.before, scale, digits)]
         cells.append(texts)
     cells += _majority_cells(comparison, len(header))
-    unit = "nats per token" if is_loss else "%"
-    return TextTable(f"Test {comparison.metric} ({unit})", header, cells)
+    return TextTable(f"Test {comparison.metric}{unit_of(comparison.metric)}", header, cells)
+
+
+def _format(metric: Metric) -> tuple[float, int]:
+    """The factor on a metric's values, and how many digits are shown."""
+    return (100, 1) if is_percentage(metric) else (1, 3)
+
+
+def _other_metrics(shown: Metric, results: Sequence[Result]) -> list[Metric]:
+    """The metrics beside the one that is ``shown``."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    accuracy = [] if shown == "accuracy" else ["accuracy"]
+    return [*accuracy, *(name for name in names if name != shown)]
+
+
+def _mean(result: Result, metric: Metric) -> Spread | None:
+    return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
 
 
 def _costs(comparison: Table) -> TextTable:
@@ -421,8 +476,13 @@ def to_json(comparison: Table) -> str:
     return json.dumps(_finite(dataclasses.asdict(comparison)), indent=2, allow_nan=False)
 
 
-def compare(paths: StrPath | Sequence[StrPath], as_json: bool = False) -> str:
+def compare(
+    paths: StrPath | Sequence[StrPath], as_json: bool = False, metric: Metric | None = None
+) -> str:
     """Compare the runs at ``paths``, one or several, as text or as JSON.
+
+    ``metric`` is what is shown: accuracy, loss, or one of the experiment's own metrics. None: the
+    one by which the runs select the reported round. The rounds stay the same.
 
     Raises:
         InputError: a path has no run with a committed round, or a file of a run is damaged.
@@ -431,5 +491,5 @@ def compare(paths: StrPath | Sequence[StrPath], as_json: bool = False) -> str:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    comparison = table(read_all(paths))
+    comparison = table(read_all(paths), metric)
     return to_json(comparison) if as_json else to_text(comparison)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..data import partition as divide
 from ..data.config import FROM_PYTHON
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import check
 from ..errors import InputError
 from ..method import Method
@@ -32,6 +33,7 @@ class Inputs:
     dataset: Dataset
     federations: Mapping[int, Federation]  # by seed
     backbone: Callable[[int], Backbone]  # by seed; the last one is kept
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # given from Python
 
     @classmethod
     def load(
@@ -56,6 +58,9 @@ class Inputs:
         """Raise InputError where a method, the data and the model don't go together; the device
         that will be used."""
         seed = self.experiment.seeds[0]
+        federation = self.federations[seed]
+        metrics = Metrics(self.experiment.evaluate, self.metrics)
+        metrics.check(federation.dataset.task, remote=federation.remote)
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -89,6 +94,13 @@ def dataset_of(
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     source = Data({}) if data is None else data
     return source.load(experiment.data, tokenizer)
+
+
+def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
+    """The experiment, with the names of the ``metrics`` given from Python among its own."""
+    present = experiment.evaluate.metrics
+    names = (*present, *(name for name in metrics if name not in present))
+    return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))
 
 
 def federation_of(

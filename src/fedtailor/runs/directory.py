@@ -154,6 +154,7 @@ class Commit:
     bytes: dict[str, int]
     diverged: str | None = None  # why it stopped after that round, and will not go on
     best: dict[str, BestRound] = field(default_factory=dict)
+    stopped: bool = False  # a callback stopped it after that round; it can go on
 
     @property
     def ended(self) -> bool:
@@ -180,7 +181,7 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if content.keys() != names or content["bytes"].keys() != set(LOGS):
+    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
     best = {model: BestRound(**about) for model, about in content["best"].items()}
     return Commit(**{**content, "best": best})
@@ -297,6 +298,9 @@ class RunDirectory:
         if done.diagnostics:
             path = self.path / f"diagnostics-{done.number:06d}.safetensors"
             write_atomically(path, encode(done.diagnostics))
+        if confusion := _confusion(done):
+            path = self.path / f"confusion-{done.number:06d}.safetensors"
+            write_atomically(path, encode(confusion))
         if done.costs is not None and not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
@@ -310,8 +314,13 @@ class RunDirectory:
             return
         server = read_server(self.path, self.commit, self.commit.round)
         write_atomically(self._result, encode(server))
-        self._commit(replace(self.commit, finished=True))
+        self._commit(replace(self.commit, finished=True, stopped=False))
         self._drop_states()
+
+    def stop(self) -> None:
+        """End for now with the last committed round; the next rounds can still be run. The store
+        must be committed."""
+        self._commit(replace(self.commit, stopped=True))
 
     def diverge(self, reason: str) -> None:
         """End with the last committed round: the next one's numbers are not finite."""
@@ -362,10 +371,23 @@ def _history(done: Round) -> dict[str, Any]:
 
 
 def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
-    line = {"round": done.number, **asdict(evaluation)}
+    line = {"round": done.number, **vars(evaluation)}
+    del line["confusion"]
+    if not line["metrics"]:  # none were asked for
+        del line["metrics"]
     if names is not None and len(evaluation.clients) <= _MAX_NAMED:
         line["names"] = [names[client] for client in evaluation.clients]
     return line
+
+
+def _confusion(done: Round) -> Params:
+    """``MODEL/SPLIT`` ``[n, classes, classes]`` and the clients ``MODEL/clients`` ``[n]``."""
+    tensors: Params = {}
+    for one in done.evaluations:
+        if one.confusion is not None:
+            tensors[f"{one.model}/{one.split}"] = torch.from_numpy(one.confusion).int()
+            tensors[f"{one.model}/clients"] = torch.tensor(one.clients)
+    return tensors
 
 
 def _timings(done: Round) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     model = content.get("model")
     if isinstance(model, dict) and isinstance(model.get("factory"), str):
         model["factory"] = absolute(model["factory"], path.parent)
+    _resolve_metrics(content, path.parent)
     return content
 
 
@@ -193,6 +194,17 @@ def _pairs(settings: Settings) -> dict[str, Any]:
     if isinstance(settings, Mapping):
         return dict(settings)
     return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
+
+
+def _resolve_metrics(content: Mapping[str, Any], folder: Path) -> None:
+    """Let the files of metrics, ``FILE.py:FUNCTION``, be relative to the experiment file."""
+    evaluate = content.get("evaluate")
+    metrics = evaluate.get("metrics") if isinstance(evaluate, dict) else None
+    if isinstance(evaluate, dict) and isinstance(metrics, list):
+        evaluate["metrics"] = [
+            str(folder.resolve() / metric) if isinstance(metric, str) and ":" in metric else metric
+            for metric in metrics
+        ]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from ..engine.rounds import Round
 from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial
-from ..report.select import Metric, headline
+from ..report.select import Metric, headline, selection_metric
+from .callbacks import CommittedRound, OnRound, wants_stop
 from .directory import START_FILE, RunDirectory, locked, model_seed, read_json
 from .experiment import Experiment
 from .manifest import write_manifest
@@ -30,6 +31,7 @@ class Part:
     method: Method
     federation: Federation
     directory: RunDirectory
+    select: Metric  # chooses the reported round
     progress: Progress
 
     @property
@@ -109,11 +111,13 @@ def run_parts(
             for seed, label in parts:
                 path = out / "methods" / label / f"seed-{seed}"
                 federation = federations[seed]
+                is_lm = federation.dataset.task == "causal-lm"
+                select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
                 directory = RunDirectory(
-                    path, experiment.rounds, metric=_metric(federation), names=federation.names
+                    path, experiment.rounds, metric=select, names=federation.names
                 )
                 method = experiment.methods[label]
-                part = Part(label, seed, method, federation, directory, progress)
+                part = Part(label, seed, method, federation, directory, select, progress)
                 if not is_done(part):
                     progress.begin(_stage(part, experiment), directory.commit.round)
                     _end_well(part, run_part, several=several)
@@ -123,15 +127,11 @@ def run_parts(
     return out
 
 
-def _metric(federation: Federation) -> Metric:
-    return "loss" if federation.dataset.task == "causal-lm" else "accuracy"
-
-
 def _start(part: Part) -> str:
     """What the part goes on from, and how good that is on its data."""
     about = read_json(part.directory.path / START_FILE)
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
-    result = headline(trial, _metric(part.federation))
+    result = headline(trial, part.select)
     return (
         f"goes on from round {about['round']} of {about['method']}, seed {about['seed']}, in "
         f"{about['run']}, with {about['clients']} of its clients; before: {result}"
@@ -151,7 +151,7 @@ def _stage(part: Part, experiment: Experiment) -> Stage:
         part.title,
         experiment.rounds,
         clients,
-        _metric(federation),
+        "loss" if federation.dataset.task == "causal-lm" else "accuracy",
         federation.remote,
     )
 
@@ -163,7 +163,7 @@ def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) ->
     try:
         run_part(part)
         trial = read_trial(directory.path, part.label, part.method.name, part.seed)
-        if result := headline(trial, _metric(part.federation)):
+        if result := headline(trial, part.select):
             progress.say(f"{part.title}: {result}", only_log=not several)
     except DivergedError as error:
         directory.diverge(str(error))
@@ -171,8 +171,11 @@ def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) ->
         progress.say(f"{part.title} ends here: {error}", only_log=not several)
 
 
-def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates) -> None:
-    """Commit each of the part's ``rounds`` as it comes, and show the progress."""
+def commit_rounds(
+    part: Part, rounds: Iterable[Round], store: PrivateStates, on_round: OnRound | None = None
+) -> None:
+    """Commit each of the part's ``rounds`` as it comes, and show the progress. ``on_round`` is
+    called after each, and may stop the part there."""
     rounds = iter(rounds)
     if not part.directory.has_begun and (part.directory.path / START_FILE).exists():
         part.directory.write(next(rounds), store)
@@ -180,4 +183,19 @@ def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates) -> 
     for round_ in rounds:
         part.directory.write(round_, store)
         part.progress.round(round_)
+        if on_round and _stops(on_round, part, round_):
+            store.commit()
+            part.directory.stop()
+            return
     part.directory.finish()
+
+
+def _stops(on_round: OnRound, part: Part, round_: Round) -> bool:
+    """Whether ``on_round`` stops the part after this round, which is not its last one."""
+    folder, total = part.directory.path, part.directory.commit.rounds
+    done = CommittedRound(part.label, part.seed, total, folder, part.select, round_)
+    if not wants_stop(on_round, done) or round_.number == total:
+        return False
+    part.progress.skip(part.label, total - round_.number)
+    part.progress.say(f"{part.title}: stopped after round {round_.number} of {total}")
+    return True

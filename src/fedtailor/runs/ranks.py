@@ -63,7 +63,7 @@ def follow_parts(inputs: Inputs, group: ProcessGroup) -> None:
         task = inputs.task(method, model_seed)
         keep_freed_memory()
         federation = with_example_cache(method, task, federation, plan.engine)
-        works = client_works(method, task, federation, plan)
+        works = client_works(method, task, federation, plan, inputs.metrics)
         follow(group, share_executor(plan.engine, works, task.device, group.local_size))
 
 

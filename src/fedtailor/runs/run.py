@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..data import Data, Dataset
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
+from ..engine.metrics import MetricFunction
 from ..engine.rounds import new_store, rounds
 from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
-from .build import Inputs, named
+from .build import Inputs, named, with_metrics
+from .callbacks import OnRound
 from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment, Settings, load
 from .manifest import check_same, open_run
@@ -40,6 +43,8 @@ def run(
     overwrite: bool = False,
     part: str | None = None,
     summary: bool = True,
+    metrics: Mapping[str, MetricFunction] | None = None,
+    on_round: OnRound | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
@@ -64,26 +69,33 @@ def run(
         part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
             five machines; `runs.merge.merge` puts their directories together.
         summary: print what the run is going to do before anything trains.
+        metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
+            ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher
+            the better.
+        on_round: called after each committed round; `fedtailor.STOP` as its result stops the method
+            with this seed there, and the same call goes on later. Of several ranks only the first
+            one calls it.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
     experiment, out = open_experiment(experiment, out, settings)
+    experiment = with_metrics(experiment, metrics or {})
     parts = chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
     if is_leader and overwrite:
         check_removable(out)
     elif is_leader:
         check_same(named(experiment, data, backbone), out)
-    inputs = Inputs.load(experiment, data, backbone)
+    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     device = inputs.check()  # bad input shows before anything is written
     if is_leader:
         check_starts(inputs, out, parts, anew=overwrite)
     if is_leader and overwrite:
         remove_run(out)
     if group is None:
-        return _run_parts(inputs, out, trace, part, summary)
+        return _run_parts(inputs, out, trace, on_round, part, summary)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
@@ -91,7 +103,7 @@ def run(
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
         ranks = leader.executor, leader.begin, group.size
-        _run_parts(inputs, out, trace, part, summary, *ranks)
+        _run_parts(inputs, out, trace, on_round, part, summary, *ranks)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -129,6 +141,7 @@ def _run_parts(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
+    on_round: OnRound | None,
     portion: str | None,
     summary: bool,
     make_executor: MakeExecutor | None = None,
@@ -148,7 +161,7 @@ def _run_parts(
             start = open_start(inputs, part.label, part.seed)
             start.describe(part.directory.path)
         begin(part)
-        _run_part(inputs, part, trace, make_executor, start)
+        _run_part(inputs, part, trace, on_round, make_executor, start)
 
     return run_parts(
         inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start
@@ -181,6 +194,7 @@ def _run_part(
     inputs: Inputs,
     part: Part,
     trace: Trace | None,
+    on_round: OnRound | None,
     make_executor: MakeExecutor | None,
     start: Start | None,
 ) -> None:
@@ -205,8 +219,10 @@ def _run_part(
         executor=directory.executor,
         make_executor=make_executor,
         on_result=part.progress.on_result,
+        metrics=inputs.metrics,
     )
-    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store)
+    followed = trace.follow(todo, part.title) if trace else todo
+    commit_rounds(part, followed, store, on_round)
 
 
 def _advise(inputs: Inputs) -> None:

@@ -204,7 +204,7 @@ def open_trained(
         raise InputError(f"no seed {seed} in {run}; allowed: {experiment.seeds}")
     folder = run / "methods" / label / f"seed-{seed}"
     commit = read_commit(folder) if (folder / "commit.json").exists() else None
-    if commit is None or not commit.ended:
+    if commit is None or not (commit.ended or commit.stopped):
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
     if commit.round == 0 and not state_path(folder, 0).exists():
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")

@@ -17,7 +17,7 @@ from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
-from ..report.select import by_round, metric_of, summary
+from ..report.select import by_round, higher_is_better, metric_of, summary
 from . import builtin
 from .directory import as_json, write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
@@ -318,7 +318,7 @@ def _evaluate(
         return Outcome(label, number, settings, None, None, str(error))
     done = read_run(folder)
     metric = metric_of([done])
-    higher = metric == "accuracy"
+    higher = higher_is_better(metric)
     evaluated = by_round(done.trials[0], "personal", "validation")
     means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
     round_ = best_round(means, higher_is_better=higher)
