@@ -156,13 +156,7 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     content = read_toml(path)
     content.setdefault("name", path.stem)
     content = changed(content, settings)
-    for fields in _table(content.get("methods", {}), "methods").values():
-        if isinstance(fields, dict) and isinstance(fields.get("class"), str):
-            fields["class"] = absolute(fields["class"], path.parent)
-    model = content.get("model")
-    if isinstance(model, dict) and isinstance(model.get("factory"), str):
-        model["factory"] = absolute(model["factory"], path.parent)
-    _resolve_metrics(content, path.parent)
+    _resolve_files(content, path.parent)
     return content
 
 
@@ -196,14 +190,19 @@ def _pairs(settings: Settings) -> dict[str, Any]:
     return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
 
 
-def _resolve_metrics(content: Mapping[str, Any], folder: Path) -> None:
-    """Let the files of metrics, ``FILE.py:FUNCTION``, be relative to the experiment file."""
+def _resolve_files(content: dict[str, Any], folder: Path) -> None:
+    """Give the whole paths of the user's own files, which are relative to the experiment file: of
+    methods (``class``), of the model (``factory``) and of metrics."""
+    tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
+    for table in tables:
+        for key in ("class", "factory"):
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = absolute(table[key], folder)
     evaluate = content.get("evaluate")
-    metrics = evaluate.get("metrics") if isinstance(evaluate, dict) else None
-    if isinstance(evaluate, dict) and isinstance(metrics, list):
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
         evaluate["metrics"] = [
-            str(folder.resolve() / metric) if isinstance(metric, str) and ":" in metric else metric
-            for metric in metrics
+            absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
+            for metric in evaluate["metrics"]
         ]
 
 
