@@ -28,12 +28,10 @@ def in_words(seconds: float) -> str:
     """Return a time in the units that a reader would use.
 
     >>> [in_words(seconds) for seconds in (0.2, 42, 200, 8000, 200_000)]
-    ['less than 1 s', '42 s', '3 min', '2 h 13 min', '2 d 8 h']
+    ['1 s', '42 s', '3 min', '2 h 13 min', '2 d 7 h']
     """
-    if seconds < 1:
-        return "less than 1 s"
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"

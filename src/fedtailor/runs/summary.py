@@ -120,7 +120,7 @@ class StartSummary:
 
     def _details(self) -> Iterator[str]:
         shares = sorted(self.classes.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:5])
+        listed = ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in shares[:5])
         more = ", ..." if len(shares) > 5 else ""
         classes = f"; {len(shares)} classes: {listed}{more}" if shares else ""
         test = f" and {self.test_rows:,} test rows" if self.test_rows else ""
