@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,6 +164,14 @@ def test_a_result_that_is_no_number_is_never_chosen(
 def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(written(tmp_path), [setting])
+
+
+def test_without_optuna_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install 'fedtailor\[tune\]'"):
+        next(search(load(written(tmp_path)), tmp_path / "out"))
 
 
 def test_the_baselines_grids_are_searched_for_those_methods_that_are_there(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def _packages() -> Iterator[Finding]:
         if needed.specifier.contains(installed, prereleases=True):
             met += 1
         elif not extra or extra[1] in _EXTRAS:
-            text = f"{needed.name} {installed} is untested: tested are {needed.specifier}"
+            text = f"{needed.name} {installed} is not supported ({needed.specifier})"
             yield Finding("packages", "warning", text, f"pip install '{_plain(needed)}'")
-    yield Finding("packages", "ok", f"{met} packages have versions that are tested")
+    yield Finding("packages", "ok", f"{met} packages have versions that are supported")
     for extra_name, purpose in _EXTRAS.items():
         if extra_name in lacking:
             text = f"{purpose} is not installed"
