@@ -50,6 +50,7 @@ _ORIGINS = {
     "load_model": "inference.model.load_model",
     "onboard": "inference.onboard.onboard",
     "open_result": "results.open_result",
+    "merge": "runs.merge.merge",
     "rounds": "engine.rounds.rounds",
     "run": "results.run",
     "train": "optim.train",

@@ -40,7 +40,9 @@ from .runs.callbacks import STOP as STOP
 from .runs.callbacks import CommittedRound as CommittedRound
 from .runs.callbacks import EarlyStopping as EarlyStopping
 from .runs.experiment import Experiment as Experiment
+from .runs.experiment import StartConfig as StartConfig
 from .runs.experiment import load as load
+from .runs.merge import merge as merge
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
 

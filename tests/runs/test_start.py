@@ -174,9 +174,7 @@ def test_other_classes_names_and_runs_are_refused(old: Path, tmp_path: Path) -> 
     other = replace(NEW_SITES, classes=[*"abcdefghij"])
     with pytest.raises(ft.InputError, match=r'classes is \["0".* and \["a".* now; data\.classes'):
         run(going_on(old), out, other)
-    unnamed = replace(
-        OLD, split=ft.SplitConfig(3, validation=0.3), start_from=ft.StartConfig(str(old))
-    )
+    unnamed = going_on(old, split=ft.SplitConfig(3, validation=0.3))
     with pytest.raises(ft.InputError, match="clients have names only in"):
         run(unnamed, out)
     with pytest.raises(ft.InputError, match="is not a run directory"):
@@ -184,7 +182,7 @@ def test_other_classes_names_and_runs_are_refused(old: Path, tmp_path: Path) -> 
     with pytest.raises(ft.InputError, match="start_from and --out are both"):
         run(going_on(old), old, overwrite=True)
     with pytest.raises(ft.InputError, match="start_from has no run"):
-        ft.StartConfig(method="fedsdg") and replace(OLD, start_from=ft.StartConfig(seed=1))
+        replace(OLD, start_from=ft.StartConfig(seed=1))
 
 
 def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
@@ -192,6 +190,7 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
     short = parse({**content, "start_from": "runs/a"})
     assert short.start_from == ft.StartConfig("runs/a")
     assert parse({**content, "start_from": {"run": "runs/a"}}) == short
+    assert replace(short, start_from="runs/a") == short  # type: ignore[arg-type]
     assert parse(short.as_dict()) == short
     with pytest.raises(ft.InputError, match="unknown key 'rum' in start_from"):
         parse({**content, "start_from": {"rum": "runs/a"}})

@@ -68,6 +68,8 @@ class Experiment:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
+        if isinstance(self.start_from, (str, Path)):  # the short form, as in a file
+            object.__setattr__(self, "start_from", StartConfig(str(self.start_from)))
         if self.start_from.run is None and self.start_from != StartConfig():
             raise InputError("start_from has no run; name the directory of a finished one")
         if self.has_public:

@@ -67,7 +67,7 @@ def run(
             call this, and share the clients' work. Only the first one reads and writes ``out``.
         overwrite: remove the run in ``out`` first, if the input is good.
         part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
-            five machines; `runs.merge.merge` puts their directories together.
+            five machines; `fedtailor.merge` puts their directories together.
         summary: print what the run is going to do before anything trains.
         metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
             ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher

@@ -235,14 +235,15 @@ def _check_predictions(
         return
     backbone, dataset = inputs.backbone(number), inputs.dataset
     batch = dataset.batch(torch.arange(min(2, len(dataset.inputs))).numpy())
-    logits = []
-    for one in (trained.method, method):
-        task = Task(backbone, one.adapt, seed=number)
-        private = one.init_client(task, 0, random.key(number, "client", 0))
-        state = {**one.send(task, trained.server, 0), **private}
+
+    def logits(method: Method) -> Tensor:
+        task = Task(backbone, method.adapt, seed=number)
+        private = method.init_client(task, 0, random.key(number, "client", 0))
+        state = {**method.send(task, trained.server, 0), **private}
         with torch.no_grad():
-            logits.append(one.predict(task, state, batch))
-    if not torch.allclose(logits[0], logits[1]):
+            return method.predict(task, state, batch)
+
+    if not torch.allclose(logits(trained.method), logits(method)):
         raise InputError(f"start_from: the old model of {label} predicts something else{changed}")
 
 
