@@ -27,9 +27,11 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
+    "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs"},
     "deploy": GROUND | {"data", "runs", "flower"},
-    "cli": GROUND | {"data", "models", "method", "methods", "engine", "report", "runs", "deploy"},
+    "cli": GROUND
+    | {"data", "models", "method", "methods", "engine", "report", "runs", "testing", "deploy"},
     "__main__": {"cli"},
 }
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, deploy, describe, export, layers, report, run, tune
+from . import check_method, compare, deploy, describe, export, layers, report, run, tune
 from . import list as listing
 
 _COMMANDS = {
@@ -19,6 +19,7 @@ _COMMANDS = {
     "report": (report.add, "draw one or several runs as one HTML file"),
     "list": (listing.add, "list the methods, data sets or models"),
     "describe": (describe.add, "a method's fields, update and paper"),
+    "check-method": (check_method.add, "check that a method does what every method must"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
     "export": (export.add, "write a model of a finished run as a PEFT adapter"),
