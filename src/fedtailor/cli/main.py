@@ -11,6 +11,7 @@ import fedtailor
 
 from ..errors import InputError, unknown
 from . import (
+    check_method,
     compare,
     completion,
     deploy,
@@ -36,6 +37,7 @@ _COMMANDS = {
     "report": (report.add, "draw one or several runs as one HTML file"),
     "list": (listing.add, "list the methods, or the built-in experiments, data sets and models"),
     "describe": (describe.add, "a method's fields, update and paper"),
+    "check-method": (check_method.add, "check that a method does what every method must"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
     "predict": (predict.add, "use a model of a finished run"),

@@ -297,6 +297,22 @@ def own_method(reference: str, sha256: str | None = None, where: str = "") -> Me
     return kind()
 
 
+def configured_method(name: str, settings: Settings = ()) -> Method:
+    """A method by its name, or as ``FILE.py:CLASS`` or ``package.module:CLASS``, with some fields
+    set.
+
+    Raises:
+        InputError: no such method or field, or a value that the field doesn't take.
+
+    >>> configured_method("fedprox", ["mu=0.5"]).mu
+    0.5
+    """
+    fields: dict[str, Any] = {}
+    for key, value in _pairs(settings).items():
+        set_dotted(fields, key, value)
+    return _method("method", {"class" if ":" in name else "name": name, **fields})
+
+
 def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
     """``defaults``, a dataclass, with the fields in ``changes`` replaced and checked against their
     types.
