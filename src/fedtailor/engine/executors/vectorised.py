@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class Vectorised:
                 yield from self._together(work, part, concurrency)
             return
         for index, (request, inputs) in enumerate(chunk):
-            outcome = map_leaves(lambda value, at=index: value[at], outcomes)
+            outcome = map_leaves(itemgetter(index), outcomes)
             yield request, work.finish(request, inputs, outcome)
 
     def close(self) -> None:
