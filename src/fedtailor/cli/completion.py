@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(command)
 
 
-def _complete(action: Any, methods: Iterable[str], file: dict[str, str]) -> None:
+def _complete(action: Any, methods: Iterable[str], file: Mapping[str, Any]) -> None:
     """Say what stands for an argument: files for paths, names for methods and experiments."""
     if action.dest == "experiment":
         action.complete = {**file, "bash": _EXPERIMENTS, "zsh": _EXPERIMENTS}

@@ -84,7 +84,7 @@ class Survey:
         named = None if client in (None, "none") else self._client(str(client))
         label = self._label(label, {source, named})
         if client is None:
-            taken = {source, label}
+            taken: set[str | None] = {source, label}
             found = [c for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
             named = found[0].name if found else None
         return Roles(source, label, named)
@@ -231,7 +231,8 @@ def _column(table: Any, arrow: Any, name: str) -> Column:
 
 
 def _distinct(values: Any) -> int:
-    return len(values.unique()) - (values.null_count > 0)
+    distinct: int = len(values.unique()) - (values.null_count > 0)
+    return distinct
 
 
 def _is_called(name: str, usual: Sequence[str]) -> bool:

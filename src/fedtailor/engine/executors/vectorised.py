@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...data.federation import pad_and_stack
 from ...optim import ClientContext
@@ -104,15 +103,11 @@ class Vectorised:
                 yield from self._together(work, part, concurrency)
             return
         for index, (request, inputs) in enumerate(chunk):
-            outcome = map_leaves(partial(_entry, index), outcomes)
+            outcome = map_leaves(itemgetter(index), outcomes)
             yield request, work.finish(request, inputs, outcome)
 
     def close(self) -> None:
         """Nothing to be done."""
-
-
-def _entry(index: int, value: Tensor) -> Tensor:
-    return value[index]
 
 
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:
