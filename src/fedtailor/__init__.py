@@ -35,6 +35,7 @@ _ORIGINS = {
     "SplitConfig": "data.config.SplitConfig",
     "Task": "task.task.Task",
     "compare": "report.compare",
+    "export_model": "export.folder.export_model",
     "from_module": "models.from_module",
     "init_process_group": "engine.executors.process_group.init_process_group",
     "load": "runs.experiment.load",

@@ -13,6 +13,7 @@ from .engine.executors.process_group import init_process_group as init_process_g
 from .engine.rounds import Round as Round
 from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
+from .export.folder import export_model as export_model
 from .method import Cohort as Cohort
 from .method import FineTuning as FineTuning
 from .method import Method as Method
