@@ -41,6 +41,7 @@ _ORIGINS = {
     "StartConfig": "runs.experiment.StartConfig",
     "Task": "task.task.Task",
     "compare": "report.compare",
+    "export_model": "export.folder.export_model",
     "from_module": "models.from_module",
     "init_process_group": "engine.executors.process_group.init_process_group",
     "Onboarded": "inference.onboard.Onboarded",

@@ -14,6 +14,7 @@ from .engine.executors.process_group import init_process_group as init_process_g
 from .engine.rounds import Round as Round
 from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
+from .export.folder import export_model as export_model
 from .inference.model import PersonalModel as PersonalModel
 from .inference.model import Prediction as Prediction
 from .inference.model import load_model as load_model

@@ -3,11 +3,14 @@ architecture's, where a stranger could not have it."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
+
+import torch
 
 from ..errors import InputError
 from .network import Network
@@ -45,6 +48,11 @@ def write_code(network: Network, form: str, out: Path) -> None:
         shutil.copytree(Path(spec.origin).parent, out / _EFFICIENTNET, ignore=ignore)
     elif network.config.factory is not None:
         _copy_own(Path(network.config.factory.rpartition(":")[0]), out)
+    elif kind == "pickled":
+        for file in network.own_code.values():
+            _copy_own(file, out)
+        structure = copy.deepcopy(network.model).to("meta")  # without values
+        torch.save(structure, out / "network.pt")
 
 
 def _copy(source: str, target: Path) -> None:

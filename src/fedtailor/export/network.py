@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from ..errors import InputError
 from ..models.config import ModelConfig
 from ..models.inputs import ImageInputs, ModuleInputs
 from ..models.packages import BUILTIN, quiet
@@ -23,6 +26,9 @@ from ..params import Params
 from ..task.backbone import Backbone
 
 WEIGHTS = "model.safetensors"
+
+_DEFAULTS = {field.name: field.default for field in fields(Backbone)}
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,33 @@ class Network:
     def is_own(self) -> bool:
         """Whether it is a user's own module."""
         return self.config.factory is not None or self.config.name.startswith("from Python: ")
+
+    @cached_property
+    def own_code(self) -> dict[str, Path]:
+        """The files that define the classes of a module that was given from Python, by the names of
+        their Python modules; classes of installed packages are not among them.
+
+        Raises:
+            InputError: a class is in no file, or is this library's.
+        """
+        for name in ("prepare", "logits"):
+            function = getattr(self.backbone, name)
+            if function is not _DEFAULTS[name] and not isinstance(function, ModuleInputs):
+                raise InputError(
+                    f"the backbone has a function {name!r} of its own, which no export can take "
+                    f"along; let the module's forward do its work"
+                )
+        found = {}
+        for kind in {type(module) for module in self.model.modules()}:
+            file = getattr(sys.modules[kind.__module__], "__file__", None)
+            if file is None or kind.__module__.startswith("fedtailor."):
+                raise InputError(
+                    f"the class {kind.__qualname__} of {kind.__module__} is in no file that an "
+                    f"export can take along; define it in a file of its own, or set model.factory"
+                )
+            if not any(part in _INSTALLED for part in Path(file).parts):
+                found[kind.__module__] = Path(file)
+        return found
 
     @property
     def is_transformer(self) -> bool:
@@ -89,6 +122,11 @@ class Network:
         if self.config.factory is not None:
             file, _, function = self.config.factory.rpartition(":")
             return about | {"kind": "module", "file": Path(file).name, "function": function}
+        if self.is_own:
+            return about | {
+                "kind": "pickled",
+                "code": {n: f.name for n, f in self.own_code.items()},
+            }
         if self.is_transformer:
             pooling = None if whole else self.pooling
             about |= {"auto_class": self._auto_class(whole), "pooling": pooling}
@@ -117,9 +155,10 @@ class Network:
     def inputs(self) -> dict[str, Any]:
         """How ``base.py`` turns a batch into the arguments of its forward."""
         prepare: Any = self.backbone.prepare
-        if isinstance(prepare, ModuleInputs) or self.is_own:
-            arguments = getattr(prepare, "arguments", ())
-            return {"kind": "module", "arguments": list(arguments)}
+        if isinstance(prepare, ModuleInputs):
+            return {"kind": "module", "arguments": list(prepare.arguments)}
+        if self.is_own:
+            return {"kind": "module", "arguments": None}  # any, by name
         if not isinstance(prepare, ImageInputs):
             return {"kind": "text"}
         return {

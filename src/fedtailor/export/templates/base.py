@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -71,8 +73,8 @@ class Base(ABC):
             return {"input_ids": batch["input_ids"], "attention_mask": mask}
         if about["kind"] == "module":
             named = [n for n in batch if n not in ("labels", "weight")]
-            fits = set(named) <= set(about["arguments"])
-            arguments = named if fits else about["arguments"][:1]
+            allowed = about["arguments"]
+            arguments = named if allowed is None or set(named) <= set(allowed) else allowed[:1]
             return {argument: batch[n] for argument, n in zip(arguments, named, strict=True)}
         x = resized(batch["pixel_values"], about["size"]).expand(-1, about["channels"], -1, -1)
         mean, std = (x.new_tensor(about[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
@@ -171,8 +173,11 @@ def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:
         network = EfficientNet.from_name(
             "efficientnet-lite0", image_size=None, num_classes=about["classes"]
         )
+    elif about["kind"] == "pickled":
+        network = _unpickled(folder, about["code"])
     else:
-        network = _call(folder / about["file"], about["function"])
+        made = getattr(_code(folder / about["file"]), about["function"])()
+        network = made if isinstance(made, nn.Module) else made.model
     if about["weights"]:
         assign(network, load_file(source / "model.safetensors"))
     return network
@@ -230,13 +235,25 @@ def _linearise(model: nn.Module) -> None:
             setattr(model.get_submodule(parent), name, linear)
 
 
-def _call(file: Path, function: str) -> nn.Module:
-    """Return what a function in a Python file returns: the module, or a thing that has it."""
+def _unpickled(folder: Path, code: Mapping[str, str]) -> nn.Module:
+    """Return the module of ``network.pt``; ``code`` has the files of its classes, by the names of
+    the Python modules in which they were defined."""
+    for name, file in code.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            parent = ".".join(parts[:end])
+            sys.modules.setdefault(parent, ModuleType(parent))
+        for key, value in vars(_code(folder / file)).items():
+            sys.modules[name].__dict__.setdefault(key, value)
+    structure: nn.Module = torch.load(folder / "network.pt", weights_only=False)
+    return structure.to_empty(device="cpu")
+
+
+def _code(file: Path) -> ModuleType:
+    """Run a Python file, and return it as a module."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     code = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(code)
-    made = getattr(code, function)()
-    network: nn.Module = made if isinstance(made, nn.Module) else made.model
-    return network
+    return code
