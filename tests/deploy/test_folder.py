@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.deploy.folder import at_site, init, open_folder
+from fedtailor.deploy.folder import add_site, at_site, init, open_folder
 from fedtailor.engine.metrics import Metrics
 from fedtailor.errors import InputError
 
@@ -85,6 +85,21 @@ def test_clients_are_numbered_in_the_order_of_the_sites(tmp_path: Path) -> None:
     assert deployment.timeouts.reply == 3600
     with pytest.raises(InputError, match="unknown site 'd'; allowed: a, b, c"):
         deployment.clients("d")
+
+
+def test_a_new_site_has_numbers_after_all_others(tmp_path: Path) -> None:
+    deployment = open_folder(made(tmp_path))
+    assert deployment.new_clients == range(5, 5)
+    added = add_site(add_site(deployment, "d", 2), "e")
+    assert [added.clients(name) for name in "abde"] == [
+        range(1), range(1, 4), range(5, 7), range(7, 8),
+    ]  # fmt: skip
+    assert (added.total, added.new_clients) == (5, range(5, 8))
+    assert added.experiment == deployment.experiment
+    for name, message in (("d", "site d is there already"), ("x/y", "site name 'x/y': allowed")):
+        with pytest.raises(InputError, match=message):
+            add_site(added, name)
+    assert open_folder(added.folder) == added
 
 
 def test_a_site_names_its_own_data(tmp_path: Path) -> None:
