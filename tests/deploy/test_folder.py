@@ -210,7 +210,5 @@ def test_a_method_of_ones_own_travels_with_the_folder(tmp_path: Path) -> None:
     there = open_folder(made.folder).experiment
     assert there.as_dict()["methods"] == load(experiment).as_dict()["methods"]
     (made.folder / "methods/mine/mine.py").unlink()
-    with pytest.raises(
-        InputError, match=r"methods\.mine: no file .*methods/mine/mine\.py"
-    ):
+    with pytest.raises(InputError, match=r"methods\.mine: no file .*methods/mine/mine\.py"):
         open_folder(made.folder)
