@@ -54,6 +54,11 @@ def test_what_a_notebook_defines_is_found_while_it_runs(monkeypatch: pytest.Monk
         (SOURCE, "mine.py:Yours", r"mine\.py defines no 'Yours'"),
         (SOURCE, "mine.py", "names no object; give"),
         (SOURCE, "no.such:Mine", "can't import 'no.such': .*PYTHONPATH"),
+        (
+            SOURCE,
+            "__main__:Mine",
+            "Mine was defined in a script or a notebook, not",
+        ),
         ("class Mine\n", "mine.py:Mine", r"mine\.py, line 1: SyntaxError: "),
         ("x = 1\ny = z\n", "mine.py:Mine", r"mine\.py, line 2: NameError: name 'z' is not defined"),
         ("import no_such\n", "mine.py:Mine", r"mine\.py, line 1: ModuleNotFoundError: "),

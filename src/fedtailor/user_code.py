@@ -79,6 +79,11 @@ def load(reference: str, sha256: str | None = None) -> Any:
         raise InputError(f"{reference!r} names no object; give FILE.py:NAME or package.module:NAME")
     module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
     found = vars(module).get(name)
+    if found is None and place == "__main__":
+        raise InputError(
+            f"{name} was defined in a script or a notebook, not in this one; put it into a file "
+            f"and name it: FILE.py:{name}"
+        )
     if found is None:
         raise InputError(f"{_shown(place)} defines no {name!r}; named by {_shown(reference)!r}")
     if sha256 is not None and (now := _digest(_source(module))) != sha256:
