@@ -26,6 +26,7 @@ from ..task.task import Task
 
 _MIN_FREE = 2e9  # bytes; a converted model takes 540 MB
 _STEPS, _BATCH = 5, 16
+_EXTRAS = {"flower": "Flower (fedtailor deploy)", "tune": "Optuna (fedtailor tune)"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def _packages() -> Iterator[Finding]:
     for line in metadata.requires("fedtailor") or ():
         needed = Requirement(line)
         extra = re.search(r"extra == [\"'](\w+)[\"']", str(needed.marker or ""))
+        if extra and extra[1] not in _EXTRAS:
+            continue
         try:
             installed = metadata.version(needed.name)
         except metadata.PackageNotFoundError:
@@ -80,7 +83,7 @@ def _packages() -> Iterator[Finding]:
             continue
         if needed.specifier.contains(installed, prereleases=True):
             met += 1
-        elif not extra or extra[1] in _EXTRAS:
+        else:
             text = f"{needed.name} {installed} is not supported ({needed.specifier})"
             yield Finding("packages", "warning", text, f"pip install '{_plain(needed)}'")
     yield Finding("packages", "ok", f"{met} packages have versions that are supported")
@@ -90,9 +93,6 @@ def _packages() -> Iterator[Finding]:
             yield Finding("extras", "warning", text, f"pip install 'fedtailor[{extra_name}]'")
         else:
             yield Finding("extras", "ok", f"{purpose} is installed")
-
-
-_EXTRAS = {"flower": "Flower (fedtailor deploy)", "tune": "Optuna (fedtailor tune)"}
 
 
 def _plain(needed: Requirement) -> str:
