@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InputError
 
-FORMAT = 2
+FORMAT = 3
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:

@@ -14,7 +14,10 @@ import fedtailor as ft
 from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
+from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
+from tests.runs.test_trained import METHODS
+from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, same_bits
 
 
@@ -96,7 +99,7 @@ def test_every_client_gets_its_model_in_the_end(
     out = serve(direct, chosen, tmp_path / "out", **given)
     logs = [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
             for log in ("history", "clients")]  # fmt: skip
-    assert "without a model of their own: clients 3; the same" in capsys.readouterr().err
+    assert "without a model of their own: clients 1, 3; the same" in capsys.readouterr().err
     direct.apps[101] = away
     direct.change = lambda message, reply: reply
     serve(direct, chosen, out, **given)
@@ -114,6 +117,35 @@ def test_every_client_gets_its_model_in_the_end(
         own = {name: value[client] for name, value in rows.items() if trained[client]}
         assert same_bits({name: model[name] for name in own}, own)
         assert model.keys() > rows.keys()
+
+
+@pytest.mark.parametrize("label", ["fedper", "fedala"])
+def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
+    """Also where the server and the sites are restarted, and rounds repeated."""
+    chosen = at_its_best_before_the_end({label: METHODS[label]})
+    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    trained = open_trained(near, label, dataset=DIGITS, backbone=digits_backbone())
+    assert trained.round < 6
+
+    def killed_in(number: int) -> None:
+        def kill(message: Message, reply: Message) -> Message:
+            if message.metadata.group_id == str(number):
+                raise KeyboardInterrupt
+            return reply
+
+        direct = grid(chosen, tmp_path / "clients")
+        direct.change = kill
+        with pytest.raises(KeyboardInterrupt):
+            serve(direct, chosen, tmp_path / "far", **given)
+
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    for number in (trained.round, trained.round + 1, 6):
+        killed_in(number)
+    serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    for client in range(5):
+        (path,) = (tmp_path / "clients").rglob(f"client-{client}/model.safetensors")
+        assert same_bits(load_file(path), trained.client_state(client))
+        assert len(list(path.parent.iterdir())) <= 4
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

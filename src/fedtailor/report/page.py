@@ -13,19 +13,22 @@ import numpy as np
 
 from ..errors import InputError
 from . import drawing, figures, select
+from .clients import worst_table
 from .drawing import Drawing
 from .methods import FIGURES
 from .read import Run, StrPath, read_all
-from .select import Entry
-from .table import TextTable, si, table, text_tables
+from .select import Entry, Metric
+from .table import si, table, text_tables
+from .text import TextTable
 
 
-def _drawings(runs: Sequence[Run], entries: Sequence[Entry]) -> Iterator[Drawing]:
-    metric = select.metric_of(runs)
+def _drawings(runs: Sequence[Run], entries: Sequence[Entry], metric: Metric) -> Iterator[Drawing]:
     yield figures.convergence(entries, metric)
     yield figures.distribution(entries, metric)
     yield figures.cost(entries, metric)
     for entry in entries:
+        if (matrix := figures.confusion(entry)) is not None:
+            yield matrix
         for draw in FIGURES.get(entry.method, ()):
             if (figure := draw(entry)) is not None:  # a method may have nothing to show
                 yield figure
@@ -128,7 +131,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     with matplotlib.rc_context(drawing.RC):
         drawings = [
             (figure, drawing.svg(figure, f"figure{number}"))
-            for number, figure in enumerate(_drawings(runs, entries), start=1)
+            for number, figure in enumerate(_drawings(runs, entries, comparison.metric), start=1)
         ]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -143,6 +146,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         caption=comparison.caption,
         notes=comparison.notes,
         drawings=drawings,
+        worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run) for run in runs],
     )

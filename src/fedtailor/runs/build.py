@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..data import partition as divide
 from ..data.config import FROM_PYTHON
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import check
 from ..errors import InputError
 from ..method import Method
@@ -32,6 +33,7 @@ class Inputs:
     dataset: Dataset
     federations: Mapping[int, Federation]  # by seed
     backbone: Callable[[int], Backbone]  # by seed; the last one is kept
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # given from Python
 
     @classmethod
     def load(
@@ -56,6 +58,9 @@ class Inputs:
         """Raise InputError where a method, the data and the model don't go together; the device
         that will be used."""
         seed = self.experiment.seeds[0]
+        federation = self.federations[seed]
+        metrics = Metrics(self.experiment.evaluate, self.metrics)
+        metrics.check(federation.dataset.task, remote=federation.remote)
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -91,6 +96,13 @@ def dataset_of(
     return source.load(experiment.data, tokenizer)
 
 
+def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
+    """The experiment, with the names of the ``metrics`` given from Python among its own."""
+    present = experiment.evaluate.metrics
+    names = (*present, *(name for name in metrics if name not in present))
+    return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))
+
+
 def federation_of(
     experiment: Experiment, dataset: Dataset, seed: int, only: range | None = None
 ) -> Federation:
@@ -100,6 +112,13 @@ def federation_of(
     federation = Federation(dataset, divide(dataset, experiment.split, split_seed, only), seed)
     federation.check(only)
     return federation
+
+
+def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
+    """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
+    numbers begin at K."""
+    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    return replace(experiment, split=split)
 
 
 def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
@@ -172,4 +191,4 @@ def task_again(
             data["modality"],
             picture=data.get("picture"),
         )
-    return Task(backbone, method.adapt, seed=seed)
+    return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tomllib
 import typing
@@ -22,8 +23,19 @@ from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..user_code import Origin, absolute, origin
 from ..user_code import load as load_object
+from . import builtin
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """A finished run whose models the methods go on from. A file may name the run alone:
+    ``start_from = "runs/mine"``."""
+
+    run: str | None = None  # its directory; None: the pretrained model
+    method: str | None = None  # the label in it; None: the method's own
+    seed: Annotated[int, Ge(0)] | None = None  # in it; None: the method's own, or the run's first
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class Experiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
         """Refuse what would only show when it is too late."""
@@ -55,6 +68,10 @@ class Experiment:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
+        if isinstance(self.start_from, (str, Path)):  # the short form, as in a file
+            object.__setattr__(self, "start_from", StartConfig(str(self.start_from)))
+        if self.start_from.run is None and self.start_from != StartConfig():
+            raise InputError("start_from has no run; name the directory of a finished one")
         if self.has_public:
             self._check_public()
 
@@ -127,7 +144,8 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     """Read an experiment file (TOML) and change it by settings; plain values.
 
     Args:
-        path: the file. Other files that it names under ``class`` are relative to its folder.
+        path: the file, or the name of a built-in experiment; a file that exists goes before it.
+            Other files that it names under ``class`` are relative to its folder.
         settings: ``key=value``, one or several, the value TOML or a bare word; or a mapping from
             keys to values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the
             file's ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those
@@ -136,8 +154,20 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
-    path = Path(path)
+    path = builtin.find(Path(path), builtin.experiments())
     content = read_toml(path)
+    content.setdefault("name", path.stem)
+    content = changed(content, settings)
+    _resolve_files(content, path.parent)
+    return content
+
+
+def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The plain values of an experiment, changed in place by ``key=value`` settings; see `read`.
+
+    Raises:
+        InputError: a setting can't be read, or names something unknown.
+    """
     pairs = _pairs(settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
@@ -151,12 +181,8 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
         set_dotted(content, key, value)
-    content.setdefault("name", path.stem)
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
-    for fields in _table(content.get("methods", {}), "methods").values():
-        if isinstance(fields, dict) and isinstance(fields.get("class"), str):
-            fields["class"] = absolute(fields["class"], path.parent)
     return content
 
 
@@ -164,6 +190,22 @@ def _pairs(settings: Settings) -> dict[str, Any]:
     if isinstance(settings, Mapping):
         return dict(settings)
     return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
+
+
+def _resolve_files(content: dict[str, Any], folder: Path) -> None:
+    """Give the whole paths of the user's own files, which are relative to the experiment file: of
+    methods (``class``), of the model (``factory``) and of metrics."""
+    tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
+    for table in tables:
+        for key in ("class", "factory"):
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = absolute(table[key], folder)
+    evaluate = content.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
+        evaluate["metrics"] = [
+            absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
+            for metric in evaluate["metrics"]
+        ]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -183,14 +225,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
     methods = content.get("methods")
-    if isinstance(methods, list):  # as `Experiment.as_dict` writes it
-        if not all(isinstance(m, Mapping) and "label" in m for m in methods):
-            raise InputError("methods must be a table, or a list of tables that have a label")
-        methods = {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
+    if isinstance(methods, list):
+        methods = by_label(methods)
     if not isinstance(methods or {}, Mapping):
         raise InputError(f"methods must be a table, got {methods!r}")
+    if isinstance(start := content.get("start_from"), str):
+        content = {**content, "start_from": {"run": start}}
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
+
+
+def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The methods as a table, from the list that `Experiment.as_dict` writes."""
+    if not all(isinstance(m, Mapping) and "label" in m for m in methods):
+        raise InputError("methods must be a table, or a list of tables that have a label")
+    return {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
 
 
 def _method(label: str, fields: Any) -> Method:
@@ -287,7 +336,7 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    hint = _hints(kind)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
@@ -305,6 +354,12 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

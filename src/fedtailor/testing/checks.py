@@ -211,13 +211,14 @@ def costs_count_what_is_exchanged(case: Case) -> None:
     upload, private, _ = client_round(
         method, task, received[client], private, case.batches(client), context
     )
-    packed = method.pack(task, upload)
+    packed, costs = method.pack(task, upload), first.costs
+    assert costs is not None
     for name, counted, exchanged in (
-        ("down", first.costs.down, wire_bytes(received[client])),
-        ("up", first.costs.up, wire_bytes(packed)),
-        ("communicated", first.costs.communicated, count(packed)),
-        ("private", first.costs.private, count(private)),
-        ("trained", first.costs.trained, sum(task.state[n].numel() for n in task.trained)),
+        ("down", costs.down, wire_bytes(received[client])),
+        ("up", costs.up, wire_bytes(packed)),
+        ("communicated", costs.communicated, count(packed)),
+        ("private", costs.private, count(private)),
+        ("trained", costs.trained, sum(task.state[n].numel() for n in task.trained)),
     ):
         require(counted == exchanged, f"costs.{name} is {counted}, but it is {exchanged}")
 
