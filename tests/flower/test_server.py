@@ -120,7 +120,7 @@ def test_every_client_gets_its_model_in_the_end(
         assert model.keys() > rows.keys()
 
 
-@pytest.mark.parametrize("label", ["fedper", "fedala"])
+@pytest.mark.parametrize("label", ["fedper", "fedavg-ft"])
 def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
     """Also where the server and the sites are restarted, and rounds repeated."""
     chosen = at_its_best_before_the_end({label: METHODS[label]})
