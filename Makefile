@@ -8,19 +8,22 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow house lint types format fashion-mnist bench bench-full docs clean
+.PHONY: help quickstart test test-slow test-versions house lint types format fashion-mnist bench bench-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and draw the report (about three minutes)
-	$(BIN)/fedtailor run experiments/quickstart.toml
+	$(BIN)/fedtailor run quickstart
 
 test: $(VENV)/.installed ## Run the tests
 	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed ## Run the tests that take longer
 	$(PYTEST) -m slow
+
+test-versions: ## Run the fast tests with the lowest and the newest versions of all dependencies
+	$(PYTHON) requirements/versions.py
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports
 	$(BIN)/python -m tests.imports

@@ -1,6 +1,7 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
-``python -m tests.kill_everywhere EXPERIMENT FOLDER``, with an experiment of `EXPERIMENTS`.
+``python -m tests.kill_everywhere EXPERIMENT FOLDER``, with an experiment of `EXPERIMENTS`; those of
+`FINISHED` begin with a run that has finished with fewer rounds.
 
 A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
 there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +23,7 @@ import fedtailor as ft
 from fedtailor.optim import Optimiser
 from tests.small import digits, digits_backbone
 
-SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock"}
+SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
 SGD = Optimiser("sgd", lr=0.5)
 SMALL = ft.Experiment(
     methods={"fedsdg": ft.FedSDG(rank=2)},
@@ -41,10 +43,18 @@ EXPERIMENTS = {
         SMALL, methods={"fedsdg": ft.FedSDG(rank=2, optimiser=SGD)}, rounds=5, seeds=(1,)
     ),
 }
+EXPERIMENTS["more-rounds"] = EXPERIMENTS["best-rounds"]
+FINISHED = {"more-rounds": 3}  # rounds
 
 
-def run(experiment: str, out: Path) -> None:
-    ft.run(EXPERIMENTS[experiment], out, dataset=digits(), backbone=digits_backbone())
+def run(experiment: str, out: Path, rounds: int | None = None) -> None:
+    chosen = EXPERIMENTS[experiment]
+    ft.run(
+        replace(chosen, rounds=rounds or chosen.rounds),
+        out,
+        data=digits(),
+        backbone=digits_backbone(),
+    )
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -91,9 +101,14 @@ def main(experiment: str, folder: Path) -> None:
     whole = contents(folder / "whole"), commits(folder / "whole")
     if experiment == "best-rounds":
         assert any("private-best-000003" in name for name in whole[0]), whole[1]
+    if experiment in FINISHED:
+        finished = FINISHED[experiment]
+        assert in_child(lambda: run(experiment, folder / "finished", finished)) == 0
     point = 0
     while True:
         out = folder / str(point)
+        if experiment in FINISHED:
+            shutil.copytree(folder / "finished", out)
         status = in_child(lambda at=point, to=out: killed_at(at, experiment, to))
         if status == 0:
             break

@@ -23,7 +23,7 @@ from tests.small import digits_backbone, same_bits
 
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     chosen = experiment("fedper")
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     whole = load_file(near / "methods/fedper/seed-0/server.safetensors")
 
     def kill(message: Message, reply: Message) -> Message:
@@ -108,7 +108,7 @@ def test_every_client_gets_its_model_in_the_end(
     assert len(direct.sent) == asked + 2  # who is there; nothing more
     assert logs == [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
                     for log in ("history", "clients")]  # fmt: skip
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     rows = load_file(near / "methods/fedper/seed-0/private.safetensors")
     trained = rows.pop(SEEN)
     for client in range(5):
@@ -146,6 +146,20 @@ def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path)
         (path,) = (tmp_path / "clients").rglob(f"client-{client}/model.safetensors")
         assert same_bits(load_file(path), trained.client_state(client))
         assert len(list(path.parent.iterdir())) <= 4
+
+
+def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
+    short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
+    near = ft.run(long, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    for chosen in (short, long):
+        far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    part = "methods/fedper/seed-0"
+    for name in ("history.jsonl", "clients.jsonl", "server.safetensors"):
+        assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
+    elsewhere = replace(long, start_from=ft.StartConfig(str(near)))
+    with pytest.raises(InputError, match=r"start_from = .* is for runs in one process"):
+        serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,25 @@ def test_the_global_model_has_a_best_round_of_its_own(finished: Path) -> None:
     assert any(personal != shared for personal, shared in rounds.values()), rounds
 
 
+def test_novel_clients_join_again(tmp_path: Path) -> None:
+    out = run(experiment({"fedper": METHODS["fedper"]}, cohort={"size": 2, "novel": 2}), tmp_path)
+    trained = opened(out, "fedper")
+    line = lines(trained, "novel", trained.round)
+    assert len(line["clients"]) == 2
+    for client in line["clients"]:
+        state = trained.client_state(client)
+        assert_scores(trained, state, client, line)
+        assert not same_bits(state, trained.server | trained.private_state(client))
+
+
+def test_other_data_are_refused(finished: Path) -> None:
+    other = replace(digits(), digest="other")
+    given = {"dataset": other, "backbone": digits_backbone()}
+    trained = open_trained(finished, "fedavg-ft", **given)
+    with pytest.raises(InputError, match="the data or their split are not those of"):
+        trained.client_state(0)
+
+
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
     """Each step multiplies its weights by -19, until the loss is not finite any more."""
     wild = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
@@ -117,8 +138,6 @@ def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_the_best_round_is_told(finished: Path, tmp_path: Path) -> None:
-    import shutil
-
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     (path,) = out.glob("methods/fedper/seed-0/private-best-*")

@@ -53,12 +53,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(status)
     status.set_defaults(command=_status)
 
-    export = _step(commands, "export", "write a client's own model, at its site, as a PEFT adapter")
+    export = _step(commands, "export", "write a client's own model, at its site, for use elsewhere")
     export.add_argument("--site", required=True, metavar="NAME")
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--method", metavar="LABEL", help="default: the only one")
     export.add_argument("--seed", type=int, help="default: the experiment's first")
-    export.add_argument("--client", type=int, help="a client's number; default: the only one")
+    export.add_argument("--client", help="a client's name or number; default: the only one")
+    export.add_argument("--merge", action="store_true", help="one full model, no adapter")
     export.set_defaults(command=_export)
 
 
@@ -106,8 +107,9 @@ def _certs(options: argparse.Namespace) -> None:
         print(f"made {path.relative_to(deployment.folder)}")
     if not made:
         print("nothing is missing; --force makes all anew")
+    files = " ".join(["deploy.toml experiment.toml certs/ca.crt", *deployment.own_files])
     for site in deployment.sites:
-        print(f"site {site.name} needs: deploy.toml experiment.toml certs/ca.crt keys/{site.name}")
+        print(f"site {site.name} needs: {files} keys/{site.name}")
 
 
 def _add_site(options: argparse.Namespace) -> None:
@@ -177,5 +179,13 @@ def _export(options: argparse.Namespace) -> None:
     deployment = _open(options.folder)
     from ..deploy.export import export
 
-    target, label = options.out, options.method
-    print(export(deployment, options.site, target, label, options.seed, options.client))
+    out = export(
+        deployment,
+        options.site,
+        options.out,
+        options.method,
+        options.seed,
+        options.client,
+        options.merge,
+    )
+    print(out)

@@ -19,5 +19,6 @@ def server() -> ServerApp:
         deployment.experiment,
         deployment.run,
         timeouts=deployment.timeouts,
+        names=deployment.names[: deployment.total],
         new_clients=deployment.new_clients,
     )

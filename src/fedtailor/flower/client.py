@@ -22,6 +22,7 @@ from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import client_works, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
 from ..inference.onboard import RESULT_FILE, decide
@@ -67,6 +68,7 @@ def client_app(
     clients: range | None = None,
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> ClientApp:
     """What Flower runs at a node.
 
@@ -78,8 +80,11 @@ def client_app(
             leaves ``partition-id``, or all without these keys in its configuration.
         dataset: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
+        metrics: functions for names in ``experiment.evaluate.metrics``.
     """
-    site = Site(experiment, folder, clients=clients, dataset=dataset, backbone=backbone)
+    site = Site(
+        experiment, folder, clients=clients, dataset=dataset, backbone=backbone, metrics=metrics
+    )
     app = ClientApp()
 
     @app.query()
@@ -115,12 +120,14 @@ class Site:
         clients: range | None = None,
         dataset: Dataset | None = None,
         backbone: Backbone | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self._experiment = named(experiment, dataset, backbone)
         self._folder = folder
         self._clients = clients
         self._given_dataset = dataset
         self._backbone = backbone
+        self._metrics = metrics
         self._federations: dict[int, Federation] = {}
         self._session: _Session | None = None
 
@@ -132,17 +139,21 @@ class Site:
         """
         for seed in self._experiment.seeds:
             self._federation(seed)
+        for omission in self._federation(self._experiment.seeds[0]).omissions:
+            print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `NodeQuery`.
 
         Raises:
-            InputError: the server runs another experiment; the data can't be used.
+            InputError: the server runs another experiment; the data can't be used; a metric's
+                function is not here.
         """
         question, _ = unpack(content, NodeQuery)
         self._check(question.experiment)
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
+        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.task)
         served = self._served(node)
         clients, new = ((), served) if self._are_new else (served, ())
         shape = dataset.picture
@@ -306,13 +317,15 @@ class Site:
     def _new_session(self, label: str, seed: int) -> _Session:
         experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
+        # what work says of a client may reach the server, and the names of clients must not
+        federation = replace(federation, partition=replace(federation.partition, names=None))
         backbone = backbone_of(experiment, dataset, self._backbone, seed)
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))
         first = new_store(method, task, federation)
         federation = with_example_cache(method, task, federation, plan.engine)
-        works = client_works(method, task, federation, plan)
+        works = client_works(method, task, federation, plan, self._metrics)
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
@@ -386,7 +399,10 @@ class _Session:
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
             return self._evaluated(request.client, state), None
-        engine_request = _client_request(message, request, private, "train", 1, message.lr_scale)
+        passes = self.training.local.passes
+        engine_request = _client_request(
+            message, request, private, "train", passes, message.lr_scale
+        )
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
         )
@@ -397,8 +413,10 @@ class _Session:
         return ClientReply(request.client, loss=update.loss), update.packed
 
     def _evaluated(self, client: int, state: Params) -> ClientReply:
-        validation, test = self.evaluation.sums(client, state).tolist()
-        return ClientReply(client, sums=(tuple(validation), tuple(test)))
+        result = self.evaluation.scored(client, state)
+        validation, test = result.sums.tolist()
+        sums = (tuple(validation), tuple(test))
+        return ClientReply(client, sums=sums, metrics=result.metrics)
 
 
 def _client_request(

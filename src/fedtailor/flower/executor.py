@@ -21,6 +21,7 @@ from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
+from ..engine.metrics import Metrics, MetricValues
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..task.task import Task
@@ -124,6 +125,7 @@ class GridExecutor:
     timeouts: Timeouts
     blank: RoundRequest
     folder: Path
+    metrics: Metrics = Metrics()
 
     name = "flower"
     processes = 1
@@ -159,7 +161,7 @@ class GridExecutor:
     ) -> ClientUpdate | ClientEvaluationResult | None:
         if kind == "train":
             return self._update(reply, payload, send)
-        return None if kind == "keep" else _sums(reply)
+        return None if kind == "keep" else evaluation_of(reply, self.metrics)
 
     def close(self) -> None:
         """Nothing is open between two calls."""
@@ -278,13 +280,30 @@ def _open(message: RoundRequest, content: RecordDict | str) -> tuple[RoundReply,
     return answer, payloads
 
 
-def _sums(reply: ClientReply) -> ClientEvaluationResult:
+def evaluation_of(reply: ClientReply, metrics: Metrics) -> ClientEvaluationResult:
     """A client's results.
 
     Raises:
-        WireError: they can't be: a number that is not finite or negative, more hits than examples.
+        WireError: they can't be: a number that is not finite or negative, more hits than examples,
+            other metrics than those that are asked for.
     """
     sums = np.array(reply.sums if reply.sums is not None else np.nan)
     if not (np.isfinite(sums).all() and (sums >= 0).all() and (sums[:, 1] <= sums[:, 2]).all()):
         raise WireError(f"its results can't be: {reply.sums}")
-    return ClientEvaluationResult(sums, None)
+    if not metrics.asked:
+        return ClientEvaluationResult(sums, None)
+    pairs = zip(reply.metrics, sums[:, 2], strict=False)
+    if len(reply.metrics) != len(sums) or not all(_can_be(*pair, metrics) for pair in pairs):
+        raise WireError(f"its metrics can't be: {str(reply.metrics)[:200]}")
+    return ClientEvaluationResult(sums, None, reply.metrics)
+
+
+def _can_be(of_split: MetricValues, examples: float, metrics: Metrics) -> bool:
+    values, counts = of_split.values, of_split.confusion
+    if len(values) != len(metrics.names) or (counts is None) == metrics.config.confusion:
+        return False
+    if not all(value is None or np.isfinite(value) for value in values):
+        return False
+    cells = [cell for row in counts or () for cell in row]
+    square = len(cells) == len(counts or ()) ** 2
+    return square and min(cells, default=0) >= 0 and sum(cells) <= examples

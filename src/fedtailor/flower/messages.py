@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
 
 Kind = Literal["train", "personal", "global", "keep"]
@@ -17,10 +18,12 @@ Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
 def digest(experiment: Experiment) -> str:
-    """What both sides must agree on: all but where the data lie and how clients are run."""
+    """What both sides must agree on: all but where data and metrics' files lie, and how clients
+    are run."""
     plain = experiment.as_dict()
     del plain["data"]
     plain["engine"] = {"precision": plain["engine"]["precision"]}
+    plain["evaluate"]["metrics"] = list(metric_names(experiment.evaluate))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
@@ -89,7 +92,8 @@ class RoundRequest:
 class ClientReply:
     """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
     values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
-    hits and predictions on validation and test examples; or nothing, where a model is kept."""
+    hits and predictions on validation and test examples, and the ``metrics`` of each of these
+    splits, if the experiment has any; or nothing, where a model is kept."""
 
     client: int
     error: str | None = None
@@ -97,6 +101,7 @@ class ClientReply:
     payload: int | None = None
     loss: float | None = None
     sums: Sums | None = None
+    metrics: tuple[MetricValues, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,11 @@ def _content(reply: Message) -> RecordDict | str:
     return reason[-1] if reason else f"Flower's error {reply.error.code}"
 
 
-def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
-    """The clients of one seed: as many examples as they have, none of which is here."""
+def remote_federation(
+    infos: Mapping[int, NodeInfo], seed: int, names: tuple[str, ...] | None = None
+) -> Federation:
+    """The clients of one seed: as many examples as they have, none of which is here. ``names`` are
+    what the server calls them, by number."""
     counts = {}
     for info in infos.values():
         counts.update({k: n for (at, k), n in _counts(info).items() if at == seed})
@@ -169,6 +172,8 @@ def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
     train, validation, test = (
         _shares([counts[k][part] for k in sorted(counts)]) for part in (0, 1, 2)
     )
+    if names is not None and len(names) != first.num_clients:
+        raise InputError(f"{len(names)} names for {first.num_clients} clients: give one for each")
     parts = {sizes.partition for c in infos.values() for sizes in c.sizes if sizes.seed == seed}
     digests = "over Flower: " + ", ".join(sorted({info.data for info in infos.values()}))
     if first.picture is None:
@@ -176,7 +181,7 @@ def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
     else:
         inputs = Images(np.zeros((0, *first.picture), np.uint8))
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
-    partition = Partition(train, validation, test, ", ".join(sorted(parts)))
+    partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
     federation = Federation(dataset, partition, seed, remote=True)
     federation.check()
     return federation

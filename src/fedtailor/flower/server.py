@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
+from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..params import to_device
@@ -26,6 +27,7 @@ from ..runs.directory import RunDirectory, as_json, read_json, read_server, writ
 from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
+from ..runs.summary import rounds_left, start_summary
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
@@ -41,6 +43,7 @@ def server_app(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
     new_clients: range = range(0),
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
@@ -49,8 +52,14 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         serve(
-            grid, experiment, out, backbone=backbone, timeouts=timeouts, new_clients=new_clients
-        )  # fmt: skip
+            grid,
+            experiment,
+            out,
+            backbone=backbone,
+            timeouts=timeouts,
+            names=names,
+            new_clients=new_clients,
+        )
 
     return app
 
@@ -62,6 +71,7 @@ def serve(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
     new_clients: range = range(0),
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
@@ -72,6 +82,7 @@ def serve(
         out: the run directory. What it already holds of the same experiment is kept.
         backbone: instead of what ``experiment.model`` names.
         timeouts: how long to wait, and for how many.
+        names: what the clients are called in the run directory, by number; None: numbers alone.
         new_clients: the numbers, from K on, of clients that join when the training is over. If it
             is over already and some of them have not joined yet, nothing else is done.
 
@@ -85,13 +96,15 @@ def serve(
     experiment = named(experiment, None, backbone)
     if experiment.cohort.novel:
         raise InputError(f"cohort.novel = {experiment.cohort.novel} is for runs in one process")
+    if experiment.start_from.run is not None:
+        raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
     nodes.wait_for_clients()
-    federations = {seed: remote_federation(nodes.infos, seed) for seed in experiment.seeds}
+    federations = {seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
     if experiment.has_public:
         public = public_of(experiment, dataset, backbone)
@@ -106,7 +119,8 @@ def serve(
     def is_done(part: Part) -> bool:
         return part.directory.commit.ended and not clients_without_model(part)
 
-    run_parts(experiment, federations, out, run_part, is_done)
+    summary = start_summary(inputs, rounds_left(experiment, out))
+    run_parts(experiment, federations, out, run_part, is_done, summary=summary)
     joining.join_all()
     return out
 
@@ -130,6 +144,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         timeouts=timeouts,
         blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", 1.0, ()),
         folder=directory.path,
+        metrics=Metrics(plan.evaluate),
     )
     if not directory.commit.ended:
         todo = rounds(
@@ -142,9 +157,10 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
             start=directory.commit.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,
+            on_result=part.progress.on_result,
         )
         try:
-            commit_rounds(part, todo, states, plan.rounds)
+            commit_rounds(part, todo, states)
         except DivergedError as error:
             directory.diverge(str(error))
             _hand_over(part, task, executor)

@@ -139,7 +139,7 @@ class FedHFT(Method):
     components: Annotated[int, Gt(0)] | None = None  # principal components; None: C
     reg_covar: Annotated[float, Gt(0)] = 1e-2  # where the mean variance of a component is 1
     exact_svd: bool = False
-    finetune_passes: Annotated[int, Ge(0)] = 0  # rounds' worth of local training before use
+    finetune_passes: Annotated[int, Ge(0)] = 0  # over the client's data, before use
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
 
     @property

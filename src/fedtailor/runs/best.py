@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..engine.rounds import Round
 from ..engine.scoring import EvaluatedModel
-from ..report.metrics import best_round, summarise
-from ..report.select import Metric
+from ..report.metrics import best_round
+from ..report.select import Metric, higher_is_better, summary
 
 _MODELS: tuple[EvaluatedModel, ...] = ("personal", "global")
 
@@ -32,9 +32,8 @@ def best_rounds(
         splits = {e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)}
         old = best.get(model)
         if "validation" in splits:
-            e, higher = splits["validation"], metric == "accuracy"
-            values = e.accuracy if higher else e.loss
-            mean = summarise(values, e.num_examples, higher_is_better=higher).mean
+            higher = higher_is_better(metric)
+            mean = summary(splits["validation"], metric).mean
             means = {done.number: mean}
             if old is not None and old.validation is not None:
                 means[old.round] = old.validation

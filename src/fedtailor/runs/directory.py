@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, st
 from ..engine.costs import peak_memory_mb
 from ..engine.rounds import Round
 from ..engine.row_file import sync_folder
+from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
@@ -37,6 +39,22 @@ from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
 PRIVATE_FILE = "private.safetensors"
+START_FILE = "start.json"
+
+# all that a run directory holds; a command that writes something else there adds it here
+OWN_FILES = frozenset(
+    {
+        ".lock",
+        "environment.json",
+        "experiment.json",
+        "methods",
+        "partitions",
+        "report.html",
+        "trace.json.gz",
+    }
+)
+
+_MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -72,6 +90,42 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def check_removable(out: Path) -> None:
+    """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
+
+    Raises:
+        InputError: it is not, or it does.
+    """
+    if not (out / "experiment.json").is_file():
+        if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock"}):
+            raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+        return
+    if not {"methods", "rounds", "seeds"} <= read_json(out / "experiment.json").keys():
+        raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+    others = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+    if others:
+        raise InputError(
+            f"{out} holds {', '.join(others)} beside the run: --overwrite removes nothing but runs"
+        )
+
+
+def remove_run(out: Path) -> None:
+    """Remove what `check_removable` allows; the mark of a run goes last, the folder stays."""
+    if not out.exists():
+        return
+    with locked(out):
+        check_removable(out)
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "experiment.json"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name.removesuffix(".new") in OWN_FILES and not path.is_symlink()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for this process alone.
@@ -100,6 +154,7 @@ class Commit:
     bytes: dict[str, int]
     diverged: str | None = None  # why it stopped after that round, and will not go on
     best: dict[str, BestRound] = field(default_factory=dict)
+    stopped: bool = False  # a callback stopped it after that round; it can go on
 
     @property
     def ended(self) -> bool:
@@ -126,7 +181,7 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if content.keys() != names or content["bytes"].keys() != set(LOGS):
+    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
     best = {model: BestRound(**about) for model, about in content["best"].items()}
     return Commit(**{**content, "best": best})
@@ -135,11 +190,19 @@ def read_commit(folder: Path) -> Commit:
 class RunDirectory:
     """The folder of one method with one seed."""
 
-    def __init__(self, path: Path, rounds: int, metric: Metric = "accuracy") -> None:
-        """Open or make it; what was not committed is cut off. The best round is the one of the best
-        mean ``metric`` over clients on validation data."""
+    def __init__(
+        self,
+        path: Path,
+        rounds: int,
+        metric: Metric = "accuracy",
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Open or make it; what was not committed is cut off. One that has finished with fewer
+        ``rounds`` goes on. The best round is the one of the best mean ``metric`` over clients on
+        validation data. ``names`` are those of all clients, by number."""
         self.path = path
         self._metric = metric
+        self._names = names
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
@@ -147,9 +210,33 @@ class RunDirectory:
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
+            if self.commit.rounds < rounds:
+                self._reopen(rounds)
             return
+        if not self.commit.ended:
+            self.commit = replace(self.commit, rounds=rounds)
+        self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
             self._cut(log)
+
+    @property
+    def _result(self) -> Path:
+        return self.path / "server.safetensors"
+
+    def _reopen(self, rounds: int) -> None:
+        """Undo `finish`: the result is the last round's state again, as `write` left it."""
+        number = self.commit.round
+        state = add_prefix(read_server(self.path, self.commit, number), "server/")
+        if (self.path / PRIVATE_FILE).exists():
+            state["clients"] = torch.tensor(self._last_line("history")["cohort"])
+        write_atomically(state_path(self.path, number), encode(state))
+        self._commit(replace(self.commit, rounds=rounds, finished=False))
+        self._result.unlink()
+
+    def _last_line(self, log: str) -> Any:
+        """What the log says of the last committed round."""
+        committed = self._log(log).read_bytes()[: self.commit.bytes[log]]
+        return json.loads(committed.splitlines()[-1])
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -164,9 +251,15 @@ class RunDirectory:
                 )
             file.truncate(committed)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states."""
+        return (self.path / "commit.json").exists()
+
     def restore(self, store: PrivateStates) -> Server | None:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
-        if self.commit.round == 0:
+        if not self.has_begun:
             return None
         path = state_path(self.path, self.commit.round)
         if not path.exists():
@@ -183,15 +276,16 @@ class RunDirectory:
         """What ran the clients of the last committed round; None if nothing was chosen yet."""
         if self.commit.round == 0:
             return None
-        last = self._log("timings").read_bytes()[: self.commit.bytes["timings"]].splitlines()[-1]
-        name: str | None = json.loads(last)["executor"]
+        name: str | None = self._last_line("timings")["executor"]
         return name
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
-            "history": self._append("history", [_history(done)]),
-            "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
+            "history": self._append("history", [_history(done)] if done.number else []),
+            "clients": self._append(
+                "clients", [_clients(done, e, self._names) for e in done.evaluations]
+            ),
             "timings": self._append("timings", [_timings(done)]),
         }
         state = add_prefix(done.server, "server/")
@@ -204,7 +298,10 @@ class RunDirectory:
         if done.diagnostics:
             path = self.path / f"diagnostics-{done.number:06d}.safetensors"
             write_atomically(path, encode(done.diagnostics))
-        if not (self.path / "costs.json").exists():
+        if confusion := _confusion(done):
+            path = self.path / f"confusion-{done.number:06d}.safetensors"
+            write_atomically(path, encode(confusion))
+        if done.costs is not None and not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
         self._commit(Commit(done.number, self.commit.rounds, False, lengths, best=best))
@@ -216,9 +313,14 @@ class RunDirectory:
         if self.commit.finished:
             return
         server = read_server(self.path, self.commit, self.commit.round)
-        write_atomically(self.path / "server.safetensors", encode(server))
-        self._commit(replace(self.commit, finished=True))
+        write_atomically(self._result, encode(server))
+        self._commit(replace(self.commit, finished=True, stopped=False))
         self._drop_states()
+
+    def stop(self) -> None:
+        """End for now with the last committed round; the next rounds can still be run. The store
+        must be committed."""
+        self._commit(replace(self.commit, stopped=True))
 
     def diverge(self, reason: str) -> None:
         """End with the last committed round: the next one's numbers are not finite."""
@@ -268,8 +370,24 @@ def _history(done: Round) -> dict[str, Any]:
     }
 
 
-def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
-    return {"round": done.number, **asdict(evaluation)}
+def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
+    line = {"round": done.number, **vars(evaluation)}
+    del line["confusion"]
+    if not line["metrics"]:  # none were asked for
+        del line["metrics"]
+    if names is not None and len(evaluation.clients) <= _MAX_NAMED:
+        line["names"] = [names[client] for client in evaluation.clients]
+    return line
+
+
+def _confusion(done: Round) -> Params:
+    """``MODEL/SPLIT`` ``[n, classes, classes]`` and the clients ``MODEL/clients`` ``[n]``."""
+    tensors: Params = {}
+    for one in done.evaluations:
+        if one.confusion is not None:
+            tensors[f"{one.model}/{one.split}"] = torch.from_numpy(one.confusion).int()
+            tensors[f"{one.model}/clients"] = torch.tensor(one.clients)
+    return tensors
 
 
 def _timings(done: Round) -> dict[str, Any]:
@@ -300,6 +418,14 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
         raise InputError(f"{path} is missing; restore it")
     state = load_file(path)
     return aligned(state if last else strip_prefix(state, "server/"))
+
+
+def model_seed(folder: Path, seed: int) -> int:
+    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
+    the part's own, or that of the run it goes on from, since frozen values have to stay."""
+    path = folder / START_FILE
+    number: int = read_json(path)["model_seed"] if path.exists() else seed
+    return number
 
 
 def read_private(path: Path, client: int) -> Params:
