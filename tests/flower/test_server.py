@@ -148,6 +148,20 @@ def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path)
         assert len(list(path.parent.iterdir())) <= 4
 
 
+def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
+    short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
+    near = ft.run(long, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    for chosen in (short, long):
+        far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    part = "methods/fedper/seed-0"
+    for name in ("history.jsonl", "clients.jsonl", "server.safetensors"):
+        assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
+    elsewhere = replace(long, start_from=ft.StartConfig(str(near)))
+    with pytest.raises(InputError, match=r"start_from = .* is for runs in one process"):
+        serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)
+
+
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:
     direct = grid(experiment("fedavg"), tmp_path / "clients", nodes=1)
     given = {"backbone": digits_backbone(), "timeouts": QUICK}
