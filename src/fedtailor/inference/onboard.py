@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import random
-from ..data import load_data
+from ..data import Data
 from ..data.federation import Federation, Split
 from ..data.table import Dataset, Images
 from ..engine.client import ClientEvaluation, Training
@@ -80,7 +80,7 @@ class Onboarded:
 def onboard(
     run: Path | str,
     method: str,
-    data: Path | str | Dataset,
+    data: Path | str | Data | Dataset,
     client: str,
     seed: int | None = None,
     *,
@@ -96,7 +96,8 @@ def onboard(
     Args:
         run: the run directory.
         method: the method's label in the experiment.
-        data: the client's file, with the columns and classes of the run's data; or its data set.
+        data: the client's file, with the columns and classes of the run's data; or a `Data` or
+            a `Dataset`.
         client: the client's new name.
         seed: None: the experiment's first.
         passes: how often it goes through a round's worth of local training; None:
@@ -160,16 +161,19 @@ def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
 
 
-def _dataset(trained: TrainedMethod, data: Path | str | Dataset) -> Dataset:
+def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset) -> Dataset:
     """The new client's data, like the federation's."""
     wanted = trained.data
     if not isinstance(data, Dataset):
         classes = tuple(wanted["classes"]) if wanted["task"] == "classification" else ()
+        ours = trained.experiment.data
+        columns = {"text": ours.text, "image": ours.image, "label": ours.label}
+        source = data if isinstance(data, Data) else Data({"path": str(data), **columns})
         config = replace(
-            trained.experiment.data, name=None, path=str(data), test_path=None, subset=None,
-            task=wanted["task"], client=None, classes=classes, limit=None, skip=0, limit_test=None,
+            source.config(ours), task=wanted["task"], client=None,
+            classes=classes, limit=None, skip=0, limit_test=None,
         )  # fmt: skip
-        data = load_data(config, trained.task.backbone.tokenizer)
+        data = source.load(config, trained.task.backbone.tokenizer)
     for what in ("task", "modality", "classes"):
         value = list(data.classes) if what == "classes" else getattr(data, what)
         if value != wanted[what]:
