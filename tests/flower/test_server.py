@@ -124,8 +124,8 @@ def test_every_client_gets_its_model_in_the_end(
 def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
     """Also where the server and the sites are restarted, and rounds repeated."""
     chosen = at_its_best_before_the_end({label: METHODS[label]})
-    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
-    trained = open_trained(near, label, dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    trained = open_trained(near, label, data=DIGITS, backbone=digits_backbone())
     assert trained.round < 6
 
     def killed_in(number: int) -> None:

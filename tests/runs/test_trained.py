@@ -47,11 +47,11 @@ def experiment(methods: dict[str, dict[str, Any]], **more: Any) -> Experiment:
 
 
 def run(chosen: Experiment, out: Path) -> Path:
-    return ft.run(chosen, out, dataset=digits(), backbone=digits_backbone())
+    return ft.run(chosen, out, data=digits(), backbone=digits_backbone()).path
 
 
 def opened(out: Path, label: str, which: Which = "best") -> TrainedMethod:
-    return open_trained(out, label, which=which, dataset=digits(), backbone=digits_backbone())
+    return open_trained(out, label, which=which, data=digits(), backbone=digits_backbone())
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_novel_clients_join_again(tmp_path: Path) -> None:
 
 def test_other_data_are_refused(finished: Path) -> None:
     other = replace(digits(), digest="other")
-    given = {"dataset": other, "backbone": digits_backbone()}
+    given = {"data": other, "backbone": digits_backbone()}
     trained = open_trained(finished, "fedavg-ft", **given)
     with pytest.raises(InputError, match="the data or their split are not those of"):
         trained.client_state(0)
