@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "net.py").write_text((Path(__file__).parent / "net.py").read_text())
     (folder / "digits.toml").write_text(EXPERIMENT)
-    return ft.run(load(folder / "digits.toml"), folder / "run")
+    return ft.run(load(folder / "digits.toml"), folder / "run").path
 
 
 def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_from(
@@ -100,7 +100,7 @@ def test_a_module_that_python_gives_takes_the_file_of_its_class_along(tmp_path: 
     experiment = ft.Experiment(
         {"fedavg": ft.FedAvg(), "fedsq": ft.FedSQ()}, rounds=1, split=ft.SplitConfig(3)
     )
-    run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
+    run = ft.run(experiment, tmp_path / "run", data=digits(), backbone=backbone).path
     batch = digits().batch(np.arange(5))
     for label in experiment.methods:
         out = export_model(run, label, tmp_path / label, client=1, backbone=backbone)
@@ -117,6 +117,6 @@ def test_code_that_needs_this_library_is_refused(tmp_path: Path) -> None:
 
     backbone = ft.from_module(nn.Sequential(nn.Flatten(), Local(64, 10)))
     experiment = ft.Experiment({"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(3))
-    run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
+    run = ft.run(experiment, tmp_path / "run", data=digits(), backbone=backbone).path
     with pytest.raises(InputError, match=r"test_folder\.py imports fedtailor"):
         export_model(run, "fedavg", tmp_path / "out", client=1, backbone=backbone)

@@ -133,7 +133,7 @@ def grid(
         app = client_app(
             chosen,
             folder / f"node-{node}",
-            dataset=DIGITS if dataset is None else dataset,
+            data=DIGITS if dataset is None else dataset,
             backbone=digits_backbone(),
             metrics=metrics,
         )

@@ -100,7 +100,7 @@ def test_metrics_are_worked_out_at_the_sites(tmp_path: Path) -> None:
     wanted = {"metrics": ["macro_f1", "auc", "brier"], "confusion": True}
     chosen = experiment("fedper", rounds=2, evaluate=wanted)
     model, given = digits_backbone(), {"brier": brier}
-    ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=model, metrics=given)
+    ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=model, metrics=given)
     direct = grid(chosen, tmp_path / "clients", metrics=given)
     serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
     near, far = (tmp_path / name / "methods/fedper/seed-0" for name in ("near", "far"))

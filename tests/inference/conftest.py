@@ -41,5 +41,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine=ft.EngineConfig("sequential"),
         evaluate=ft.EvaluateConfig(batch_size=5),
     )
-    ft.run(experiment, out, dataset=FEDERATION, backbone=digits_backbone())
+    ft.run(experiment, out, data=FEDERATION, backbone=digits_backbone())
     return out

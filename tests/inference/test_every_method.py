@@ -24,7 +24,7 @@ from tests.small import digits_backbone
 @pytest.mark.parametrize("name", METHODS)
 def test_predictions_are_those_of_the_evaluation(name: str, finished: Path) -> None:
     client = 1
-    model = load_model(finished, name, client, dataset=FEDERATION, backbone=digits_backbone())
+    model = load_model(finished, name, client, data=FEDERATION, backbone=digits_backbone())
     rows = model.trained.federation.rows(client, "test")
     log = (model.trained.folder / "clients.jsonl").read_text().splitlines()
     (line,) = (

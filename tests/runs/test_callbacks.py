@@ -21,7 +21,7 @@ NAMES = ("history.jsonl", "clients.jsonl", "server.safetensors", "private.safete
 
 
 def run(out: Path, **more: object) -> Path:
-    ft.run(SPEC, out, dataset=digits(), backbone=digits_backbone(), **more)  # type: ignore[arg-type]
+    ft.run(SPEC, out, data=digits(), backbone=digits_backbone(), **more)  # type: ignore[arg-type]
     return out
 
 
@@ -70,7 +70,7 @@ def test_a_stopped_part_can_be_used_and_goes_on_to_the_same_bytes(
     assert (commit(out, "local")["round"], commit(out, "local")["finished"]) == (4, True)
     trial = next(trial for trial in read(out).trials if trial.label == "fedsdg")
     assert trial.progress == "stopped after round 2 of 4"
-    assert open_trained(out, "fedsdg", dataset=digits(), backbone=digits_backbone()).client_state(0)
+    assert open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone()).client_state(0)
     assert "Stopped: fedsdg, seed 0: stopped after round 2 of 4" in ft.compare([out])
     run(out)
     assert commit(out)["stopped"] is False
@@ -130,7 +130,7 @@ def test_own_metrics_from_python_select_the_round(tmp_path: Path) -> None:
 
     spec = replace(SPEC, evaluate=ft.EvaluateConfig(metrics=("auc",), select="first_class"))
     out = tmp_path / "run"
-    given = {"dataset": digits(), "backbone": digits_backbone()}
+    given = {"data": digits(), "backbone": digits_backbone()}
     ft.run(spec, out, metrics={"first_class": first_class}, **given)  # type: ignore[arg-type]
     evaluated = lines(out / FOLDER)
     assert list(evaluated[0]["metrics"]) == ["auc", "first_class"]

@@ -20,7 +20,7 @@ TWO = replace(EXPERIMENT, methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Loca
 
 
 def run(experiment: Experiment, out: Path, **options: Any) -> Path:
-    return ft.run(experiment, out, dataset=digits(), backbone=digits_backbone(), **options)
+    return ft.run(experiment, out, data=digits(), backbone=digits_backbone(), **options).path
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,11 @@ def test_named_clients_keep_their_names(tmp_path: Path) -> None:
     named = replace(dataset, groups=groups, client_names=("lagos", "berlin"))
     experiment = replace(EXPERIMENT, split=ft.SplitConfig(scheme="natural", max_examples=30))
     out = tmp_path / "run"
-    ft.run(experiment, out, dataset=named, backbone=digits_backbone())
+    ft.run(experiment, out, data=named, backbone=digits_backbone())
     assert json.loads((out / "partitions/seed-0.json").read_text())["names"] == ["lagos", "berlin"]
     lines = (out / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     assert all(json.loads(line)["names"] == ["lagos", "berlin"] for line in lines)
-    trained = open_trained(out, "fedsdg", dataset=named, backbone=digits_backbone())
+    trained = open_trained(out, "fedsdg", data=named, backbone=digits_backbone())
     assert [trained.number(client) for client in ("berlin", "0", 1)] == [1, 0, 1]
     with pytest.raises(ft.InputError, match="no client 'berln'; did you mean 'berlin'"):
         trained.number("berln")

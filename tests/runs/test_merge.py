@@ -24,7 +24,7 @@ GRID = ft.Experiment(
 
 
 def run(out: Path, part: str | None = None, experiment: ft.Experiment = GRID) -> Path:
-    return ft.run(experiment, out, dataset=digits(), backbone=digits_backbone(), part=part)
+    return ft.run(experiment, out, data=digits(), backbone=digits_backbone(), part=part).path
 
 
 @pytest.fixture(scope="module")

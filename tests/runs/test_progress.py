@@ -31,7 +31,7 @@ def test_lines_have_scores_clients_and_the_time_left(
         local=ft.LocalConfig(steps=1),
         engine=ft.EngineConfig(executor="sequential"),
     )
-    ft.run(experiment, tmp_path, dataset=digits(), backbone=digits_backbone(), summary=False)
+    ft.run(experiment, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)
     lines = capfd.readouterr().err.splitlines()
     logged = (tmp_path / "run.log").read_text().splitlines()
     assert [line.split("  ", 1)[1] for line in logged] == lines
@@ -69,7 +69,7 @@ def test_a_part_that_diverges_takes_its_rounds_out_of_the_run(
         local=ft.LocalConfig(steps=2),
         engine=ft.EngineConfig(executor="sequential"),
     )
-    ft.run(experiment, tmp_path, dataset=digits(), backbone=digits_backbone(), summary=False)
+    ft.run(experiment, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)
     lines = capfd.readouterr().err.splitlines()
     assert any(line.startswith("bad, seed 0 ends here: the loss of client") for line in lines)
     done = next(line for line in lines if line.startswith("good, seed 0: round 1 of 2, loss"))

@@ -49,7 +49,7 @@ OLD_SITES, NEW_SITES = sites("bonn", "kiel", "ulm"), sites("kiel", "lagos", "bon
 
 
 def run(experiment: Experiment, out: Path, dataset: Any = NEW_SITES, **options: Any) -> Path:
-    return ft.run(experiment, out, dataset=dataset, backbone=digits_backbone(), **options)
+    return ft.run(experiment, out, data=dataset, backbone=digits_backbone(), **options).path
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,10 @@ def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_round_0_is_the_old_model_on_the_new_rows(old: Path, new: Path) -> None:
-    trained = open_trained(old, "fedsdg", dataset=OLD_SITES, backbone=digits_backbone())
+    trained = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone())
     (trial,) = read(new).trials
     before = {e.split: e for e in trial.evaluations if e.round == 0 and e.model == "personal"}
-    federation = open_trained(
-        new, "fedsdg", dataset=NEW_SITES, backbone=digits_backbone()
-    ).federation
+    federation = open_trained(new, "fedsdg", data=NEW_SITES, backbone=digits_backbone()).federation
     for client, name in enumerate(("kiel", "lagos", "bonn")):
         rows = federation.rows(client, "test")
         if name == "lagos":  # new: the old server's state, and a fresh private one
@@ -106,8 +104,8 @@ def test_it_goes_on_from_a_kill_without_the_old_run(old: Path, new: Path, tmp_pa
 def test_the_old_model_is_kept_where_training_makes_it_worse(old: Path, tmp_path: Path) -> None:
     harmful = {"fedsdg": ft.FedSDG(rank=2, optimiser=ft.Optimiser("adam", lr=1.0))}
     out = run(going_on(old, methods=harmful, rounds=2), tmp_path / "out")
-    trained = open_trained(out, "fedsdg", dataset=NEW_SITES, backbone=digits_backbone())
-    source = open_trained(old, "fedsdg", dataset=OLD_SITES, backbone=digits_backbone())
+    trained = open_trained(out, "fedsdg", data=NEW_SITES, backbone=digits_backbone())
+    source = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone())
     assert trained.round == 0
     for a, b in (("kiel", "kiel"), ("bonn", "bonn")):
         ours, theirs = trained.client_state(a), source.client_state(b)
@@ -129,7 +127,7 @@ def test_states_by_client_at_the_server_follow_the_clients(name: str, tmp_path: 
         "hetlora": ft.HetLoRA(rank=(1, 2, 4)),
     }[name]
     old = run(replace(OLD, methods={name: method}), tmp_path / "old", OLD_SITES)
-    before = open_trained(old, name, dataset=OLD_SITES, backbone=digits_backbone()).server
+    before = open_trained(old, name, data=OLD_SITES, backbone=digits_backbone()).server
     four = sites("kiel", "lagos", "bonn", "rome")
     inputs = Inputs.load(going_on(old, methods={name: method}), four, digits_backbone())
     server = open_start(inputs, name, 0).server()

@@ -34,9 +34,9 @@ NAMED = replace(
 
 def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    summary = dry_run(NAMED, out, dataset=sites(), backbone=digits_backbone())
+    summary = dry_run(NAMED, out, data=sites(), backbone=digits_backbone())
     assert not out.exists()
-    ft.run(NAMED, out, dataset=sites(), backbone=digits_backbone())
+    ft.run(NAMED, out, data=sites(), backbone=digits_backbone())
     for one in summary.methods:
         costs = json.loads((out / f"methods/{one.label}/seed-0/costs.json").read_text())
         assert (one.trained, one.communicated, one.private) == (
@@ -58,7 +58,7 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
 def test_it_changes_no_number(tmp_path: Path) -> None:
     said, unsaid = tmp_path / "a", tmp_path / "b"
     for out, summary in ((said, True), (unsaid, False)):
-        ft.run(NAMED, out, dataset=sites(), backbone=digits_backbone(), summary=summary)
+        ft.run(NAMED, out, data=sites(), backbone=digits_backbone(), summary=summary)
     for name in ("history.jsonl", "clients.jsonl", "server.safetensors", "private.safetensors"):
         path = f"methods/fedsdg/seed-0/{name}"
         assert (said / path).read_bytes() == (unsaid / path).read_bytes()
@@ -75,5 +75,5 @@ def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) 
 
 
 def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ft.run(EXPERIMENT, finished, dataset=digits(), backbone=digits_backbone())
+    ft.run(EXPERIMENT, finished, data=digits(), backbone=digits_backbone())
     assert capfd.readouterr().err == ""

@@ -20,6 +20,8 @@ from fedtailor.runs.trained import TrainedMethod, Which, open_trained
 from tests.small import digits, digits_backbone, same_bits
 
 SGD = {"optimiser": {"name": "sgd", "lr": 0.6}}  # so high that the last round is not the best
+# each step multiplies the weights by -19, until the loss is not finite any more
+WILD = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": SGD,  # nothing is private
     "fedper": {"optimiser": {"name": "sgd", "lr": 2.0}},  # private heads
@@ -45,11 +47,11 @@ def experiment(methods: dict[str, dict[str, Any]], **more: Any) -> Experiment:
 
 
 def run(chosen: Experiment, out: Path) -> Path:
-    return ft.run(chosen, out, dataset=digits(), backbone=digits_backbone())
+    return ft.run(chosen, out, data=digits(), backbone=digits_backbone()).path
 
 
 def opened(out: Path, label: str, which: Which = "best") -> TrainedMethod:
-    return open_trained(out, label, which=which, dataset=digits(), backbone=digits_backbone())
+    return open_trained(out, label, which=which, data=digits(), backbone=digits_backbone())
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +120,14 @@ def test_novel_clients_join_again(tmp_path: Path) -> None:
 
 def test_other_data_are_refused(finished: Path) -> None:
     other = replace(digits(), digest="other")
-    given = {"dataset": other, "backbone": digits_backbone()}
+    given = {"data": other, "backbone": digits_backbone()}
     trained = open_trained(finished, "fedavg-ft", **given)
     with pytest.raises(InputError, match="the data or their split are not those of"):
         trained.client_state(0)
 
 
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
-    """Each step multiplies its weights by -19, until the loss is not finite any more."""
-    wild = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
-    chosen = experiment({"fedper": wild, "fedavg": SGD})
+    chosen = experiment({"fedper": WILD, "fedavg": SGD})
     out = run(chosen, tmp_path / "run")
     trained = opened(out, "fedper")
     assert trained.commit.diverged

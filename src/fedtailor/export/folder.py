@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..data.table import Dataset
+from ..data import Data, Dataset
 from ..errors import InputError
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
@@ -65,7 +65,7 @@ def export_model(
     which: Which = "best",
     merge: bool = False,
     all_clients: bool = False,
-    dataset: Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> Path:
     """Write a model of a finished run into the folder ``out``, for use without this library.
@@ -80,7 +80,7 @@ def export_model(
         merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
             large as the base.
         all_clients: write a folder for each client into ``out``; what they share is there once.
-        dataset: the data, if the run was given them from Python.
+        data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Returns:
@@ -90,7 +90,7 @@ def export_model(
         InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
             ``out`` holds something.
     """
-    trained = open_trained(run, method, seed, which=which, dataset=dataset, backbone=backbone)
+    trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
     with new_folder(Path(out)) as stage:
         if all_clients:
             if client is not None:

@@ -15,9 +15,8 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..data import load_data
+from ..data import Data, Dataset
 from ..data.federation import Federation
-from ..data.table import Dataset
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
@@ -26,10 +25,10 @@ from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import client_works, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
 from ..inference.onboard import RESULT_FILE, decide
-from ..models import load_tokenizer
 from ..params import Params, strip_prefix, to_device
 from ..runs.build import (
     backbone_of,
+    dataset_of,
     federation_of,
     named,
     public_of,
@@ -66,7 +65,7 @@ def client_app(
     folder: Path,
     *,
     clients: range | None = None,
-    dataset: Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
 ) -> ClientApp:
@@ -78,13 +77,11 @@ def client_app(
         clients: the node serves these, and the data are theirs alone. None: the data are those of
             all clients; the node serves those whose number, divided by its ``num-partitions``,
             leaves ``partition-id``, or all without these keys in its configuration.
-        dataset: instead of what ``experiment.data`` names.
+        data: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
         metrics: functions for names in ``experiment.evaluate.metrics``.
     """
-    site = Site(
-        experiment, folder, clients=clients, dataset=dataset, backbone=backbone, metrics=metrics
-    )
+    site = Site(experiment, folder, clients=clients, data=data, backbone=backbone, metrics=metrics)
     app = ClientApp()
 
     @app.query()
@@ -118,14 +115,14 @@ class Site:
         folder: Path,
         *,
         clients: range | None = None,
-        dataset: Dataset | None = None,
+        data: Data | Dataset | None = None,
         backbone: Backbone | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
-        self._experiment = named(experiment, dataset, backbone)
+        self._experiment = named(experiment, data, backbone)
         self._folder = folder
         self._clients = clients
-        self._given_dataset = dataset
+        self._data = data
         self._backbone = backbone
         self._metrics = metrics
         self._federations: dict[int, Federation] = {}
@@ -286,12 +283,7 @@ class Site:
 
     @cached_property
     def _dataset(self) -> Dataset:
-        if self._given_dataset is not None:
-            return self._given_dataset
-        if self._backbone is not None:
-            return load_data(self._experiment.data, self._backbone.tokenizer)
-        tokenizer = load_tokenizer(self._experiment.model)
-        return load_data(self._experiment.data, tokenizer)
+        return dataset_of(self._experiment, self._data, self._backbone)
 
     @cached_property
     def _public(self) -> Dataset | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError
@@ -142,7 +143,7 @@ def load_model(
     client: str | int | None = None,
     seed: int | None = None,
     *,
-    dataset: Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> PersonalModel:
     """Load a model of a finished run.
@@ -152,12 +153,12 @@ def load_model(
         method: the method's label in the experiment.
         client: a client, also one that joined afterwards; None: the global model.
         seed: None: the experiment's first.
-        dataset: the data, if the run was given them from Python.
+        data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Raises:
         InputError: there is no such run, method, seed or client; the method has no global model.
     """
-    trained = open_trained(run, method, seed, dataset=dataset, backbone=backbone)
+    trained = open_trained(run, method, seed, data=data, backbone=backbone)
     state = trained.global_state() if client is None else trained.client_state(client)
     return PersonalModel(trained, client, to_device(state, trained.task.device))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import random
-from ..data import load_data
+from ..data import Data
 from ..data.federation import Federation, Split
 from ..data.table import Dataset, Images
 from ..engine.client import ClientEvaluation, Training
@@ -80,7 +80,7 @@ class Onboarded:
 def onboard(
     run: Path | str,
     method: str,
-    data: Path | str | Dataset,
+    data: Path | str | Data | Dataset,
     client: str,
     seed: int | None = None,
     *,
@@ -96,7 +96,8 @@ def onboard(
     Args:
         run: the run directory.
         method: the method's label in the experiment.
-        data: the client's file, with the columns and classes of the run's data; or its data set.
+        data: the client's file, with the columns and classes of the run's data; or a `Data` or
+            a `Dataset`.
         client: the client's new name.
         seed: None: the experiment's first.
         passes: how often it goes through a round's worth of local training; None:
@@ -153,22 +154,26 @@ def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
 def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     """The client's number: the one that it had, or the next one, from K on."""
     numbers = {
-        path.parent.name: int(read_json(path)["number"]) for path in folder.glob(f"*/{RESULT_FILE}")
+        path.parent.name: int(read_json(path)["number"])
+        for path in folder.glob(f"[!.]*/{RESULT_FILE}")
     }
     first: int = trained.data["clients"]
     return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
 
 
-def _dataset(trained: TrainedMethod, data: Path | str | Dataset) -> Dataset:
+def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset) -> Dataset:
     """The new client's data, like the federation's."""
     wanted = trained.data
     if not isinstance(data, Dataset):
         classes = tuple(wanted["classes"]) if wanted["task"] == "classification" else ()
+        ours = trained.experiment.data
+        columns = {"text": ours.text, "image": ours.image, "label": ours.label}
+        source = data if isinstance(data, Data) else Data({"path": str(data), **columns})
         config = replace(
-            trained.experiment.data, name=None, path=str(data), test_path=None, subset=None,
-            task=wanted["task"], client=None, classes=classes, limit=None, skip=0, limit_test=None,
+            source.config(ours), task=wanted["task"], client=None,
+            classes=classes, limit=None, skip=0, limit_test=None,
         )  # fmt: skip
-        data = load_data(config, trained.task.backbone.tokenizer)
+        data = source.load(config, trained.task.backbone.tokenizer)
     for what in ("task", "modality", "classes"):
         value = list(data.classes) if what == "classes" else getattr(data, what)
         if value != wanted[what]:
@@ -245,7 +250,8 @@ def decide(
     fits = fits_anything(training.method, request.private)
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
-    kept, note = choose(candidates, fits=fits, label=label)
+    by_loss = training.task.backbone.kind == "causal-lm"
+    kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
     result = Onboarded(
         client=client,
         number=number,
@@ -261,9 +267,11 @@ def decide(
     return result, candidates[kept].state
 
 
-def choose(candidates: Mapping[str, Candidate], *, fits: bool, label: str) -> tuple[str, str]:
-    """The name of the best candidate on validation examples, and the reason in words. Of equal ones
-    the first of `fitted`, `guess`, `global` is taken."""
+def choose(
+    candidates: Mapping[str, Candidate], *, fits: bool, label: str, by_loss: bool = False
+) -> tuple[str, str]:
+    """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
+    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken."""
     present = [name for name in _MODELS if name in candidates]
     sums = {name: candidates[name].sums for name in present}
     if not fits:
@@ -273,14 +281,14 @@ def choose(candidates: Mapping[str, Candidate], *, fits: bool, label: str) -> tu
         return "global", f"what {label} keeps by client does not change its predictions"
     if not sums["fitted"][0, 2]:
         return "fitted", "there are no validation examples to choose by"
-    best = max(present, key=lambda name: _rank(sums[name][0]))
+    best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     return best, f"the best of {len(present)} on its validation examples"
 
 
-def _rank(sums: NDArray[np.float64]) -> tuple[float, float]:
-    """What is better is larger: hits, then minus the loss."""
+def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
+    """What is better is larger: hits, then minus the loss; or minus the loss alone."""
     loss, hits, _ = sums
-    return float(hits), -float(loss) if np.isfinite(loss) else -np.inf
+    return 0.0 if by_loss else float(hits), -float(loss) if np.isfinite(loss) else -np.inf
 
 
 def _all_scores(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
@@ -16,13 +15,23 @@ from ..errors import InputError, unknown
 from ..report.metrics import best_round
 from ..report.page import write
 from ..report.read import Run, Trial, read
-from ..report.select import Metric, Model, by_round, metric_of, select_round, summary
+from ..report.select import (
+    Metric,
+    Model,
+    by_round,
+    higher_is_better,
+    metric_of,
+    select_round,
+    summary,
+)
 from ..report.table import Row, Spread, compare, table, text_tables
 from ..runs.run import run as run_into_directory
 from ..task.backbone import Backbone
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..inference.model import PersonalModel
 
 P = ParamSpec("P")
 _MODELS: tuple[Model, ...] = ("personal", "global", "novel")
@@ -32,9 +41,9 @@ _MODELS: tuple[Model, ...] = ("personal", "global", "novel")
 class Best:
     """The method with the best results on validation data.
 
-    ``score`` is the mean over clients and seeds of the personal models' accuracy (or loss, for
-    language modelling), each seed at its reported round; ``scores`` has those of all methods that
-    could be chosen. ``rounds`` are the reported rounds, one a seed.
+    ``score`` is the mean over clients and seeds of the personal models' ``metric``, the one by
+    which rounds are selected, each seed at its reported round; ``scores`` has those of all methods
+    that could be chosen. ``rounds`` are the reported rounds, one a seed.
     """
 
     label: str
@@ -47,7 +56,7 @@ class Best:
         others = sorted(
             (value, label) for label, value in self.scores.items() if label != self.label
         )
-        others = others if self.metric == "loss" else others[::-1]
+        others = others[::-1] if higher_is_better(self.metric) else others
         behind = "".join(f", {label} {value:.4f}" for value, label in others)
         seeds = f"{len(self.rounds)} seeds" if len(self.rounds) > 1 else "1 seed"
         return (
@@ -93,11 +102,13 @@ class Result:
     def table(self) -> pd.DataFrame:
         """Return the comparison, one row a method, in full precision.
 
-        Accuracies are fractions. ``accuracy`` (``loss`` for language modelling) is the mean over
-        clients of the personal models on test data, then over seeds; ``weighted``, ``std``,
-        ``decile`` and ``worst`` are over clients, too. ``global`` and ``novel`` are the same mean
-        of the global model and of novel clients. Columns with ``seed_std`` are the standard
-        deviation over seeds. Costs are those of a client and round.
+        ``accuracy`` (a fraction; ``loss`` for language modelling, or the metric by which rounds are
+        selected) is the mean over clients of the personal models on test data, then over seeds;
+        ``weighted``, ``std``, ``decile`` and ``worst`` are over clients, too. ``majority`` is the
+        mean of each client's most frequent class; a method that is not above it
+        ``did_not_learn``. ``global`` and ``novel`` are the same mean of the global model and of
+        novel clients, ``before`` that of the models from which the run went on. Columns with
+        ``seed_std`` are the standard deviation over seeds. Costs are those of a client and round.
 
         Raises:
             InputError: no round is committed yet, or a file is damaged.
@@ -118,7 +129,7 @@ class Result:
 
         Columns: ``method`` (its label), ``seed``, ``model`` (personal, global or novel), ``round``,
         ``client`` (its number), ``name`` (if clients have names), ``num_examples``, ``accuracy``
-        (a fraction) and ``loss``.
+        (a fraction), ``loss``, and the experiment's other metrics.
 
         Args:
             method: a label; None: all.
@@ -139,7 +150,7 @@ class Result:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def _client_columns(self, done: Run, trial: Trial, split: str) -> Iterator[dict[str, Any]]:
-        names = _names(self.path, trial.seed)
+        names = done.partitions[trial.seed].names
         for model in _MODELS:
             selected = select_round(trial, model, metric_of([done]))
             if selected is None:
@@ -158,6 +169,10 @@ class Result:
                 "num_examples": evaluation.num_examples,
                 "accuracy": np.array(evaluation.accuracy, np.float64),  # None becomes nan
                 "loss": np.array(evaluation.loss, np.float64),
+                **{
+                    name: np.array(values, np.float64)
+                    for name, values in evaluation.metrics.items()
+                },
             }
 
     def history(self, method: str | None = None, seed: int | None = None) -> pd.DataFrame:
@@ -208,7 +223,8 @@ class Result:
             InputError: there are no validation results to choose by.
         """
         done = read(self.path)
-        metric, higher = metric_of([done]), metric_of([done]) == "accuracy"
+        metric = metric_of([done])
+        higher = higher_is_better(metric)
         scores: dict[str, float] = {}
         rounds: dict[str, tuple[int, ...]] = {}
         for label in dict.fromkeys(trial.label for trial in done.trials):
@@ -218,7 +234,8 @@ class Result:
                 continue
             rounds[label] = tuple(best_round(one, higher_is_better=higher) for one in means)
             best = [one[at] for one, at in zip(means, rounds[label], strict=True)]
-            scores[label] = float(np.mean(best))
+            if not np.isnan(np.mean(best)):
+                scores[label] = float(np.mean(best))
         if not scores:
             raise InputError(
                 f"{self.path}: no method has validation results with every seed; there is nothing "
@@ -229,7 +246,7 @@ class Result:
 
     def model(
         self, method: str | None = None, client: str | int | None = None, seed: int | None = None
-    ) -> Any:
+    ) -> PersonalModel:
         """Return a model of the reported round, which predicts (`fedtailor.load_model`).
 
         Args:
@@ -240,9 +257,10 @@ class Result:
         Raises:
             InputError: no such method, client or seed; the run is unfinished.
         """
-        inference = import_module("..inference", __package__)
-        given = {} if self.backbone is None else {"backbone": self.backbone}
-        return inference.load_model(self.path, method or self.best.label, client, seed, **given)
+        from ..inference.model import load_model
+
+        label = method or self.best.label
+        return load_model(self.path, label, client, seed, data=self.data, backbone=self.backbone)
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the table and the figures as one HTML file, and return its path.
@@ -295,16 +313,6 @@ def _returning_result(function: Callable[P, Path]) -> Callable[P, Result]:
 run = _returning_result(run_into_directory)
 
 
-def _names(path: Path, seed: int) -> Sequence[str] | None:
-    """The clients' names by number, if they have names."""
-    import json
-
-    names: Sequence[str] | None = json.loads(
-        (path / "partitions" / f"seed-{seed}.json").read_text()
-    ).get("names")
-    return names
-
-
 def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
     """The means over clients by round, for each model and split with examples."""
     means = {
@@ -320,22 +328,26 @@ def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
 
 def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     """A row of the comparison in plain columns."""
-    personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
+    personal = row.personal_model
     flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
     flat["seeds"] = tuple(row.seeds)
     if personal is not None:
-        other = "accuracy" if metric == "loss" else "loss"
-        flat |= {
-            **_columns(metric, personal.mean),
-            **_columns("weighted", personal.weighted),
-            **_columns("std", personal.std),
-            **_columns("decile", personal.bottom_decile),
-            **_columns("worst", personal.worst),
-            **_columns(other, personal.accuracy if metric == "loss" else personal.loss),
-            "rounds": tuple(personal.rounds),
+        over_clients = {
+            "weighted": personal.weighted,
+            "std": personal.std,
+            "decile": personal.bottom_decile,
+            "worst": personal.worst,
         }
-    flat |= {"global": None} if shared is None else _columns("global", shared.mean)
-    flat |= {} if novel is None else _columns("novel", novel.mean)
+        others = {"accuracy": personal.accuracy, "loss": personal.loss, **personal.metrics}
+        for name, value in {metric: personal.mean, **over_clients, **others}.items():
+            flat |= _columns(name, value)
+        flat["rounds"] = tuple(personal.rounds)
+        if personal.majority is not None:
+            flat |= _columns("majority", personal.majority)
+            flat["did_not_learn"] = personal.did_not_learn
+    for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
+        flat |= {} if model is None else _columns(name, model.mean)
+    flat |= {} if row.before is None else _columns("before", row.before)
     costs = ("bytes_down", "bytes_up", "trained", "communicated", "private", "seconds")
     return {**flat, **{name: getattr(row, name) for name in costs}}
 

@@ -202,7 +202,7 @@ def open_trained(
     seed: int | None = None,
     *,
     which: Which = "best",
-    dataset: Data | Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
     """Open a method that a finished run has trained.
@@ -212,7 +212,7 @@ def open_trained(
         label: the method's label in the experiment.
         seed: None: the experiment's first.
         which: the states of the reported round, or of the last one.
-        dataset: the data, if the run was given them from Python.
+        data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Raises:
@@ -234,11 +234,11 @@ def open_trained(
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
-    data = read_json(run / "partitions" / f"seed-{seed}.json")
+    manifest = read_json(run / "partitions" / f"seed-{seed}.json")
     start = model_seed(folder, seed)
-    task = task_again(experiment, experiment.methods[label], data, start, backbone)
+    task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(
-        run, experiment, label, seed, data, task, commit, server, which, dataset, backbone
+        run, experiment, label, seed, manifest, task, commit, server, which, data, backbone
     )
 
 
