@@ -48,7 +48,11 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         start = dry_run(
-            options.experiment, options.out, settings=options.settings, part=options.part
+            options.experiment,
+            options.out,
+            settings=options.settings,
+            overwrite=options.overwrite,
+            part=options.part,
         )
         print(start.as_json() if options.json else "\n".join(start.lines()))
         return

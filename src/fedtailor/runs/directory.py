@@ -47,9 +47,11 @@ OWN_FILES = frozenset(
         ".lock",
         "environment.json",
         "experiment.json",
+        "factory",
         "methods",
         "partitions",
         "report.html",
+        "run.log",
         "trace.json.gz",
     }
 )
