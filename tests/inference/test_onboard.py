@@ -87,6 +87,7 @@ def test_the_best_on_validation_examples_is_kept() -> None:
     )
     assert choose({**found, "fitted": candidate(2, 3)}, fits=True, label="x")[0] == "fitted"
     assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"
+    assert choose(found, fits=True, label="x", by_loss=True)[0] == "fitted"
     without = {"guess": candidate(0, 0, 0), "fitted": candidate(0, 0, 0)}
     assert choose(without, fits=True, label="x")[0] == "fitted"
 

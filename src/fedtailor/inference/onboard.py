@@ -154,7 +154,8 @@ def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
 def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     """The client's number: the one that it had, or the next one, from K on."""
     numbers = {
-        path.parent.name: int(read_json(path)["number"]) for path in folder.glob(f"*/{RESULT_FILE}")
+        path.parent.name: int(read_json(path)["number"])
+        for path in folder.glob(f"[!.]*/{RESULT_FILE}")
     }
     first: int = trained.data["clients"]
     return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
@@ -249,7 +250,8 @@ def decide(
     fits = fits_anything(training.method, request.private)
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
-    kept, note = choose(candidates, fits=fits, label=label)
+    by_loss = training.task.backbone.kind == "causal-lm"
+    kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
     result = Onboarded(
         client=client,
         number=number,
@@ -265,9 +267,11 @@ def decide(
     return result, candidates[kept].state
 
 
-def choose(candidates: Mapping[str, Candidate], *, fits: bool, label: str) -> tuple[str, str]:
-    """The name of the best candidate on validation examples, and the reason in words. Of equal ones
-    the first of `fitted`, `guess`, `global` is taken."""
+def choose(
+    candidates: Mapping[str, Candidate], *, fits: bool, label: str, by_loss: bool = False
+) -> tuple[str, str]:
+    """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
+    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken."""
     present = [name for name in _MODELS if name in candidates]
     sums = {name: candidates[name].sums for name in present}
     if not fits:
@@ -277,14 +281,14 @@ def choose(candidates: Mapping[str, Candidate], *, fits: bool, label: str) -> tu
         return "global", f"what {label} keeps by client does not change its predictions"
     if not sums["fitted"][0, 2]:
         return "fitted", "there are no validation examples to choose by"
-    best = max(present, key=lambda name: _rank(sums[name][0]))
+    best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     return best, f"the best of {len(present)} on its validation examples"
 
 
-def _rank(sums: NDArray[np.float64]) -> tuple[float, float]:
-    """What is better is larger: hits, then minus the loss."""
+def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
+    """What is better is larger: hits, then minus the loss; or minus the loss alone."""
     loss, hits, _ = sums
-    return float(hits), -float(loss) if np.isfinite(loss) else -np.inf
+    return 0.0 if by_loss else float(hits), -float(loss) if np.isfinite(loss) else -np.inf
 
 
 def _all_scores(
