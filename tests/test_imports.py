@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
+    "trackers": GROUND | {"report"},
     "flower": ENGINE | {"models", "engine", "runs"},
     "deploy": GROUND | {"data", "runs", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "deploy"},
+    | {"inference", "trackers", "deploy"},
     "__main__": {"cli"},
 }
 

@@ -48,6 +48,7 @@ _ORIGINS = {
     "onboard": "inference.onboard.onboard",
     "rounds": "engine.rounds.rounds",
     "run": "runs.run.run",
+    "track": "trackers.follow.track",
     "train": "optim.train",
     "write_report": "report.write",
 }

@@ -40,5 +40,6 @@ from .runs.experiment import load as load
 from .runs.run import run as run
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
+from .trackers.follow import track as track
 
 write_report = write

@@ -22,6 +22,7 @@ from . import (
     predict,
     report,
     run,
+    track,
     tune,
 )
 from . import list as listing
@@ -38,6 +39,7 @@ _COMMANDS = {
     "predict": (predict.add, "use a model of a finished run"),
     "onboard": (onboard.add, "let a new client join a finished run"),
     "export": (export.add, "write a model of a finished run as a PEFT adapter"),
+    "track": (track.add, "give an experiment tracker what a run has committed"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
 }
 

@@ -49,6 +49,7 @@ OWN_FILES = frozenset(
         "methods",
         "partitions",
         "report.html",
+        "tensorboard",
         "trace.json.gz",
     }
 )
