@@ -12,9 +12,10 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from . import random
-from .params import Batch, Params, flat, pick, split, strip_prefix, subtract, under_vmap, unflat
+from .params import Batch, Params, flat, pick, split, strip_prefix, subtract, unflat
 from .profiling import phase
 from .task.task import Task
+from .torch_private import under_vmap
 
 MAY_MOVE = "may move."
 """The prefix under which a `Loss` names parameters that stay as they are in its step."""

@@ -40,7 +40,7 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     needs_public = METHODS[CASES[name].get("name", name)].needs_public
     public = {"name": "digits", "limit": 20} if needs_public else {}
     chosen = experiment(name, CASES[name], public=public, rounds=2)
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")
     far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
     near, far = (out / "methods" / name / "seed-0" for out in (near, far))

@@ -23,7 +23,7 @@ FOLDER = Path("methods/fedsdg/seed-0")
 
 
 def run(out: Path) -> Path:
-    return ft.run(EXPERIMENT, out, dataset=digits(), backbone=digits_backbone())
+    return ft.run(EXPERIMENT, out, data=digits(), backbone=digits_backbone()).path
 
 
 def contents(out: Path) -> dict[str, bytes]:

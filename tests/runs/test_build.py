@@ -52,7 +52,7 @@ def experiment(**public: Any) -> ft.Experiment:
 def go(out: Path, dataset: Dataset, **public: Any) -> Path:
     pixels = int(np.prod(dataset.inputs.values.shape[1:]))  # type: ignore[union-attr]
     backbone = Backbone(Flat(pixels), head=("head",), name="flat")
-    return ft.run(experiment(**public), out, dataset=dataset, backbone=backbone)
+    return ft.run(experiment(**public), out, data=dataset, backbone=backbone).path
 
 
 def test_public_pictures_come_at_the_size_of_the_clients(tmp_path: Path) -> None:

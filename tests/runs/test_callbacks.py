@@ -21,7 +21,7 @@ NAMES = ("history.jsonl", "clients.jsonl", "server.safetensors", "private.safete
 
 
 def run(out: Path, **more: object) -> Path:
-    ft.run(SPEC, out, dataset=digits(), backbone=digits_backbone(), **more)  # type: ignore[arg-type]
+    ft.run(SPEC, out, data=digits(), backbone=digits_backbone(), **more)  # type: ignore[arg-type]
     return out
 
 
@@ -130,7 +130,7 @@ def test_own_metrics_from_python_select_the_round(tmp_path: Path) -> None:
 
     spec = replace(SPEC, evaluate=ft.EvaluateConfig(metrics=("auc",), select="first_class"))
     out = tmp_path / "run"
-    given = {"dataset": digits(), "backbone": digits_backbone()}
+    given = {"data": digits(), "backbone": digits_backbone()}
     ft.run(spec, out, metrics={"first_class": first_class}, **given)  # type: ignore[arg-type]
     evaluated = lines(out / FOLDER)
     assert list(evaluated[0]["metrics"]) == ["auc", "first_class"]

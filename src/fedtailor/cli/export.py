@@ -1,4 +1,4 @@
-"""``fedtailor export``: write a model of a finished run as a PEFT adapter."""
+"""``fedtailor export``: write a model of a finished run for use without this library."""
 
 from __future__ import annotations
 
@@ -18,12 +18,23 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="best",
         help="the reported round, the best on validation data (default), or the last one",
     )
+    parser.add_argument("--all-clients", action="store_true", help="a folder for each client")
+    parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.set_defaults(command=_export)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from ..runs.export import export
+    from ..export.folder import export_model
 
-    model = options.method, options.seed, options.client
-    print(export(options.run, *model, options.out, options.which))
+    out = export_model(
+        options.run,
+        options.method,
+        options.out,
+        client=options.client,
+        seed=options.seed,
+        which=options.which,
+        merge=options.merge,
+        all_clients=options.all_clients,
+    )
+    print(out)

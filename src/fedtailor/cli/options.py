@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def add_experiment(parser: argparse.ArgumentParser) -> None:
-    """Take an experiment file, and settings that change it."""
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    """Take an experiment, a file or a built-in one's name, and settings that change it."""
+    what = "a file, or a built-in experiment (fedtailor list experiments)"
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml", help=what)
     add_settings(
         parser,
         "change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",

@@ -14,7 +14,6 @@ from .track import followed
 
 if TYPE_CHECKING:
     from ..profiling import Trace
-    from ..runs.experiment import Experiment
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +37,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--track", choices=TRACKERS, help="let a tracker follow the run (see fedtailor track)"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would run, with estimates of time, bytes and memory; write nothing",
+    )
     parser.set_defaults(command=_run)
 
 
@@ -45,10 +49,16 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import run
+    from ..runs.run import dry_run, open_experiment, run
 
+    if options.dry_run:
+        start = dry_run(
+            options.experiment, options.out, settings=options.settings, part=options.part
+        )
+        print(start.as_json() if options.json else "\n".join(start.lines()))
+        return
     with init_process_group() as group:
-        experiment, out = _experiment(options)
+        experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
         flags = {"overwrite": options.overwrite, "part": options.part}
         tracker = options.track if group is None or group.is_leader else None
@@ -63,20 +73,6 @@ def _run(options: argparse.Namespace) -> None:
         print(f"\n{_phases(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
-
-
-def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
-    """The experiment and its run directory."""
-    from ..runs import experiment as experiments
-    from ..runs.manifest import open_run
-
-    folder = options.experiment
-    if not (folder / "experiment.json").is_file():
-        experiment = experiments.load(folder, options.settings)
-        return experiment, options.out or Path("runs") / experiment.name
-    if options.out:
-        raise InputError(f"{folder} is a run directory: it goes on there, without --out")
-    return open_run(folder, options.settings), folder
 
 
 def _phases(trace: Trace) -> str:

@@ -15,9 +15,9 @@ from . import images
 from .config import DataConfig
 from .table import Indices
 
-_TEXT = ("text", "sentence", "content")
+TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
-_LABEL = ("label", "labels", "target", "category")
+LABEL_NAMES = ("label", "labels", "target", "category")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     source = _input_column(train, config)
     label = None
     if config.task != "causal-lm":
-        label = _find(train, "label", config.label, _LABEL)
+        label = _find(train, "label", config.label, LABEL_NAMES)
     client = None if config.client is None else _find(train, "client", config.client, ())
     names = {name: None for name in (source, label, client) if name is not None}
     table = _join(train, test, list(names))
@@ -95,9 +95,9 @@ def _input_column(table: Any, config: DataConfig) -> str:
     if config.image is not None:
         return _find(table, "image", config.image, _IMAGE)
     usual = next((name for name in _IMAGE if name in table.column_names), None)
-    if config.text is None and usual and not any(name in table.column_names for name in _TEXT):
+    if config.text is None and usual and not any(name in table.column_names for name in TEXT_NAMES):
         return usual
-    return _find(table, "text", config.text, _TEXT)
+    return _find(table, "text", config.text, TEXT_NAMES)
 
 
 def _find(table: Any, role: str, name: str | None, usual: Sequence[str]) -> str:
@@ -252,5 +252,5 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
 
 def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:
     """Return the first of the columns ``names`` that has a usual name for texts or labels."""
-    usual = _TEXT if role == "text" else _LABEL
+    usual = TEXT_NAMES if role == "text" else LABEL_NAMES
     return next((name for name in usual if name in names), None)

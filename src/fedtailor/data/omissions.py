@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .names import FEW, listed
-from .table import Indices
+
+Indices = NDArray[np.int64]
 
 Kind = Literal[
     "no-label", "no-text", "cut-text", "min-examples", "not-drawn", "no-client", "no-test-row"

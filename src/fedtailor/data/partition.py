@@ -119,7 +119,8 @@ def _omissions(
     local_clients: range | None,
 ) -> list[Omission]:
     """Describe the clients and the rows that the division leaves out."""
-    first, omissions = dataset.num_train, []
+    first = dataset.num_train
+    omissions: list[Omission] = []
     if groups is not None and dataset.groups is not None and local_clients is None:
         sizes = np.bincount(dataset.groups[:first])
         too_small = np.flatnonzero((sizes > 0) & (sizes < config.min_examples))
@@ -130,17 +131,17 @@ def _omissions(
         not_drawn = np.setdiff1d(np.flatnonzero(sizes >= config.min_examples), groups)
         what = f"not drawn (split.clients = {config.clients}), left out"
         omissions += of_clients("not-drawn", not_drawn, what, dataset.client_names)
-    sizes = parts.test.sizes()
+    test_sizes = parts.test.sizes()
     if first < len(dataset.inputs):
         is_used = np.zeros(len(dataset.inputs) - first, bool)
         is_used[parts.test.rows - first] = True
         unused = first + np.flatnonzero(~is_used)
         what = "of the test split that belong to no client, left out"
         omissions += of_rows("no-client", unused, what, dataset.groups, dataset.client_names)
-    without = np.flatnonzero(sizes == 0)
+    without = np.flatnonzero(test_sizes == 0)
     if local_clients is not None:
         without = without[np.isin(without, local_clients)]
-    if len(without) < len(sizes):  # else there is no test at all, as the experiment says
+    if len(without) < len(test_sizes):  # else there is no test at all, as the experiment says
         what = "without a test row, not scored"
         omissions += of_clients("no-test-row", without, what, parts.names)
     return omissions

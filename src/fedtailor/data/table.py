@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -106,19 +107,35 @@ class Dataset:
     split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
     causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
     if the source names a column for it, and ``client_names`` has a name for each number.
-    ``digest`` identifies the content; names are no part of it. ``omissions`` are the rows that were
-    left out or cut.
+    ``digest`` identifies the content; names are no part of it; it is computed unless it is given.
+    ``omissions`` are the rows that were left out or cut.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: Literal["classification", "causal-lm"]
-    digest: str
+    digest: str = ""
     labels: Labels | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
     client_names: tuple[str, ...] | None = None
     omissions: tuple[Omission, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Compute a digest that isn't given."""
+        if not self.digest:
+            object.__setattr__(self, "digest", self._digest())
+
+    def _digest(self) -> str:
+        has_labels, has_groups = self.labels is not None, self.groups is not None
+        head = [self.task, self.num_train, tuple(self.classes), has_labels, has_groups]
+        digest = hashlib.sha256(repr(head).encode())
+        offsets = self.inputs.offsets if isinstance(self.inputs, Tokens) else None
+        for array in (self.inputs.values, offsets, self.labels, self.groups):
+            if array is not None:
+                digest.update(repr((array.shape, array.dtype.str)).encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def num_classes(self) -> int:

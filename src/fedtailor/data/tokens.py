@@ -87,7 +87,9 @@ def _encode(
 ) -> dict[str, NDArray[Any]]:
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     parts: list[NDArray[Any]] = [np.zeros(0, dtype)]
-    lengths, rows, cut = [0], [], []
+    lengths = [0]
+    rows: list[int] = []
+    cut: list[int] = []
     for row, (ids, is_cut) in enumerate(_sequences(texts, tokenizer, max_length)):
         ids = ids or [_filler(tokenizer)]
         if len(ids) >= min_tokens:

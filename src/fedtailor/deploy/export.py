@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from ..data.names import client_number
 from ..errors import InputError, unknown
+from ..export.folder import ClientModel, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
 from ..runs.directory import read_json
-from ..runs.export import export_adapter
 from .folder import Deployment
 
 
@@ -24,13 +24,16 @@ def export(
     label: str | None = None,
     seed: int | None = None,
     client: str | int | None = None,
+    merge: bool = False,
 ) -> Path:
-    """Write a client's personal model, as evaluated after the last round, as a PEFT adapter.
+    """Write a client's personal model of the reported round into a folder that is used without this
+    library.
 
     Args:
         deployment: the deployment, from its folder at the site.
         site: a site's name.
-        target: the adapter's folder.
+        target: a new folder, or an empty one.
+        merge: as in `export.folder.export_model`.
         label: the method's label; None: the only one.
         seed: None: the experiment's first.
         client: its name at the site or at the server, or its number; None: the site's only one.
@@ -39,7 +42,7 @@ def export(
         ``target``.
 
     Raises:
-        InputError: there is no such model, or not yet; it is damaged, or is no adapter.
+        InputError: there is no such model, or not yet; it is damaged; ``target`` holds something.
     """
     experiment = deployment.experiment
     if label is None and len(experiment.methods) > 1:
@@ -55,8 +58,7 @@ def export(
     if not models:
         raise InputError(
             f"site {site} has no model of {label}, seed {seed}, client {number}; a site stores its "
-            "models when the last round ends; if the site was offline then, run fedtailor deploy "
-            "run again"
+            "models when the run ends; if the site was offline then, run fedtailor deploy run again"
         )
     newest = max(models, key=lambda path: path.stat().st_mtime)
     try:
@@ -68,7 +70,10 @@ def export(
     method = experiment.methods[label]
     data = read_json(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    return export_adapter(method, task, state, target)
+    model = ClientModel(experiment, label, seed, data, task, state, str(client))
+    with new_folder(target) as stage:
+        write_model(model, stage, merge)
+    return target
 
 
 def _number(

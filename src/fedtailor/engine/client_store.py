@@ -79,7 +79,7 @@ class ClientStore:
         self._staging: RowFile | None = None  # where states are staged
         self._staging_path = Path()
         self._round = 0  # what is staged
-        self._best_round = 0  # whose states are kept; 0: none
+        self._best_round: int | None = None  # whose states are kept
         self._best: RowFile | None = None  # rows as of the best round that have changed since
         if path is not None and self._example:
             seen = torch.zeros((), dtype=torch.uint8)
@@ -168,8 +168,8 @@ class ClientStore:
         if self._file is None:
             self._committed |= self._staged
         elif self._staging is not None:
-            if 0 < self._best_round < self._round:
-                self._save_best_rows()
+            if self._best_round is not None and self._best_round < self._round:
+                self._save_best_rows(self._best_round)
             for client in self._staged:
                 self._file.write(client, {**_as_rows(self._staging.read(client)), SEEN: _flag(1)})
             self._file.sync()
@@ -177,14 +177,14 @@ class ClientStore:
             self._staging_path.unlink()
         self._staged = {}
 
-    def _save_best_rows(self) -> None:
+    def _save_best_rows(self, number: int) -> None:
         """Copy what will be overwritten for the first time since the best round. A row counts as
         copied only when it is on the disk: a commit that is repeated after a kill must not take a
         new row for an old one."""
         assert self._path is not None
         assert self._file is not None
         if self._best is None:
-            path = best_path(self._path, self._best_round)
+            path = best_path(self._path, number)
             self._best = RowFile(path, self._rows, {**self._example, KEPT: _flag(IN_STORE)[0]})
             sync_folder(path.parent)
         best = self._best

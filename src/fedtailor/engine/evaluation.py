@@ -153,7 +153,7 @@ class Evaluator:
     def _join(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
         """The private states of clients that have just joined: trained for a few passes, of which
         nothing is sent."""
-        passes = self.plan.evaluate.novel_passes * self.plan.local.passes
+        passes = self.plan.evaluate.novel_passes
         if not self.store.has_states or passes == 0:
             return {client: self.store.read(client) or {} for client in clients}
         local = self.plan.local

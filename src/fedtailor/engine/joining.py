@@ -22,10 +22,12 @@ def join_requests(
     local: LocalConfig,
     clients: Sequence[int],
     round_: int,
-    passes: int,
+    rounds: int,
     private: Callable[[int], Params | None],
 ) -> Iterator[ClientRequest]:
-    """The requests to ``clients`` that train alone for ``passes`` after round ``round_``."""
+    """The requests to ``clients`` that train alone after round ``round_``, as long as in so many
+    ``rounds``."""
+    passes = rounds * local.passes
     sizes = {client: federation.num_steps(client, local, passes) for client in clients}
     return client_requests(clients, round_, "join", passes, sizes, private)
 

@@ -6,20 +6,18 @@ of the confusion matrix where these are asked for.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, unknown
 from ..task.backbone import Kind
+from ..user_code import load
 from .config import EvaluateConfig
 
 Labels = NDArray[np.int64]
@@ -186,22 +184,9 @@ def _value(name: str, value: object) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _from_file(spec: str) -> MetricFunction:
-    file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise InputError(f"evaluate.metrics: no file {file!r} for {spec!r}; give FILE.py:FUNCTION")
-    function = getattr(_module(path), name, None)
+def _from_file(reference: str) -> MetricFunction:
+    function = load(reference)
     if not callable(function):
-        raise InputError(f"evaluate.metrics: {file} has no function {name!r}")
+        raise InputError(f"evaluate.metrics: {reference!r} is no function")
     made: MetricFunction = function
     return made
-
-
-def _module(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
-        raise InputError(f"evaluate.metrics: {path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,31 @@ from ..data.table import Dataset
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
+from ..engine.joining import join, join_requests
 from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import client_works, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
+from ..inference.onboard import RESULT_FILE, decide
 from ..models import load_tokenizer
-from ..params import Params, to_device
-from ..runs.build import backbone_of, federation_of, named, public_of, task_of
+from ..params import Params, strip_prefix, to_device
+from ..runs.build import (
+    backbone_of,
+    federation_of,
+    named,
+    public_of,
+    task_of,
+    with_new_clients,
+)
 from ..runs.directory import as_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..task.backbone import Backbone
-from .codec import pack, unpack
+from .codec import holds, pack, unpack
 from .messages import (
     ClientReply,
+    JoinReply,
+    JoinRequest,
+    JoinResult,
     NodeInfo,
     NodeQuery,
     RoundReply,
@@ -142,11 +154,13 @@ class Site:
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
         Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.task)
-        clients = self._served(node)
+        served = self._served(node)
+        clients, new = ((), served) if self._are_new else (served, ())
         shape = dataset.picture
         node_info = NodeInfo(
             clients=tuple(clients),
             num_clients=self._federation(seeds[0]).num_clients,
+            new_clients=tuple(new),
             task=dataset.task,
             classes=tuple(dataset.classes),
             picture=None if shape is None else tuple(map(int, shape)),
@@ -156,28 +170,21 @@ class Site:
         return pack(node_info)
 
     def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to an `RoundRequest`.
+        """The answer to a `RoundRequest` or a `JoinRequest`.
 
         Raises:
             InputError: the request can't be carried out for any of its clients.
         """
+        if holds(content, JoinRequest):
+            return self._join(content)
         message, payloads = unpack(content, RoundRequest)
-        self._check(message.experiment)
-        experiment = self._experiment
-        if message.label not in experiment.methods:
-            raise unknown("method", message.label, experiment.methods)
-        if message.seed not in experiment.seeds:
-            raise InputError(f"no seed {message.seed} here; allowed: {experiment.seeds}")
-        if not re.fullmatch("[0-9a-f]{32}", message.run):
-            raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
-        self._load([message.seed])
+        self._check_part(message)
         session = self._session_for(message.label, message.seed)
         served = self._served(node)
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = home / message.label / f"seed-{message.seed}"
-        last = message.round == experiment.rounds
-        if last:
+        if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_atomically(path, as_json(data_manifest(self._federation(message.seed))))
@@ -188,9 +195,7 @@ class Site:
             try:
                 _check_request(request, served, payloads)
                 received = payloads[request.payload]
-                result, upload = session.answer(
-                    message, request, received, States(folder), last=last
-                )
+                result, upload = session.answer(message, request, received, States(folder))
             except InputError as error:
                 gone = isinstance(error, DivergedError)
                 result, upload = ClientReply(request.client, error=str(error), diverged=gone), None
@@ -203,6 +208,48 @@ class Site:
                 sent.append(upload)
             results.append(result)
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
+
+    def _join(self, content: RecordDict) -> RecordDict:
+        """Let new clients join, and keep their models."""
+        message, payloads = unpack(content, JoinRequest)
+        self._check_part(message)
+        session = self._session_for(message.label, message.seed)
+        home = self._folder / message.run
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = home / message.label / f"seed-{message.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = data_manifest(self._federation(message.seed))
+        write_atomically(folder / "data.json", as_json(manifest))
+        results = []
+        for client, payload in zip(message.clients, payloads, strict=False):
+            try:
+                if not self._are_new or client not in self._served({}):
+                    raise InputError(f"client {client} is no new client of this place")
+                kept = session.join(message, client, payload, folder)
+                results.append(JoinResult(client, kept=kept))
+            except InputError as error:
+                results.append(JoinResult(client, error=str(error)))
+            except FAULTS as error:
+                traceback.print_exc()
+                results.append(JoinResult(client, error=f"{type(error).__name__}; it prints more"))
+        return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
+
+    def _check_part(self, message: RoundRequest | JoinRequest) -> None:
+        self._check(message.experiment)
+        experiment = self._experiment
+        if message.label not in experiment.methods:
+            raise unknown("method", message.label, experiment.methods)
+        if message.seed not in experiment.seeds:
+            raise InputError(f"no seed {message.seed} here; allowed: {experiment.seeds}")
+        if not re.fullmatch("[0-9a-f]{32}", message.run):
+            raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
+        self._load([message.seed])
+
+    @property
+    def _are_new(self) -> bool:
+        """Whether the clients here join when the training is over: their numbers begin at K."""
+        total = self._experiment.split.clients
+        return self._clients is not None and total is not None and self._clients.start >= total
 
     def _load(self, seeds: Iterable[int]) -> None:
         """What is wrong with the data may show what stands in them: it is said here alone."""
@@ -254,7 +301,10 @@ class Site:
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            federation = federation_of(self._experiment, self._dataset, seed, self._clients)
+            experiment = self._experiment
+            if self._clients is not None and self._are_new:
+                experiment = with_new_clients(experiment, self._clients)
+            federation = federation_of(experiment, self._dataset, seed, self._clients)
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
@@ -279,7 +329,8 @@ class Site:
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
-        return _Session(label, seed, first, training, evaluation)
+        passes = plan.evaluate.novel_passes or 1
+        return _Session(label, seed, first, training, evaluation, passes)
 
 
 def _check_request(
@@ -300,18 +351,34 @@ class _Session:
     first: ClientStore
     training: Training
     evaluation: ClientEvaluation
+    join_passes: int
+
+    def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
+        """Fit a new client, keep its model and print what it scores; the name of the kept one.
+
+        Raises:
+            DivergedError: it can't be fitted.
+        """
+        payload = to_device(payload, self.training.task.device)
+        received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
+        training = self.training
+        (request,) = join_requests(
+            training.federation, training.local, [client], message.round, self.join_passes,
+            self.first.read,
+        )  # fmt: skip
+        candidates = join(training, self.evaluation, received, shared or None, request)
+        result, state = decide(
+            training, request, candidates, client=f"client-{client}", label=message.label
+        )
+        States(folder).keep(client, state)
+        write_atomically(folder / f"client-{client}" / RESULT_FILE, as_json(asdict(result)))
+        print(result, flush=True)
+        return result.kept
 
     def answer(
-        self,
-        message: RoundRequest,
-        request: WireRequest,
-        received: Params,
-        states: States,
-        *,
-        last: bool,
+        self, message: RoundRequest, request: WireRequest, received: Params, states: States
     ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends. A model evaluated in the ``last`` round is
-        kept.
+        """What a client reports, and what it sends.
 
         Raises:
             InputError: its private state is missing, or can't be read.
@@ -319,16 +386,19 @@ class _Session:
         """
         received = to_device(received, self.training.task.device)
         if message.kind == "global":
-            return self._evaluated(request, received, states if last else None), None
+            return self._evaluated(request.client, received), None
         private = states.read(request.client, request.base, self.first.read(request.client))
-        if message.kind == "personal":
+        if message.kind in ("personal", "keep"):
             passes = self.training.method.finetune_passes
             engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
             inputs = self.evaluation.inputs(received, engine_request)
             state = self.evaluation.run(
                 inputs.received, inputs.private, inputs.batches, inputs.context
             )
-            return self._evaluated(request, state, states if last else None), None
+            if message.kind == "keep":
+                states.keep(request.client, state)
+                return ClientReply(request.client), None
+            return self._evaluated(request.client, state), None
         passes = self.training.local.passes
         engine_request = _client_request(
             message, request, private, "train", passes, message.lr_scale
@@ -339,16 +409,14 @@ class _Session:
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)
         assert update.private is not None
-        states.write(request.client, request.base, message.round, update.private)
+        states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed
 
-    def _evaluated(self, request: WireRequest, state: Params, keep: States | None) -> ClientReply:
-        if keep is not None:
-            keep.keep(request.client, state)
-        result = self.evaluation.scored(request.client, state)
+    def _evaluated(self, client: int, state: Params) -> ClientReply:
+        result = self.evaluation.scored(client, state)
         validation, test = result.sums.tolist()
         sums = (tuple(validation), tuple(test))
-        return ClientReply(request.client, sums=sums, metrics=result.metrics)
+        return ClientReply(client, sums=sums, metrics=result.metrics)
 
 
 def _client_request(

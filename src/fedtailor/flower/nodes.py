@@ -44,6 +44,7 @@ class Nodes:
         self._query = pack(NodeQuery(experiment))
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
+        self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
 
@@ -99,8 +100,10 @@ class Nodes:
         for gone in (self.infos.keys() | self._refused.keys()) - present:
             self.infos.pop(gone, None)
             self._refused.pop(gone, None)
+        self.node_of_new = {k: node for k, node in self.node_of_new.items() if node in present}
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
-        new = [(node, self._query) for node in sorted(present - self.infos.keys() - left)]
+        known = {*self.infos, *self.node_of_new.values()}
+        new = [(node, self._query) for node in sorted(present - known - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
@@ -108,6 +111,9 @@ class Nodes:
                 if isinstance(content, str):
                     raise WireError(content)
                 info, _ = unpack(content, NodeInfo)
+                if info.new_clients:
+                    self.node_of_new.update(dict.fromkeys(info.new_clients, node))
+                    continue
                 self._check(info)
                 self.infos[node] = info
                 self._counted.update(_counts(info))

@@ -17,14 +17,14 @@ from ..data import load_data
 from ..data.federation import Federation, Split
 from ..data.table import Dataset, Images
 from ..engine.client import ClientEvaluation, Training
+from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.rounds import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
-from ..params import aligned, clone, encode, to_device
-from ..runs.build import federation_of, public_of
+from ..params import Params, aligned, clone, encode, to_device
+from ..runs.build import federation_of, public_of, with_new_clients
 from ..runs.directory import as_json, locked, read_json, write_atomically
-from ..runs.experiment import Experiment
 from ..runs.trained import STATE_FILE, TrainedMethod, open_trained
 from ..task.backbone import Backbone
 
@@ -191,46 +191,67 @@ def _federation(
     trained: TrainedMethod, dataset: Dataset, number: int, backbone: Backbone | None
 ) -> Federation:
     """The new client alone, with its rows divided by the run's rules."""
-    experiment = new_client_experiment(trained.experiment, range(number, number + 1))
-    federation = federation_of(experiment, dataset, trained.seed, range(number, number + 1))
+    clients = range(number, number + 1)
+    experiment = with_new_clients(trained.experiment, clients)
+    federation = federation_of(experiment, dataset, trained.seed, clients)
     if not trained.method.needs_public:
         return federation
     return replace(federation, public=public_of(experiment, dataset, backbone))
 
 
-def new_client_experiment(experiment: Experiment, clients: range) -> Experiment:
-    """The experiment for those who have the data of new ``clients`` alone."""
-    split = replace(experiment.split, scheme="natural", clients=clients.stop)
-    return replace(experiment, split=split)
-
-
 def fit_new_client(
     trained: TrainedMethod, federation: Federation, client: str, number: int, passes: int
-) -> tuple[Onboarded, dict[str, torch.Tensor]]:
-    """Fit the new client and score what it might use; the result, and the state that it uses."""
+) -> tuple[Onboarded, Params]:
+    """Fit the new client, alone in ``federation``; the result, and the state that it uses."""
     method, task, plan = trained.method, trained.task, trained.experiment.plan
-    server = aligned(trained.server)
-    shared = None if method.global_state(task, server) is None else trained.global_state()
+    private = aligned(method.init_client(task, number, random.key(trained.seed, "client", number)))
+    (request,) = join_requests(
+        federation, plan.local, [number], trained.round, passes, lambda client: private
+    )
     works = client_works(method, task, federation, plan)
     training, evaluation = works["train"], works["evaluate"]
     assert isinstance(training, Training)
     assert isinstance(evaluation, ClientEvaluation)
-    private = aligned(method.init_client(task, number, random.key(trained.seed, "client", number)))
-    received = method.send_new(task, server, number)
-    (request,) = join_requests(
-        federation, plan.local, [number], trained.round, passes, lambda client: private
-    )
+    received, shared = to_new_client(trained, number)
     candidates = join(training, evaluation, received, shared, request)
-    fits = fits_anything(method, private)
-    if not fits and shared is not None:
+    return decide(training, request, candidates, client=client, label=trained.label)
+
+
+def to_new_client(trained: TrainedMethod, number: int) -> tuple[Params, Params | None]:
+    """What the server sends to a new client, and the global model, if there is one."""
+    method, task, server = trained.method, trained.task, aligned(trained.server)
+    shared = None if method.global_state(task, server) is None else trained.global_state()
+    return method.send_new(task, server, number), shared
+
+
+def decide(
+    training: Training,
+    request: ClientRequest,
+    candidates: Mapping[str, Candidate],
+    *,
+    client: str,
+    label: str,
+) -> tuple[Onboarded, Params]:
+    """Choose among the models of `engine.joining.join`; the result, and the state of the kept one.
+
+    Args:
+        training, request: those of `join`.
+        candidates: what `join` has returned.
+        client: the new client's name.
+        label: the method's.
+    """
+    federation, number = training.federation, request.client
+    assert request.private is not None
+    fits = fits_anything(training.method, request.private)
+    if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
-    kept, note = choose(candidates, fits=fits, label=trained.label)
+    kept, note = choose(candidates, fits=fits, label=label)
     result = Onboarded(
         client=client,
         number=number,
-        method=trained.label,
-        seed=trained.seed,
-        passes=passes,
+        method=label,
+        seed=federation.seed,
+        passes=request.passes,
         num_examples={split: len(federation.rows(number, split)) for split in _ALL},
         scores=_all_scores(federation, number, candidates),
         kept=kept,

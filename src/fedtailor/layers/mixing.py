@@ -11,7 +11,7 @@ from .. import random
 from ..optim import ClientContext, Optimiser
 from ..params import Batch, Params
 
-_RATE = 0.3  # of the logits, which Adam moves by about as much in a step
+_RATE = 0.5  # of the logits, which Adam moves by about as much in the first step; it falls to 0
 
 
 def mixed(bank: Params, weights: Tensor) -> Params:
@@ -29,7 +29,8 @@ def fit_logits(
     context: ClientContext,
     loss: Callable[[Tensor, Batch, Tensor], Tensor],
 ) -> Tensor:
-    """Logits a ``[d]`` whose weights softmax(a) lower a client's loss: a step of Adam a batch.
+    """Logits a ``[d]`` whose weights softmax(a) lower a client's loss: a step of Adam a batch, at a
+    rate that falls to 0.
 
     Args:
         logits: the start; minus infinity stays, and its weight 0.
@@ -44,10 +45,11 @@ def fit_logits(
     """
     free = logits.isfinite()
     optimiser = Optimiser("adam", lr=_RATE)
-    state, rate = optimiser.start(torch.where(free, logits, 0.0)), logits.new_tensor(_RATE)
+    state = optimiser.start(torch.where(free, logits, 0.0))
     slope = torch.func.grad(lambda a, *rest: loss(torch.softmax(a, 0), *rest))
     for number, batch in enumerate(batches):
         a = torch.where(free, state[0], -torch.inf)
         gradient = slope(a, batch, random.fold_in(context.key, number))
+        rate = logits.new_tensor(_RATE * (1 - number / len(batches)))
         state = optimiser.step(torch.where(free, gradient, 0.0), rate, state)
     return torch.where(free, state[0], -torch.inf)

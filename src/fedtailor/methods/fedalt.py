@@ -37,9 +37,9 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import adapt_projections, branches, fuse
+from ..layers.lora import adapt_projections, base_params, branches, fuse
 from ..layers.parts import projections, train_head_and
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, Optimiser, train
 from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..stacked import weighted_sum
@@ -127,6 +127,11 @@ class FedALT(Method):
         seen = torch.zeros(num_clients, dtype=torch.float64, device=task.device)
         return {**add_prefix(bank, _BANK), **add_prefix(sums, _SUM), "seen": seen}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        bank = strip_prefix(server, _BANK)
+        sums = {_SUM + n: v.double() for n, v in bank.items()}
+        return {**server, **weighted_sum(sums, server["seen"])}
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         received = _mean(task, server)
         seen, total = server["seen"][client], server["seen"].sum()
@@ -186,6 +191,15 @@ class FedALT(Method):
             A, B, weight = fuse((*individual, s * self.weight), (*rest, s * (1 - self.weight)))
             factors[path] = (A, B * weight)
         return factors
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        if self.mixing == "fixed":
+            return super().portable(task, state)
+        tensors = base_params(task, state)
+        for path in projections(task.backbone):
+            for leaf in ("individual_A", "individual_B", "rest_A", "rest_B", "mixer"):
+                tensors[f"{path}/{leaf}"] = state[f"{path}.{leaf}"]
+        return Portable("lora_by_token", tensors, settings={"scaling": self.lora_alpha / self.rank})
 
 
 def _mean(task: Task, server: Server) -> Params:

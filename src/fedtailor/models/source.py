@@ -41,12 +41,12 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
 
 def origin(source: str) -> dict[str, Any]:
     """Return arguments of from_pretrained: whether to ask the hub, and to run no code from it."""
-    local = Path(source).is_dir() or not _hub_in_reach()
+    local = Path(source).is_dir() or not hub_in_reach()
     return {"local_files_only": local, "trust_remote_code": False}
 
 
 @functools.cache
-def _hub_in_reach() -> bool:
+def hub_in_reach() -> bool:
     """Ask the hub once, since transformers would try for half a minute each time."""
     import httpx
     import huggingface_hub

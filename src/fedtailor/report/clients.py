@@ -94,13 +94,13 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
                     values[partition.name(client)][entry.label].append(value)
                 if known is not None:
                     majority[partition.name(client)].append(known)
-    for name, (train, held) in sizes.items():
+    for name, (train, tested) in sizes.items():
         means = {
             entry.label: float(np.mean(found)) if (found := values[name][entry.label]) else None
             for entry in entries
         }
         base_mean = float(np.mean(majority[name])) if majority[name] else None
-        yield ClientRow(run, name, train, held, base_mean, means)
+        yield ClientRow(run, name, train, tested, base_mean, means)
 
 
 def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:

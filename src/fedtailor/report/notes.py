@@ -10,7 +10,7 @@ from typing import Any
 
 from .majority import NOT_LEARNED
 from .read import Run
-from .select import Metric, higher_is_better, select_by
+from .select import Metric, goes_on, higher_is_better, select_by
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")
@@ -48,6 +48,12 @@ def caption(
     perplexity = " ppl (perplexity) is exp(mean loss)." if is_lm else ""
     shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
+    before = (
+        " before is the result of the models that the method went on from, on the same examples; "
+        "where they did best on validation data, the reported round is 0: these very models."
+        if any(map(goes_on, runs))
+        else ""
+    )
     novel_clients = (
         f" novel is the result of {novel} clients that took no part in any round: each of them "
         "trains its own private part for a short time, and shares nothing."
@@ -67,7 +73,7 @@ def caption(
         f"is selected in the same way. There are {_count(clients, 'client')} and "
         f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
         "decile the result of the client at the worst tenth, and worst that of the worst client."
-        f"{perplexity}{novel_clients}{majority}"
+        f"{perplexity}{novel_clients}{before}{majority}"
     )
     return textwrap.fill(text, 110)
 

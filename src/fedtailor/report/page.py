@@ -16,7 +16,7 @@ from . import drawing, figures, select
 from .clients import worst_table
 from .drawing import Drawing
 from .methods import FIGURES
-from .read import Run, read_all
+from .read import Run, StrPath, read_all
 from .select import Entry, Metric
 from .table import si, table, text_tables
 from .text import TextTable
@@ -109,20 +109,22 @@ def _write(text: str, out: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def write(paths: Sequence[Path], out: Path) -> Path:
-    """Write the comparison of the runs at ``paths`` as the HTML file ``out``; return ``out``.
+def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
+    """Write the comparison of the runs at ``paths``, one or several, as the HTML file ``out``;
+    return its path.
 
     Raises:
         InputError: a path has no run with a committed round, a file of a run is damaged, or ``out``
             can't be written.
 
-    >>> write([Path("nowhere")], Path("page.html"))
+    >>> write("nowhere", "page.html")
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
     import jinja2
     import matplotlib
 
+    out = Path(out)
     runs = read_all(paths)
     entries = select.entries(runs)
     comparison = table(runs)

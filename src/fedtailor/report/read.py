@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 Counts = NDArray[np.integer]
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         InputError: a file is missing or damaged.
     """
     commit = read_commit(folder)
-    costs, diverged = folder / "costs.json", commit.diverged is not None
+    costs = folder / "costs.json"
     return Trial(
         label=label,
         method=method,
@@ -305,7 +307,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=read_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round or not diverged else None,
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
 
@@ -366,8 +368,8 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
 
 
-def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Read the run directories at ``paths``, which must have the same kind of task.
+def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
+    """Read the run directories at ``paths``, one or several, which must have the same kind of task.
 
     Raises:
         InputError: there is no path, one occurs twice, one can't be read, or the tasks differ.
@@ -376,14 +378,15 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no run directory given; give one or more
     """
-    if not paths:
+    folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not folders:
         raise InputError("no run directory given; give one or more")
     unique_paths: set[Path] = set()
-    for path in paths:
+    for path in folders:
         if path.resolve() in unique_paths:
             raise InputError(f"run directory {str(path)!r} is given twice; give each once")
         unique_paths.add(path.resolve())
-    runs = [read(path) for path in paths]
+    runs = [read(path) for path in folders]
     if len({run.is_language_modelling for run in runs}) > 1:
         kinds = ", ".join(
             f"{run.path}: {'causal-lm' if run.is_language_modelling else 'classification'}"

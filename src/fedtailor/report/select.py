@@ -69,6 +69,11 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     return entries
 
 
+def goes_on(run: Run) -> bool:
+    """Whether the run's methods went on from the models of another run."""
+    return bool(run.experiment.get("start_from", {}).get("run"))
+
+
 def selection_metric(experiment: Mapping[str, Any], *, is_language_modelling: bool) -> Metric:
     """Return the metric by which the reported round is selected: ``evaluate.select``, or else
     accuracy, or loss for language models.

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,15 @@ from .clients import ClientRow, client_rows, client_tables, worst_clients
 from .majority import NOT_LEARNED, majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
-from .read import Run, read_all
+from .read import Run, StrPath, read_all
 from .select import (
     Entry,
     Metric,
     Model,
     SelectedRound,
+    by_round,
     entries,
+    goes_on,
     is_percentage,
     metric_of,
     own_metrics,
@@ -108,6 +109,7 @@ class Row:
     personal_model: Result | None
     global_model: Result | None
     novel_clients: Result | None
+    before: Spread | None  # the personal models that the method went on from; None: it did not
     bytes_down: float | None  # per client and round, over the committed rounds
     bytes_up: float | None
     trained: float | None  # None: training diverged in the first round with every seed
@@ -222,6 +224,15 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     )
 
 
+def _before(entry: Entry, metric: Metric) -> Spread | None:
+    """The mean over clients of the test results before training."""
+    if not goes_on(entry.run):
+        return None
+    tests = [by_round(trial, "personal", "test").get(0) for trial in entry.trials]
+    means = [summary(test, metric).mean for test in tests if test is not None]
+    return Spread.of(means) if means else None
+
+
 def _progress(entry: Entry) -> str:
     states = {trial.seed: trial.progress for trial in entry.trials}
     if len(set(states.values())) == 1:
@@ -245,6 +256,7 @@ def _row(entry: Entry, metric: Metric) -> Row:
         personal_model=_result(entry, "personal", metric),
         global_model=_result(entry, "global", metric),
         novel_clients=_result(entry, "novel", metric),
+        before=_before(entry, metric),
         bytes_down=sum(record.bytes_down for record in rounds) / visits if visits else None,
         bytes_up=sum(record.bytes_up for record in rounds) / visits if visits else None,
         trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
@@ -354,6 +366,8 @@ def _results(comparison: Table) -> TextTable:
     header += ["round", "global", "its\nround"]
     has_novel = any(row.novel_clients for row in comparison.rows)
     header += ["novel", "its\nround"] if has_novel else []
+    has_before = any(row.before for row in comparison.rows)
+    header += ["before"] if has_before else []
     cells = []
     for row in comparison.rows:
         personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
@@ -379,6 +393,8 @@ def _results(comparison: Table) -> TextTable:
         ]
         if has_novel:
             texts += [_cell(novel.mean if novel else None, scale, digits), _rounds(novel)]
+        if has_before:
+            texts += [_cell(row.before, scale, digits)]
         cells.append(texts)
     cells += _majority_cells(comparison, len(header))
     return TextTable(f"Test {comparison.metric}{unit_of(comparison.metric)}", header, cells)
@@ -460,8 +476,10 @@ def to_json(comparison: Table) -> str:
     return json.dumps(_finite(dataclasses.asdict(comparison)), indent=2, allow_nan=False)
 
 
-def compare(paths: Sequence[Path], as_json: bool = False, metric: Metric | None = None) -> str:
-    """Compare the runs at ``paths``, as text or as JSON.
+def compare(
+    paths: StrPath | Sequence[StrPath], as_json: bool = False, metric: Metric | None = None
+) -> str:
+    """Compare the runs at ``paths``, one or several, as text or as JSON.
 
     ``metric`` is what is shown: accuracy, loss, or one of the experiment's own metrics. None: the
     one by which the runs select the reported round. The rounds stay the same.
@@ -469,7 +487,7 @@ def compare(paths: Sequence[Path], as_json: bool = False, metric: Metric | None 
     Raises:
         InputError: a path has no run with a committed round, or a file of a run is damaged.
 
-    >>> compare([Path("nowhere")])
+    >>> compare("nowhere")
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import DataConfig, load_data
+from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
+from ..data.config import FROM_PYTHON
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
 from ..engine.metrics import MetricFunction, Metrics
@@ -36,13 +37,11 @@ class Inputs:
 
     @classmethod
     def load(
-        cls, experiment: Experiment, dataset: Dataset | None, backbone: Backbone | None
+        cls, experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
     ) -> Inputs:
-        """Load what ``experiment`` names; a ``dataset`` and a ``backbone`` stand in for its own."""
-        experiment = named(experiment, dataset, backbone)
-        if dataset is None:
-            tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
-            dataset = load_data(experiment.data, tokenizer)
+        """Load what ``experiment`` names; ``data`` and a ``backbone`` stand in for its own."""
+        experiment = named(experiment, data, backbone)
+        dataset = dataset_of(experiment, data, backbone)
         public = public_of(experiment, dataset, backbone) if experiment.has_public else None
         federations = {
             seed: replace(federation_of(experiment, dataset, seed), public=public)
@@ -72,14 +71,29 @@ class Inputs:
         return task.device
 
 
-def named(experiment: Experiment, dataset: Dataset | None, backbone: Backbone | None) -> Experiment:
-    """The experiment, with the names of the ``dataset`` and the ``backbone`` that stand in for its
+def named(
+    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
+) -> Experiment:
+    """The experiment, with the names of the ``data`` and the ``backbone`` that stand in for its
     own."""
-    if dataset is not None:
-        experiment = replace(experiment, data=DataConfig(name=f"from Python: {dataset.digest}"))
+    if isinstance(data, Data):
+        experiment = replace(experiment, data=data.config(experiment.data))
+    elif data is not None:
+        experiment = replace(experiment, data=DataConfig(name=FROM_PYTHON + data.digest))
     if backbone is not None:
-        experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
+        experiment = replace(experiment, model=ModelConfig(name=FROM_PYTHON + backbone.name))
     return experiment
+
+
+def dataset_of(
+    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
+) -> Dataset:
+    """The examples of a `named` experiment, tokenised for its model or the ``backbone``."""
+    if isinstance(data, Dataset):
+        return data
+    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
+    source = Data({}) if data is None else data
+    return source.load(experiment.data, tokenizer)
 
 
 def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
@@ -98,6 +112,13 @@ def federation_of(
     federation = Federation(dataset, divide(dataset, experiment.split, split_seed, only), seed)
     federation.check(only)
     return federation
+
+
+def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
+    """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
+    numbers begin at K."""
+    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    return replace(experiment, split=split)
 
 
 def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:

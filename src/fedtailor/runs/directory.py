@@ -39,6 +39,7 @@ from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
 PRIVATE_FILE = "private.safetensors"
+START_FILE = "start.json"
 
 # all that a run directory holds; a command that writes something else there adds it here
 OWN_FILES = frozenset(
@@ -251,9 +252,15 @@ class RunDirectory:
                 )
             file.truncate(committed)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states."""
+        return (self.path / "commit.json").exists()
+
     def restore(self, store: PrivateStates) -> Server | None:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
-        if self.commit.round == 0:
+        if not self.has_begun:
             return None
         path = state_path(self.path, self.commit.round)
         if not path.exists():
@@ -276,7 +283,7 @@ class RunDirectory:
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
-            "history": self._append("history", [_history(done)]),
+            "history": self._append("history", [_history(done)] if done.number else []),
             "clients": self._append(
                 "clients", [_clients(done, e, self._names) for e in done.evaluations]
             ),
@@ -295,7 +302,7 @@ class RunDirectory:
         if confusion := _confusion(done):
             path = self.path / f"confusion-{done.number:06d}.safetensors"
             write_atomically(path, encode(confusion))
-        if not (self.path / "costs.json").exists():
+        if done.costs is not None and not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
         self._commit(Commit(done.number, self.commit.rounds, False, lengths, best=best))
@@ -412,6 +419,14 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
         raise InputError(f"{path} is missing; restore it")
     state = load_file(path)
     return aligned(state if last else strip_prefix(state, "server/"))
+
+
+def model_seed(folder: Path, seed: int) -> int:
+    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
+    the part's own, or that of the run it goes on from, since frozen values have to stay."""
+    path = folder / START_FILE
+    number: int = read_json(path)["model_seed"] if path.exists() else seed
+    return number
 
 
 def read_private(path: Path, client: int) -> Params:

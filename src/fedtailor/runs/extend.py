@@ -82,7 +82,7 @@ def differences(
     labels = {m["label"] for m in a["methods"]} & {m["label"] for m in b["methods"]}
     flat_a, flat_b = _flat(a, labels), _flat(b, labels)
     return [
-        f"{key} is {_shown(flat_a.get(key))} {where_a} and {_shown(flat_b.get(key))} {where_b}"
+        f"{key} is {shown(flat_a.get(key))} {where_a} and {shown(flat_b.get(key))} {where_b}"
         for key in dict.fromkeys([*flat_a, *flat_b])
         if flat_a.get(key) != flat_b.get(key)
     ]
@@ -95,7 +95,8 @@ def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     return flattened({**kept, "methods": methods})
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as an experiment file has it."""
     return "none" if value is None else json.dumps(value)
 
 

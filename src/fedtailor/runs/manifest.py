@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +19,14 @@ from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
+from ..user_code import absolute
 from .directory import as_json, read_json, write_atomically
-from .experiment import Experiment, by_label, changed, parse
+from .experiment import Experiment, Settings, by_label, changed, parse
 from .extend import check_extends, united
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
+
+FACTORY = "factory"  # the folder with the file of a model of one's own
 
 _BLOCK = 1 << 16  # clients described at a time
 
@@ -47,15 +50,32 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
             raise InputError(f"{out} holds something that is not a run; choose an empty --out")
         return wanted
     present = read_experiment(out)
+    _check_sources(present.get("methods", []), wanted["methods"], out)
     check_extends(present, wanted, experiment.schedule, out)
     return united(present, wanted)
+
+
+def _check_sources(present: Any, wanted: Any, out: Path) -> None:
+    """Raise InputError where the file of a method of the user's own has changed."""
+    before = {(m["label"], m.get("class")): m for m in present}
+    for method in wanted:
+        label, reference = method["label"], method.get("class")
+        old = before.get((label, reference), method)
+        if reference is not None and old["sha256"] != method["sha256"]:
+            place = reference.rpartition(":")[0]
+            copy = f" ({out / 'methods' / label / place} is a copy)" * place.endswith(".py")
+            raise InputError(
+                f"methods.{label}: {place} has changed since {out} was begun; restore it{copy}, or "
+                f"choose another --out"
+            )
 
 
 def read_experiment(out: Path) -> dict[str, Any]:
     """The content of ``experiment.json`` in a run directory.
 
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
+            of the user's own can't be loaded, or has changed.
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory")
@@ -64,17 +84,52 @@ def read_experiment(out: Path) -> dict[str, Any]:
     return content
 
 
-def open_run(out: Path, settings: Sequence[str] = ()) -> Experiment:
+def open_run(out: Path, settings: Settings = ()) -> Experiment:
     """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
 
+    Methods of the user's own come from the copies of their files that it holds.
+
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
+            of the user's own can't be loaded, or has changed.
     """
     content = read_experiment(out)
     del content["format"]
+    for method in content.get("methods", []):
+        if "class" in method:
+            method["class"] = absolute(method["class"], out / "methods" / method["label"])
     if settings:
         content["methods"] = by_label(content["methods"])
     return parse(changed(content, settings))
+
+
+def with_stored_factory(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment with a model of one's own as it was when the run began."""
+    if experiment.model.factory is None:
+        return experiment
+    file, _, function = experiment.model.factory.rpartition(":")
+    factory = f"{out.resolve() / FACTORY / Path(file).name}:{function}"
+    return replace(experiment, model=replace(experiment.model, factory=factory))
+
+
+def _store_factory(experiment: Experiment, out: Path) -> None:
+    """Copy the file of a model of one's own, or check that it is the one that the run began with.
+
+    Raises:
+        InputError: it has changed.
+    """
+    if experiment.model.factory is None:
+        return
+    file = Path(experiment.model.factory.rpartition(":")[0])
+    stored, content = out / FACTORY / file.name, file.read_bytes()
+    if not stored.exists():
+        stored.parent.mkdir(exist_ok=True)
+        write_atomically(stored, content)
+    elif stored.read_bytes() != content:
+        raise InputError(
+            f"{file} has changed since {out} was begun, which keeps it as {stored}; choose another "
+            f"--out"
+        )
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:
@@ -101,8 +156,15 @@ def write_manifest(
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
+    _store_factory(experiment, out)
     if not (out / "environment.json").exists():
         write_atomically(out / "environment.json", as_json(_environment()))
+    for label, origin in experiment.origins.items():
+        if origin.path is not None:
+            copy = out / "methods" / label / origin.path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                write_atomically(copy, origin.source)
     (out / "partitions").mkdir(exist_ok=True)
     for seed, path in paths.items():
         if not path.exists():

@@ -11,29 +11,33 @@ from typing import Any, Literal
 from safetensors.torch import load_file
 
 from .. import random
+from ..data import Data
 from ..data.federation import Federation
 from ..data.names import client_number
 from ..data.table import Dataset
 from ..engine.client import ClientEvaluation
 from ..engine.client_store import best_path, staged_path
-from ..engine.executors.work import ClientRequest
+from ..engine.executors.work import ClientRequest, Work
+from ..engine.joining import join_requests
 from ..engine.rounds import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
-from ..params import Params, aligned
+from ..params import Params, aligned, clone
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
 from .directory import (
     PRIVATE_FILE,
     Commit,
+    model_seed,
     read_commit,
     read_json,
     read_private_after,
     read_server,
+    state_path,
 )
 from .experiment import Experiment
-from .manifest import open_run
+from .manifest import data_manifest, open_run, same_data, with_stored_factory
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -58,7 +62,7 @@ class TrainedMethod:
     commit: Commit
     server: Server
     which: Which = "best"
-    dataset: Dataset | None = None  # instead of what the experiment names
+    dataset: Data | Dataset | None = None  # instead of what the experiment names
     backbone: Backbone | None = None
 
     @property
@@ -87,11 +91,14 @@ class TrainedMethod:
         """The clients with their examples, which are loaded for this.
 
         Raises:
-            InputError: the data can't be loaded.
+            InputError: the data can't be loaded, or are not those of the run.
         """
         experiment = named(self.experiment, self.dataset, self.backbone)
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
-        return inputs.federations[self.seed]
+        federation = inputs.federations[self.seed]
+        if not same_data(data_manifest(federation), self.data):
+            raise InputError(f"the data or their split are not those of {self.run}")
+        return federation
 
     def number(self, client: str | int) -> int:
         """The number of a client, from its name or its number; see `data.names.client_number`.
@@ -124,7 +131,8 @@ class TrainedMethod:
         return state
 
     def private_state(self, client: str | int) -> Params:
-        """The tensors that a client keeps, of its last training up to ``round``.
+        """The tensors that a client keeps, of its last training up to ``round``; its first ones if
+        it had not trained.
 
         Raises:
             InputError: there is no such client; a file is missing.
@@ -132,19 +140,19 @@ class TrainedMethod:
         number, method = self.number(client), self.method
         check_private_states(method, self.task, self.folder, self.commit)
         private = read_private_after(self.folder, self.round, number)
-        if private:
-            return aligned(private)
-        return aligned(
-            method.init_client(self.task, number, random.key(self.seed, "client", number))
-        )
+        if not private:
+            key = random.key(self.seed, "client", number)
+            private = method.init_client(self.task, number, key)
+        return aligned(private)
 
     def client_state(self, client: str | int) -> Params:
         """The tensors that a client uses: what the server sends it and what it keeps; or those that
         a client has been fitted to that joined afterwards.
 
-        Where the method fine-tunes them before use, that is done again on the client's training
-        data, as in the evaluation of ``round``. The values are those that were evaluated, up to the
-        rounding of another executor or device.
+        What is worked out for an evaluation is worked out again, on the client's training data, as
+        in that of ``round``: where the method fine-tunes a state before use, and what a novel
+        client keeps. The values are those that were evaluated, up to the rounding of another
+        executor or device.
 
         Raises:
             InputError: there is no such client; a file is missing; the data can't be loaded.
@@ -153,20 +161,39 @@ class TrainedMethod:
             return aligned(load_file(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
+        if private and self._is_novel(number):
+            private = self._joined(number, private)
         if passes == 0:
             return {**aligned(self.method.send(self.task, self.server, number)), **private}
+        work = self._works["evaluate"]
+        assert isinstance(work, ClientEvaluation)
         request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
-        work = self._evaluation
         inputs = work.prepare(self.server, request)
         return work.run(inputs.received, inputs.private, inputs.batches, inputs.context)
 
+    def _is_novel(self, number: int) -> bool:
+        novel = self.experiment.cohort.novel
+        if novel == 0 or read_private_after(self.folder, self.round, number):
+            return False
+        return number in self.federation.novel(novel)
+
+    def _joined(self, number: int, private: Params) -> Params:
+        """What a novel client keeps after its few passes."""
+        passes = self.experiment.evaluate.novel_passes
+        if passes == 0:
+            return private
+        local = self.experiment.local
+        requests = join_requests(
+            self.federation, local, [number], self.round, passes, lambda client: private
+        )
+        update = self._works["train"].one(self.server, next(requests))
+        return clone(update.private)
+
     @cached_property
-    def _evaluation(self) -> ClientEvaluation:
+    def _works(self) -> dict[str, Work]:
         context, plan = (self.method, self.task), self.experiment.plan
         federation = with_example_cache(*context, self.federation, plan.engine)
-        work = client_works(*context, federation, plan)["evaluate"]
-        assert isinstance(work, ClientEvaluation)
-        return work
+        return client_works(*context, federation, plan)
 
 
 def open_trained(
@@ -175,7 +202,7 @@ def open_trained(
     seed: int | None = None,
     *,
     which: Which = "best",
-    dataset: Dataset | None = None,
+    dataset: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
     """Open a method that a finished run has trained.
@@ -193,7 +220,7 @@ def open_trained(
             its first round; a file is missing.
     """
     run = Path(run)
-    experiment = open_run(run)
+    experiment = with_stored_factory(open_run(run), run)
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
@@ -203,12 +230,13 @@ def open_trained(
     commit = read_commit(folder) if (folder / "commit.json").exists() else None
     if commit is None or not (commit.ended or commit.stopped):
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
-    if commit.round == 0:
+    if commit.round == 0 and not state_path(folder, 0).exists():
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
     data = read_json(run / "partitions" / f"seed-{seed}.json")
-    task = task_again(experiment, experiment.methods[label], data, seed, backbone)
+    start = model_seed(folder, seed)
+    task = task_again(experiment, experiment.methods[label], data, start, backbone)
     return TrainedMethod(
         run, experiment, label, seed, data, task, commit, server, which, dataset, backbone
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,4 +136,4 @@ def until_closed() -> bool:
     import select
 
     readable, _, _ = select.select([sys.stdin], [], [], 0)
-    return bool(readable) and not sys.stdin.buffer.read1(1)
+    return bool(readable) and not os.read(sys.stdin.fileno(), 1)

@@ -1,0 +1,288 @@
+"""A model of a finished run as a folder that works without this library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..data.table import Dataset
+from ..errors import InputError
+from ..method import Method, Portable
+from ..models.packages import BUILTIN
+from ..params import Params
+from ..runs.experiment import Experiment
+from ..runs.trained import TrainedMethod, Which, open_trained
+from ..task.backbone import Backbone
+from ..task.task import Task
+from .adapter import HEAD_FILE, write_adapter
+from .card import Score, card, licence, scores
+from .code import write_code
+from .network import WEIGHTS, Network, padded, write_tensors
+
+ABOUT = "export.json"
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A client's model, or the global one (``client`` None), and where it comes from.
+
+    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's.
+    """
+
+    experiment: Experiment
+    label: str
+    seed: int
+    data: dict[str, Any]
+    task: Task
+    state: Params
+    client: str | None = None
+    results: list[Score] = field(default_factory=list)
+
+    @property
+    def method(self) -> Method:
+        """The method with its settings."""
+        return self.experiment.methods[self.label]
+
+    @property
+    def network(self) -> Network:
+        """The base model."""
+        return Network(self.task.original, self.experiment.model, self.data)
+
+
+def export_model(
+    run: Path | str,
+    method: str,
+    out: Path | str,
+    *,
+    client: str | int | None = None,
+    seed: int | None = None,
+    which: Which = "best",
+    merge: bool = False,
+    all_clients: bool = False,
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> Path:
+    """Write a model of a finished run into the folder ``out``, for use without this library.
+
+    Args:
+        run: the run directory.
+        method: the method's label in the experiment.
+        out: a new folder, or an empty one.
+        client: whose model; None: the global one.
+        seed: None: the experiment's first.
+        which: the state of the reported round, or of the last one.
+        merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
+            large as the base.
+        all_clients: write a folder for each client into ``out``; what they share is there once.
+        dataset: the data, if the run was given them from Python.
+        backbone: the model, if the run was given it from Python.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
+            ``out`` holds something.
+    """
+    trained = open_trained(run, method, seed, which=which, dataset=dataset, backbone=backbone)
+    with new_folder(Path(out)) as stage:
+        if all_clients:
+            if client is not None:
+                raise InputError(f"client {client} and all clients; name one, or take all")
+            _write_all(trained, stage, merge)
+        else:
+            write_model(_client_model(trained, client), stage, merge)
+    return Path(out)
+
+
+def _client_model(trained: TrainedMethod, client: str | int | None) -> ClientModel:
+    state = trained.global_state() if client is None else trained.client_state(client)
+    model = ClientModel(
+        trained.experiment,
+        trained.label,
+        trained.seed,
+        dict(trained.data),
+        trained.task,
+        state,
+        None if client is None else str(client),
+    )
+    if client is not None and (trained.folder / "onboarded" / str(client)).is_dir():
+        return model  # the run has not evaluated it
+    results = scores(
+        trained.folder,
+        trained.label,
+        trained.method.name,
+        trained.seed,
+        None if client is None else trained.number(client),
+        by_loss=trained.data["task"] == "causal-lm",
+    )
+    return replace(model, results=results)
+
+
+def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
+    """A folder for each client, and ``base`` if they share it."""
+    names = trained.data.get("names") or range(trained.data["clients"])
+    for name in names:
+        model = _client_model(trained, name)
+        folder = out / quote(str(name), safe=" ")
+        folder.mkdir()
+        write_model(model, folder, merge, base=out / "base")
+
+
+def write_model(
+    model: ClientModel, out: Path, merge: bool = False, base: Path | None = None
+) -> None:
+    """Write a model into the folder ``out``, which is there and empty.
+
+    Args:
+        model: the model.
+        out: the folder.
+        merge: as in `export_model`.
+        base: where the base model is written, if it is not there; None: into ``out``. A folder
+            beside or inside ``out``.
+
+    Raises:
+        InputError: the model can't be merged, or has no plain description.
+    """
+    method, network = model.method, model.network
+    if type(method).predict is not Method.predict and type(method).portable is Method.portable:
+        raise InputError(
+            f"{method.name} has a predict of its own, and no portable that says the same as data; "
+            f"add one to its class"
+        )
+    portable = method.portable(model.task, model.state)
+    if merge:
+        portable = _merged(model, portable)
+    own, tensors = network.tensors, dict(portable.tensors)
+    complete = portable.form == "plain" and (base is None or merge or own.keys() <= tensors.keys())
+    if complete:
+        tensors = {**own, **tensors}
+    fits = complete and all(tensors[name].shape == value.shape for name, value in own.items())
+    if fits and network.is_transformer:
+        files = _write_transformer(network, tensors, out)
+    else:
+        files = _write_parts(model, portable, tensors, out, base or out / "base", complete)
+    _write_rest(model, portable, out, files)
+
+
+def _write_parts(
+    model: ClientModel, portable: Portable, tensors: Params, out: Path, base: Path, complete: bool
+) -> dict[str, Any]:
+    """The base model, and what the client has beside it: an adapter, or tensors."""
+    network = model.network
+    head = {name: value for name, value in network.tensors.items() if model.task.in_head(name)}
+    tensors = {**head, **tensors}  # a new head is not in the pretrained weights
+    source = _write_base(network, out, base, weights=not complete)
+    file = WEIGHTS
+    if portable.form == "adapter":
+        write_adapter(network, portable.lora, out, source)
+        file = HEAD_FILE
+    if tensors:
+        write_tensors(out / file, tensors)
+    return {"network": network.about(source, not complete), "tensors": file if tensors else None}
+
+
+def _merged(model: ClientModel, portable: Portable) -> Portable:
+    """The same as other values of the base model's tensors."""
+    if portable.form not in ("plain", "adapter"):
+        raise InputError(
+            f"{model.method.name} needs more than one set of weights, which no merged model has; "
+            f"leave out --merge"
+        )
+    own, tensors = model.network.tensors, dict(portable.tensors)
+    for path, (A, B) in portable.lora.items():
+        name = f"{path}.weight"
+        tensors[name] = tensors.get(name, own[name]) + B @ A
+    return Portable("plain", padded(tensors, own))
+
+
+def _write_transformer(network: Network, tensors: Params, out: Path) -> dict[str, Any]:
+    """The full model for ``from_pretrained``, or its encoder and head."""
+    if network.is_whole:
+        network.write(tensors, out, weights=True, whole=True)
+        if network.data["modality"] == "image":
+            network.write_image_processor(out)
+        return {"network": network.about(".", True, whole=True), "tensors": None}
+    network.write(tensors, out / "encoder", weights=True)
+    head = {n: v for n, v in tensors.items() if not n.startswith("encoder.")}
+    write_tensors(out / HEAD_FILE, head)
+    return {"network": network.about("encoder", True), "tensors": HEAD_FILE}
+
+
+def _write_base(network: Network, out: Path, base: Path, *, weights: bool) -> str | None:
+    """The base model, unless it has a name; where it is, seen from ``out``."""
+    if network.name is not None and weights:
+        return network.name
+    if not base.exists():
+        network.write(network.tensors, base, weights)
+    if not base.exists():
+        return None
+    return "base" if base.parent == out else f"../{base.name}"
+
+
+def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[str, Any]) -> None:
+    """What every export has: its description, tokenizer, code and card."""
+    experiment, network, data = model.experiment, model.network, model.data
+    builtin = None if network.is_own else BUILTIN.get(experiment.model.name)
+    text = data["modality"] == "text"
+    about: dict[str, Any] = {
+        "form": portable.form,
+        "settings": _settings(network, portable),
+        "method": model.method.name,
+        "label": model.label,
+        "client": model.client,
+        "clients": data["clients"],
+        "seed": model.seed,
+        "task": data["task"],
+        "modality": data["modality"],
+        "picture": data.get("picture"),
+        "id2label": dict(enumerate(data["classes"])),
+        "max_length": experiment.data.max_length if text else None,
+        "pooling": network.pooling or ("native" if text and network.is_transformer else None),
+        "batch_size": experiment.evaluate.batch_size,
+        "batch_order": "by length",
+        "base": {
+            "name": network.name or network.backbone.name,
+            "licence": builtin.licence if builtin else licence(network.name),
+            "get": builtin.get if builtin is not None else None,
+        },
+        "inputs": network.inputs(),
+        **files,
+    }
+    about["id2label"] = {str(number): label for number, label in about["id2label"].items()}
+    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    if network.backbone.tokenizer is not None:
+        network.backbone.tokenizer.save_pretrained(str(out))
+    write_code(network, portable.form, out)
+    (out / "README.md").write_text(card(experiment, about, model.results))
+
+
+def _settings(network: Network, portable: Portable) -> dict[str, Any]:
+    if portable.form == "adapter":
+        return {"adapted": network.backbone.encoder_prefix.removesuffix(".")}
+    return dict(portable.settings)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that becomes ``out`` when all is written."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; the output must be a directory")
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out} holds something already; choose a new --out, or an empty folder")
+    stage = out.with_name(f".{out.name}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    try:
+        yield stage
+        if out.is_dir():
+            out.rmdir()
+        stage.rename(out)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

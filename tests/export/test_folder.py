@@ -1,0 +1,122 @@
+"""The folder of an export: what is in it, for one client or all, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import fedtailor as ft
+from fedtailor.errors import InputError
+from fedtailor.export.folder import export_model
+from fedtailor.runs.experiment import load
+from fedtailor.runs.trained import open_trained
+from tests.export.apart import logits_of
+from tests.export.net import net
+from tests.small import digits
+
+EXPERIMENT = """
+name = "digits"
+rounds = 1
+data = {name = "digits", limit = 120, limit_test = 30}
+split = {clients = 3, min_examples = 5}
+model = {factory = "net.py:net", targets = ["hidden"]}
+local = {batch_size = 8, steps = 2}
+engine = {executor = "sequential"}
+[methods.fedavg]
+trainable = "head"
+[methods.fedsdg]
+rank = 2
+[methods.fedem]
+components = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "net.py").write_text((Path(__file__).parent / "net.py").read_text())
+    (folder / "digits.toml").write_text(EXPERIMENT)
+    return ft.run(load(folder / "digits.toml"), folder / "run")
+
+
+def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_from(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = export_model(finished, "fedsdg", tmp_path / "out", client=1)
+    Image.fromarray((digits().inputs.values[3, 0] * 16).astype(np.uint8)).save(tmp_path / "a.png")  # type: ignore[union-attr]
+    code = "import sys, runpy; sys.modules['fedtailor'] = None; sys.argv = sys.argv[1:]; "
+    code += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-I", "-c", code, str(out / "use.py"), str(tmp_path / "a.png")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    values, labels = zip(*(line.split("  ") for line in lines), strict=True)
+    assert sorted(labels) == sorted("0123456789")
+    assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
+    card = (out / "README.md").read_text()
+    assert "| client | client 1 |" in card
+    log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
+    (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
+    assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedsdg", "fedem"])
+def test_all_clients_share_one_base(finished: Path, label: str, tmp_path: Path) -> None:
+    out = export_model(finished, label, tmp_path / "out", all_clients=True)
+    assert sorted(path.name for path in out.iterdir()) == ["0", "1", "2", "base"]
+    assert not (out / "1/base").exists()
+    trained = open_trained(finished, label)
+    batch = trained.federation.dataset.batch(np.arange(5))
+    found = logits_of({out / str(client): batch for client in range(3)}, tmp_path)
+    for client in range(3):
+        ours = trained.method.predict(trained.task, trained.client_state(client), batch)
+        torch.testing.assert_close(found[out / str(client)], ours, atol=1e-5, rtol=1e-5)
+
+
+def test_a_merged_adapter_is_one_model(finished: Path, tmp_path: Path) -> None:
+    out = export_model(finished, "fedsdg", tmp_path / "out", client=0, merge=True)
+    assert not (out / "adapter_config.json").exists()
+    trained = open_trained(finished, "fedsdg")
+    batch = trained.federation.dataset.batch(np.arange(5))
+    ours = trained.method.predict(trained.task, trained.client_state(0), batch)
+    torch.testing.assert_close(logits_of({out: batch}, tmp_path)[out], ours, atol=1e-4, rtol=1e-4)
+
+
+def test_several_models_are_not_merged(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fedem needs more than one set of weights"):
+        export_model(finished, "fedem", tmp_path / "out", client=0, merge=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_python_gives_takes_the_file_of_its_class_along(tmp_path: Path) -> None:
+    backbone = ft.from_module(net(), targets=["hidden"])
+    experiment = ft.Experiment(
+        {"fedavg": ft.FedAvg(), "fedsq": ft.FedSQ()}, rounds=1, split=ft.SplitConfig(3)
+    )
+    run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
+    batch = digits().batch(np.arange(5))
+    for label in experiment.methods:
+        out = export_model(run, label, tmp_path / label, client=1, backbone=backbone)
+        assert (out / "net.py").is_file()
+        trained = open_trained(run, label, backbone=backbone)
+        ours = trained.method.predict(trained.task, trained.client_state(1), batch)
+        found = logits_of({out: batch}, tmp_path)[out]
+        torch.testing.assert_close(found, ours, atol=1e-5, rtol=1e-5)
+
+
+def test_code_that_needs_this_library_is_refused(tmp_path: Path) -> None:
+    class Local(nn.Linear):
+        pass
+
+    backbone = ft.from_module(nn.Sequential(nn.Flatten(), Local(64, 10)))
+    experiment = ft.Experiment({"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(3))
+    run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
+    with pytest.raises(InputError, match=r"test_folder\.py imports fedtailor"):
+        export_model(run, "fedavg", tmp_path / "out", client=1, backbone=backbone)
