@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.errors import InputError
-from fedtailor.export.folder import export_model
+from fedtailor.export.folder import ClientModel, export_model, write_model
+from fedtailor.params import Batch, Params
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import open_trained
 from tests.export.apart import logits_of
@@ -120,3 +122,22 @@ def test_code_that_needs_this_library_is_refused(tmp_path: Path) -> None:
     run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
     with pytest.raises(InputError, match=r"test_folder\.py imports fedtailor"):
         export_model(run, "fedavg", tmp_path / "out", client=1, backbone=backbone)
+
+
+@dataclass(frozen=True)
+class Halved(ft.FedAvg):
+    """A method of one's own that says nothing of how it predicts."""
+
+    name = "halved"
+
+    def predict(self, task: ft.Task, state: Params, batch: Batch) -> Tensor:
+        return super().predict(task, state, batch) / 2
+
+
+def test_a_method_that_predicts_in_a_way_of_its_own_must_say_it_as_data(tmp_path: Path) -> None:
+    task = ft.Task(ft.from_module(net()), Halved().adapt)
+    data = {"task": "classification", "modality": "image", "classes": [], "clients": 1}
+    model = ClientModel(ft.Experiment({"it": Halved()}), "it", 0, data, task, task.state)
+    with pytest.raises(InputError, match="halved has a predict of its own, and no portable"):
+        write_model(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..report.read import Evaluation, read_trial
+from ..report.read import Evaluation, Trial
 from ..report.select import by_round, select_round
 from ..runs.experiment import Experiment
 
@@ -23,18 +23,14 @@ class Score:
     loss: float | None
 
 
-def scores(
-    folder: Path, label: str, method: str, seed: int, client: int | None, *, by_loss: bool
-) -> list[Score]:
-    """Read the results of a client's model at the reported round, or of the global model.
+def scores(trial: Trial, client: int | None, *, by_loss: bool) -> list[Score]:
+    """Return the results of a client's model at the reported round, or of the global model.
 
     Args:
-        folder: of the method and the seed in the run.
-        label, method, seed: whose.
+        trial: of the method and the seed.
         client: its number; None: the global model, over all clients.
         by_loss: whether rounds are selected by the loss.
     """
-    trial = read_trial(folder, label, method, seed)
     model: Any = "global" if client is None else "personal"
     selected = select_round(trial, model, "loss" if by_loss else "accuracy")
     if selected is None:
@@ -80,6 +76,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
     lm = about["task"] == "causal-lm"
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
+    library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
     data, split = experiment.data, experiment.split
     clients = f"{about['clients']} clients"
@@ -87,7 +84,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
         "---",
         f"base_model: {about['base']['name']}",
         f"license: {about['base']['licence']}",
-        f"library_name: {'peft' if about['form'] == 'adapter' else 'transformers'}",
+        f"library_name: {'peft' if about['form'] == 'adapter' else library}",
         "---",
         "",
         f"# {experiment.name}: the model of {whose}",
