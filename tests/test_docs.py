@@ -20,11 +20,13 @@ from fedtailor.method import FineTuning, Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.optim import Optimiser
+from fedtailor.runs import builtin
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
     ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig,
+    ft.StartConfig,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 
@@ -115,5 +117,5 @@ def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
 
 
 def test_every_experiment_file_is_valid() -> None:
-    for path in (ROOT / "experiments").glob("*.toml"):
+    for path in builtin.experiments().values():
         assert ft.load(path).methods

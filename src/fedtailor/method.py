@@ -156,9 +156,31 @@ class Method(ABC):
         """The server's state before the first round."""
         return {n: value for n, value in task.state.items() if not self.is_private(task, n)}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        """The server's state after clients have left or joined, as a run begins with that of
+        another one. Rows by client are those of the new ``num_clients`` already; what else depends
+        on the clients has to be worked out again."""
+        return server
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         """What a client receives: the shared part of its state."""
         return server
+
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        """What a client receives that joins after the training, as number ``client`` >= K.
+
+        By default the same as all others. A method whose server has a row for each client sends
+        what the new client can find its own row from, in `fit_row`.
+        """
+        return self.send(task, server, client)
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        """What `send` would give a client that joins, from what `send_new` gave it: the row that
+        the server lacks is found on the client's own ``batches``. Without batches the row is that
+        of a client of which nothing is known. For one client at a time."""
+        return received
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
@@ -193,7 +215,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many rounds' worth of local batches `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
         return 0
 
     def finetune(

@@ -173,16 +173,3 @@ def _is_plain(value: Tensor) -> bool:
 
 def _copied(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.contiguous_format)
-
-
-def under_vmap() -> bool:
-    """Whether this code runs under ``torch.func.vmap``, or another transform of ``torch.func``.
-
-    There a tensor may stand for those of several clients, and none can be a leaf of autograd.
-
-    >>> under_vmap()
-    False
-    >>> torch.func.vmap(lambda x: x + int(under_vmap()))(torch.zeros(2))
-    tensor([1., 1.])
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -17,6 +17,8 @@ from typing import TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from .torch_private import profiler_enabled
+
 T = TypeVar("T")
 
 PHASES = ("data", "forward", "backward", "optimiser", "state", "aggregate", "evaluate")
@@ -28,7 +30,7 @@ _MARK = "fedtailor: "
 
 def phase(name: str) -> AbstractContextManager[object]:
     """Mark a range of the trace, if one is being written."""
-    if torch._C._autograd._profiler_enabled():
+    if profiler_enabled():
         return record_function(_MARK + name)
     return nullcontext()
 

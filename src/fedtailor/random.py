@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .torch_private import view_words
+
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -89,7 +91,7 @@ def bernoulli(k: Tensor, shape: Sequence[int], p: float) -> Tensor:
     for bits, factor in ((30, _MIX1), (27, _MIX2)):  # `_mix` in place: no new memory
         x.bitwise_xor_(_shift(x, bits)).mul_(factor)
     x.bitwise_xor_(_shift(x, 31))
-    return x.view(torch.int16)[..., : shape[-1]] < min(round(p * 65536), 65535) - 32768
+    return view_words(x, torch.int16)[..., : shape[-1]] < min(round(p * 65536), 65535) - 32768
 
 
 def normal(k: Tensor, shape: tuple[int, ...], std: float = 1.0) -> Tensor:

@@ -64,6 +64,26 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(tmp_path: Path) -> No
     torch.testing.assert_close(features @ weight.T + bias, ours, atol=1e-4, rtol=1e-4)
 
 
+def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) -> None:
+    """With a rate at which the last round is not the best."""
+    from safetensors.torch import load_file
+
+    from fedtailor.runs.directory import read_commit
+
+    run = tmp_path / "run"
+    rate = "methods.fedsdg.optimiser.lr=5.0"
+    assert main(["run", str(file), "--out", str(run), "--set", rate]) == 0
+    commit = read_commit(run / "methods/fedsdg/seed-0")
+    assert commit.best_round < commit.round
+    for which in ("best", "last"):
+        command = ["export", str(run), "--method", "fedsdg", "--client", "0", "--which", which]
+        assert main([*command, "--out", str(tmp_path / which)]) == 0
+    best, last = (
+        load_file(tmp_path / which / "adapter_model.safetensors") for which in ("best", "last")
+    )
+    assert any(not best[name].equal(last[name]) for name in best)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

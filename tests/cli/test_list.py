@@ -9,21 +9,21 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.methods import METHODS
 
+LISTS = ["experiments", "methods", "datasets", "models"]
+
 
 def test_alone_it_says_what_there_is_to_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines] == [
-        ["fedtailor", "list", what] for what in ("methods", "datasets", "models")
-    ]
+    assert [line.split()[:3] for line in lines] == [["fedtailor", "list", what] for what in LISTS]
     assert main(["list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["list"] for row in rows] == ["methods", "datasets", "models"]
+    assert [row["list"] for row in rows] == LISTS
 
 
-@pytest.mark.parametrize("what", ["methods", "datasets", "models"])
+@pytest.mark.parametrize("what", LISTS)
 def test_a_list_as_a_table_and_as_json(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {"methods": "fedsdg", "datasets": "20newsgroups", "models": "minilm"}[what]
+    known = dict(zip(LISTS, ("quickstart", "fedsdg", "20newsgroups", "minilm"), strict=True))[what]
     assert main(["list", what]) == 0
     assert known in capsys.readouterr().out
     assert main(["list", what, "--json"]) == 0

@@ -10,9 +10,13 @@ import pytest
 
 from fedtailor.cli import main
 
-HEAVY = {"torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr"}
+HEAVY = {
+    "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
+    "shtab", "tensorboard",
+}  # fmt: skip
 COMMANDS = (
-    "run", "compare", "report", "list", "describe", "layers", "tune", "export",
+    "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
+    "track", "doctor", "completion",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip
@@ -41,6 +45,7 @@ def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
+        ("list experiments", set()),
         ("list methods", {"torch", "numpy"}),
         ("list datasets", {"torch", "numpy", "tabulate"}),
         ("list models", {"torch", "numpy", "tabulate"}),
@@ -69,12 +74,12 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: compare, deploy, describe"),
+        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: check-method, compare"),
         ("", "the following arguments are required: COMMAND; see fedtailor --help"),
         ("run", "required: EXPERIMENT.toml; see fedtailor run --help"),
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),
         ("report x --format svg", "arguments: --format svg; see fedtailor report --help"),
-        ("list metods", "invalid choice: 'metods' (choose from 'methods', 'datasets', 'models')"),
+        ("list metods", "invalid choice: 'metods' (choose from 'experiments', 'methods', "),
         ("layers small.toml --epochs 0", "argument --epochs: 0 is not at least 1"),
         ("deploy x", "argument STEP: invalid choice: 'x'"),
     ],

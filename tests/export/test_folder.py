@@ -55,7 +55,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "net.py").write_text((Path(__file__).parent / "net.py").read_text())
     (folder / "digits.toml").write_text(EXPERIMENT)
-    return ft.run(load(folder / "digits.toml"), folder / "run")
+    return ft.run(load(folder / "digits.toml"), folder / "run").path
 
 
 def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_from(
@@ -98,7 +98,7 @@ def pairs(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     backbone = ft.from_module(net(), targets=["hidden"])
     methods = {"python-fedavg": ft.FedAvg(), "python-fedsq": ft.FedSQ()}
     experiment = ft.Experiment(methods, rounds=1, split=ft.SplitConfig(3))
-    run = ft.run(experiment, out / "run", dataset=digits(), backbone=backbone)
+    run = ft.run(experiment, out / "run", data=digits(), backbone=backbone).path
     for label in methods:
         folder = export_model(run, label, out / label, client=1, backbone=backbone)
         expect(folder, open_trained(run, label, backbone=backbone), 1)
@@ -142,7 +142,7 @@ def test_code_that_needs_this_library_is_refused(tmp_path: Path) -> None:
 
     backbone = ft.from_module(nn.Sequential(nn.Flatten(), Local(64, 10)))
     experiment = ft.Experiment({"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(3))
-    run = ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=backbone)
+    run = ft.run(experiment, tmp_path / "run", data=digits(), backbone=backbone).path
     with pytest.raises(InputError, match=r"test_folder\.py imports fedtailor"):
         export_model(run, "fedavg", tmp_path / "out", client=1, backbone=backbone)
 

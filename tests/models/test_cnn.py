@@ -172,7 +172,7 @@ def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> 
             "lenet", pretrained=False, width=0.1, image_size=16, targets=("hidden*",)
         ),
     )
-    run = ft.run(experiment, tmp_path / "run", dataset=digits())
+    run = ft.run(experiment, tmp_path / "run", data=digits()).path
     assert '"picture": [' in (run / "partitions/seed-0.json").read_text()
     folder = export_model(run, "lora", tmp_path / "adapter")
     assert (folder / "adapter_model.safetensors").exists()

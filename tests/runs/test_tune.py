@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.errors import InputError
+from fedtailor.runs import builtin
 from fedtailor.runs import experiment as experiments
 from fedtailor.runs.tune import Outcome, Range, best, load, search
 
@@ -164,8 +166,16 @@ def test_bad_input_is_told_before_anything_runs(tmp_path: Path, setting: str, me
         load(written(tmp_path), [setting])
 
 
+def test_without_optuna_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install 'fedtailor\[tune\]'"):
+        next(search(load(written(tmp_path)), tmp_path / "out"))
+
+
 def test_the_baselines_grids_are_searched_for_those_methods_that_are_there(tmp_path: Path) -> None:
-    grid = Path(__file__).parents[2] / "experiments/grids/baselines.toml"
+    grid = builtin.grids()["baselines"]
     text = FILE[: FILE.index("[methods.fedavg]")]
     text += "[methods.near]\nname = 'fedprox'\n[methods.apfl]\n[methods.fedavg]\n"
     tuning = load(written(tmp_path, text), grid=grid)
@@ -183,8 +193,7 @@ def test_the_baselines_grids_are_searched_for_those_methods_that_are_there(tmp_p
 
 @pytest.mark.parametrize("name", ["fedsdg", "fedhft", "pfedgate", "fedmerge", "fedsq"])
 def test_the_shipped_grids_fit_their_methods(tmp_path: Path, name: str) -> None:
-    root = Path(__file__).parents[2] / "experiments"
     text = FILE[: FILE.index("[tune.space.all]")].replace("[methods.fedavg]", f"[methods.{name}]")
-    tuning = load(written(tmp_path, text), grid=root / "grids" / f"{name}.toml")
+    tuning = load(written(tmp_path, text), grid=Path(name))
     assert len(tuning.spaces[name]) >= 2
     assert tuning.trials >= 6

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .options import add_trained
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--method", required=True, metavar="LABEL")
-    parser.add_argument("--seed", type=int, help="default: the run's first")
+    add_trained(parser)
     parser.add_argument("--client", help="a client's name or number; default: the global model")
+    parser.add_argument(
+        "--which",
+        choices=("best", "last"),
+        default="best",
+        help="the reported round, the best on validation data (default), or the last one",
+    )
     parser.add_argument("--all-clients", action="store_true", help="a folder for each client")
     parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -27,6 +33,7 @@ def _export(options: argparse.Namespace) -> None:
         options.out,
         client=options.client,
         seed=options.seed,
+        which=options.which,
         merge=options.merge,
         all_clients=options.all_clients,
     )

@@ -1,4 +1,4 @@
-"""``fedtailor list``: the methods, the built-in data sets and the built-in models."""
+"""``fedtailor list``: the methods, and what is built in: experiments, data sets and models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from .options import add_json
 
 _LISTS = {
+    "experiments": "the built-in experiments, which run by name",
     "methods": "the federated methods, by family",
     "datasets": "the built-in data sets, and the command that fetches each",
     "models": "the built-in models, and the command that fetches each",
@@ -30,7 +31,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _list(options: argparse.Namespace) -> None:
     if options.what is None:
         rows = [{"list": name, "what it is": what} for name, what in _LISTS.items()]
-        text = "\n".join(f"fedtailor list {name:<10}{what}" for name, what in _LISTS.items())
+        text = "\n".join(f"fedtailor list {name:<13}{what}" for name, what in _LISTS.items())
+    elif options.what == "experiments":
+        rows = _experiments()
+        text = "\n".join(_wrapped(rows))
     elif options.what == "methods":
         rows, text = _methods(), "\n".join(_by_family())
     else:
@@ -43,6 +47,28 @@ def _table(rows: list[dict[str, Any]]) -> str:
     from tabulate import tabulate
 
     return tabulate(rows, headers="keys")
+
+
+def _experiments() -> list[dict[str, Any]]:
+    from ..runs import builtin
+
+    return [
+        {
+            "experiment": name,
+            "what it is": builtin.purpose(path),
+            "presets": builtin.presets(path),
+        }
+        for name, path in builtin.experiments().items()
+    ]
+
+
+def _wrapped(experiments: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(row["experiment"]) for row in experiments)
+    for row in experiments:
+        presets = f" (presets: {', '.join(row['presets'])})" if row["presets"] else ""
+        line = f"{row['experiment']:<{width}}  {row['what it is']}{presets}"
+        yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * (width + 2))
+    yield "\nfedtailor run NAME runs one; --set preset=small is a small version of most."
 
 
 def _methods() -> list[dict[str, Any]]:

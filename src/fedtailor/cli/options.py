@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def add_experiment(parser: argparse.ArgumentParser) -> None:
-    """Take an experiment file, and settings that change it."""
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    """Take an experiment, a file or a built-in one's name, and settings that change it."""
+    what = "a file, or a built-in experiment (fedtailor list experiments)"
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml", help=what)
     add_settings(
         parser,
         "change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",
@@ -20,6 +21,13 @@ def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="key=value", dest="settings", help=what
     )
+
+
+def add_trained(parser: argparse.ArgumentParser) -> None:
+    """Take a finished run, a method and a seed."""
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--method", required=True, metavar="LABEL")
+    parser.add_argument("--seed", type=int, help="default: the run's first")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "it") -> None:

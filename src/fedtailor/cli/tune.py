@@ -15,7 +15,12 @@ from .options import add_experiment, add_json
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_experiment(parser)
-    parser.add_argument("--grid", type=Path, metavar="GRID.toml", help="a [tune] that goes first")
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        metavar="GRID.toml",
+        help="a [tune] that goes first: a file, or a built-in grid",
+    )
     parser.add_argument("--out", type=Path, help="where trials go (default: runs/NAME-tune)")
     add_json(parser, "the trials")
     parser.set_defaults(command=_tune)

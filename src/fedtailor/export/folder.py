@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..data.table import Dataset
+from ..data import Data, Dataset
 from ..errors import InputError
 from ..layers.lora import base_params
 from ..method import Method, Portable
@@ -19,7 +19,7 @@ from ..models.packages import BUILTIN
 from ..params import Params
 from ..report.read import Trial, read_trial
 from ..runs.experiment import Experiment
-from ..runs.trained import TrainedMethod, open_trained
+from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .adapter import HEAD_FILE, write_adapter
@@ -64,9 +64,10 @@ def export_model(
     *,
     client: str | int | None = None,
     seed: int | None = None,
+    which: Which = "best",
     merge: bool = False,
     all_clients: bool = False,
-    dataset: Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> Path:
     """Write a model of a finished run into the folder ``out``, for use without this library.
@@ -77,10 +78,11 @@ def export_model(
         out: a new folder, or an empty one.
         client: whose model; None: the global one.
         seed: None: the experiment's first.
+        which: the state of the reported round, or of the last one.
         merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
             large as the base.
         all_clients: write a folder for each client into ``out``; what they share is there once.
-        dataset: the data, if the run was given them from Python.
+        data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Returns:
@@ -90,7 +92,7 @@ def export_model(
         InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
             ``out`` holds something.
     """
-    trained = open_trained(run, method, seed, dataset=dataset, backbone=backbone)
+    trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
     with new_folder(Path(out)) as stage:
         if all_clients:
             if client is not None:
@@ -116,11 +118,11 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
         state,
         None if client is None else str(client),
     )
-    if client is not None and (trained.folder / "onboarded" / str(client)).is_dir():
+    if client is None:
+        return replace(model, results=scores(trial, None, trained.global_round))
+    if trained.onboarded(client) is not None:
         return model  # the run has not evaluated it
-    number = None if client is None else trained.number(client)
-    by_loss = trained.data["task"] == "causal-lm"
-    return replace(model, results=scores(trial, number, by_loss=by_loss))
+    return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
 def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:

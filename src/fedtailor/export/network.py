@@ -23,6 +23,7 @@ from ..models.packages import BUILTIN, quiet
 from ..models.pooled import Pooled
 from ..models.source import locate
 from ..params import Params
+from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 
 WEIGHTS = "model.safetensors"
@@ -61,7 +62,7 @@ class Network:
     @property
     def is_own(self) -> bool:
         """Whether it is a user's own module."""
-        return self.config.factory is not None or self.config.name.startswith("from Python: ")
+        return self.config.factory is not None or self.config.name.startswith(FROM_PYTHON)
 
     @cached_property
     def own_code(self) -> dict[str, Path]:

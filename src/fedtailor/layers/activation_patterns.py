@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..params import Params, strip_prefix
 from ..task.step import StepModule
 from ..task.surgery import replace
+from ..torch_private import leaves
 from .activations import (
     IN_PLACE,
     PIECEWISE,
@@ -155,7 +155,7 @@ class Gates(nn.Module):
     ) -> Any:
         """The value of ``function(z, *rest, **options)`` in this pass."""
         if name in UNGATED:
-            inputs = pytree.tree_leaves((z, rest, options))
+            inputs = leaves((z, rest, options))
             if self.mode == "replay" and any(getattr(x, "requires_grad", False) for x in inputs):
                 raise InputError(_cannot_gate(name))
             return function(z, *rest, **options)

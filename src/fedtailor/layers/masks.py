@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..torch_private import view_words
+
 # By the value of a byte, its bits from the lowest on as eight bools, held in one int64.
 _EIGHT_BOOLS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().view(torch.int64)[:, 0]
 
@@ -49,4 +51,5 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     >>> unpack_bits(torch.tensor([5], dtype=torch.uint8), 3)
     tensor([ True, False,  True])
     """
-    return _EIGHT_BOOLS.to(bits.device)[bits.int()].view(torch.bool)[..., :size]
+    words = _EIGHT_BOOLS.to(bits.device)[bits.int()]
+    return view_words(words, torch.bool)[..., :size]

@@ -106,7 +106,7 @@ class FedDPA(Method):
     lora_alpha: Annotated[float, Gt(0)] = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
     lr_private: Annotated[float, Gt(0)] | None = None
-    local_passes: Annotated[int, Gt(0)] = 1  # of F: rounds' worth of local training before use
+    local_passes: Annotated[int, Gt(0)] = 1  # of F: over the client's data, before use
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         return choose_trainable(backbone, "lora", self.rank, self.lora_alpha)

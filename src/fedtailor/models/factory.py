@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from torch import nn
 
 from ..errors import InputError
 from ..task.backbone import Backbone
+from ..user_code import load
 
 
 def call_factory(factory: str) -> nn.Module | Backbone:
@@ -18,28 +15,14 @@ def call_factory(factory: str) -> nn.Module | Backbone:
     Raises:
         InputError: no such file or function, or it returns something else.
 
-    >>> call_factory("net.py")
+    >>> call_factory("net.py:build")
     Traceback (most recent call last):
-    fedtailor.errors.InputError: model.factory = 'net.py'; it is written file.py:function
+    fedtailor.errors.InputError: no file net.py; give FILE.py:NAME or package.module:NAME
     """
-    name, _, function = factory.rpartition(":")
-    file = Path(name).expanduser()
-    if not name.endswith(".py") or not function.isidentifier():
-        raise InputError(f"model.factory = {factory!r}; it is written file.py:function")
-    if not file.is_file():
-        raise InputError(f"model.factory: no file {file}")
-    spec = importlib.util.spec_from_file_location(f"fedtailor_factory_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = code  # where dataclasses and pickle look for it
-    spec.loader.exec_module(code)
-    if not callable(make := getattr(code, function, None)):
-        raise InputError(f"model.factory: {file} has no function {function!r}")
-    made = make()
+    made = load(factory)()
     if not isinstance(made, nn.Module | Backbone):
         raise InputError(
-            f"model.factory: {function} of {file} returns a {type(made).__name__}; it must return "
-            f"an nn.Module, or a backbone of fedtailor.from_module"
+            f"model.factory = {factory!r} returns a {type(made).__name__}; it must return an "
+            f"nn.Module, or a backbone of fedtailor.from_module"
         )
     return made

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..run_format import FROM_PYTHON
 from .config import ModelConfig
 from .packages import BUILTIN
 
@@ -21,6 +22,8 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
         InputError: the model is neither on this machine nor named like one of the hub.
     """
     name = config.name
+    if name.startswith(FROM_PYTHON):
+        raise InputError("the run's model was given from Python; give it again: backbone=...")
     if name in BUILTIN:
         path = BUILTIN[name].find(cache_dir() if cache is None else cache)
         if path is None:
@@ -41,12 +44,12 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
 
 def origin(source: str) -> dict[str, Any]:
     """Return arguments of from_pretrained: whether to ask the hub, and to run no code from it."""
-    local = Path(source).is_dir() or not _hub_in_reach()
+    local = Path(source).is_dir() or not hub_in_reach()
     return {"local_files_only": local, "trust_remote_code": False}
 
 
 @functools.cache
-def _hub_in_reach() -> bool:
+def hub_in_reach() -> bool:
     """Ask the hub once, since transformers would try for half a minute each time."""
     import httpx
     import huggingface_hub

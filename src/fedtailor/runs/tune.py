@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import optuna
 import tomli_w
 from annotated_types import Ge, Gt
 
@@ -18,10 +17,14 @@ from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
-from ..report.select import by_round, metric_of, summary
+from ..report.select import by_round, higher_is_better, metric_of, summary
+from . import builtin
 from .directory import as_json, write_atomically
-from .experiment import Experiment, build, parse, read, read_toml, set_dotted
+from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
+
+if TYPE_CHECKING:
+    import optuna
 
 _DEFAULT_TRIALS = 8  # where some range has no end of values
 
@@ -84,12 +87,12 @@ class Tuning:
         return self.config.trials or min([*grids, *([] if grids else [_DEFAULT_TRIALS])])
 
 
-def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> Tuning:
+def load(path: str | Path, settings: Settings = (), grid: Path | None = None) -> Tuning:
     """The search that an experiment file's ``[tune]`` asks for; that of ``grid`` goes first.
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
-    those of every method that has them: a list of values, or ``{low, high, log}``. ``grid`` may
-    name methods that the experiment doesn't have.
+    those of every method that has them: a list of values, or ``{low, high, log}``. ``grid``, a file
+    or a built-in grid's name, may name methods that the experiment doesn't have.
 
     Raises:
         InputError: nothing to search, unknown names or fields, values that a field doesn't take, a
@@ -100,7 +103,7 @@ def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> 
     experiment = parse(content)
     space = tune.pop("space", {})
     if grid is not None:
-        content = read_toml(grid)
+        content = read_toml(builtin.find(grid, builtin.grids(), "grid"))
         if set(content) != {"tune"}:
             raise InputError(f"{grid} must hold [tune] and nothing else")
         absent = METHODS.keys() - {method.name for method in experiment.methods.values()}
@@ -275,6 +278,10 @@ def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
 
 
 def _study(tuning: Tuning, label: str, space: Space) -> optuna.Study:
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("fedtailor tune needs Optuna: pip install 'fedtailor[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seed = int(random.generator(tuning.seed, "tune", label).integers(2**31))
     grids = {key: range(len(v)) for key, v in space.items() if not isinstance(v, Range)}
@@ -306,12 +313,12 @@ def _evaluate(
 ) -> Outcome:
     experiment = replace(_with(tuning.experiment, label, settings), seeds=(tuning.seed,))
     try:
-        run(experiment, folder)
+        run(experiment, folder, summary=False)
     except DivergedError as error:
         return Outcome(label, number, settings, None, None, str(error))
     done = read_run(folder)
     metric = metric_of([done])
-    higher = metric == "accuracy"
+    higher = higher_is_better(metric)
     evaluated = by_round(done.trials[0], "personal", "validation")
     means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
     round_ = best_round(means, higher_is_better=higher)
@@ -324,10 +331,14 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     methods = dict(tuning.experiment.methods)
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
-    plain = json.loads(as_json(replace(tuning.experiment, methods=methods).as_dict()))
+    experiment = replace(tuning.experiment, methods=methods)
+    plain = json.loads(as_json(experiment.as_dict()))
     plain["methods"] = {
-        m["label"]: {k: v for k, v in m.items() if k != "label"} for m in plain["methods"]
+        m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}
+        for m in plain["methods"]
     }
+    for label, origin in experiment.origins.items():
+        plain["methods"][label]["class"] = origin.location
     return tomli_w.dumps(_for_toml(plain))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ..params import under_vmap
+from ..torch_private import under_vmap
 from .batch_norm import FunctionalBatchNorm
 from .surgery import Chain, replace
 

@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ...data.federation import pad_and_stack
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
+from ...torch_private import map_leaves
 from .work import AnyItem, ClientInputs, ClientWork, Work
 
 
@@ -102,7 +103,7 @@ class Vectorised:
                 yield from self._together(work, part, concurrency)
             return
         for index, (request, inputs) in enumerate(chunk):
-            outcome = pytree.tree_map(lambda value, at=index: value[at], outcomes)
+            outcome = map_leaves(itemgetter(index), outcomes)
             yield request, work.finish(request, inputs, outcome)
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class Vectorised:
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:
     first = many[0]
     same = all(same_tensors(inputs.received, first.received) for inputs in many)
-    in_dims = (None if same else 0, 0, 0, ClientContext(0, None, None, None))  # type: ignore[arg-type]
+    in_dims = (None if same else 0, 0, 0, ClientContext(0, None, None, None, None))  # type: ignore[arg-type]
     return torch.func.vmap(work.run, in_dims=in_dims)(
         first.received if same else stack([inputs.received for inputs in many]),
         stack([inputs.private for inputs in many]),

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...params import under_vmap
+from ...torch_private import under_vmap
 
 Solver = Callable[[NDArray[np.float64], int], NDArray[np.bool_]]
 """From importances ``[L]`` and a budget to the blocks that are kept, bool ``[L]``."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...params import Params
+from ...torch_private import multiply_into
 from .blocks import Blocks
 from .layers import Gated, GatedLinear, computed_rows, gated
 
@@ -150,8 +151,7 @@ def _multiply(out: list[Tensor], values: list[Tensor], gates: Tensor, selection:
     """Write each kept block's values times its gate into ``out``."""
     if out:
         factors = gates.tolist()
-        torch._foreach_copy_(out, values)
-        torch._foreach_mul_(out, [factors[number] for number in selection.groups[0]])
+        multiply_into(out, values, [factors[number] for number in selection.groups[0]])
 
 
 def adapted(

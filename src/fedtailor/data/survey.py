@@ -1,0 +1,245 @@
+"""What a local table holds, and which of its columns may be the input, the label and the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..disk_cache import cache_dir
+from ..errors import InputError, unknown
+from .sources import local_table
+
+Kind = Literal["text", "integer", "number", "picture", "other"]
+
+_TEXTS = ("text", "sentence", "content", "review", "comment", "message", "note", "body", "post")
+_LABELS = (
+    "label", "labels", "target", "category", "class", "diagnosis", "sentiment", "topic", "rating",
+    "stars", "outcome", "y",
+)  # fmt: skip
+_CLIENTS = (
+    "client", "site", "hospital", "clinic", "shop", "store", "company", "user", "customer",
+    "patient", "device", "region", "department", "branch", "centre", "center", "institution",
+    "author", "speaker", "city",
+)  # fmt: skip
+_MAX_CLASSES = 200
+_WORDS = 6.0  # characters of a word and the space behind it
+_TOKENS = 1.4  # of a word
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: how many values differ, how many are missing, characters of the longer texts."""
+
+    name: str
+    kind: Kind
+    distinct: int
+    missing: int
+    long: int = 0  # 95 of 100 texts are no longer
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns that an experiment uses."""
+
+    source: str  # texts or pictures
+    label: str
+    client: str | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A table's columns, and the counts of its values."""
+
+    path: str
+    rows: int
+    columns: tuple[Column, ...]
+    counts: Callable[[str], Mapping[Any, int]]  # of a column's values, the missing ones left out
+
+    def column(self, name: str) -> Column:
+        """Return the column of that name.
+
+        Raises:
+            InputError: there is none.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        names = [column.name for column in self.columns]
+        raise unknown("column", name, names, where=self.path, kind="columns")
+
+    def roles(self, text: str | None, label: str | None, client: str | None) -> Roles:
+        """Return the columns to use: those that are named, and guesses for the others.
+
+        Args:
+            text: the column of texts or pictures.
+            label: the column of classes.
+            client: the column that names the client; ``"none"``: there is none.
+
+        Raises:
+            InputError: a named column can't be used, or none can be guessed.
+        """
+        source = self._source(text)
+        named = None if client in (None, "none") else self._client(str(client))
+        label = self._label(label, {source, named})
+        if client is None:
+            taken: set[str | None] = {source, label}
+            found = [c for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
+            named = found[0].name if found else None
+        return Roles(source, label, named)
+
+    def source_candidates(self) -> list[Column]:
+        """Columns of texts or pictures, the likeliest first."""
+        found = [column for column in self.columns if column.kind in ("text", "picture")]
+        found.sort(key=lambda c: (c.kind != "picture", not _is_called(c.name, _TEXTS), -c.long))
+        return found
+
+    def label_candidates(self, taken: set[str | None]) -> list[Column]:
+        """Columns that may hold classes, the likeliest first; ``taken`` have another role."""
+        most = min(_MAX_CLASSES, max(2, self.rows // 2))
+        found = [
+            column
+            for column in self.columns
+            if column.kind in ("text", "integer") and column.name not in taken
+            if 2 <= column.distinct <= most or _is_called(column.name, _LABELS)
+        ]
+        found.sort(
+            key=lambda c: (
+                not _is_called(c.name, _LABELS),
+                _is_called(c.name, _CLIENTS),
+                c.distinct,
+            )
+        )
+        return found
+
+    def client_candidates(self, taken: set[str | None]) -> list[Column]:
+        """Columns that may name the client, the likeliest first; ``taken`` have another role."""
+        found = [
+            column
+            for column in self.columns
+            if column.kind in ("text", "integer") and column.name not in taken
+            if 2 <= column.distinct <= self.rows // 2 and column.missing == 0
+        ]
+        found.sort(key=lambda c: (not _is_called(c.name, _CLIENTS), c.distinct))
+        return found
+
+    def tokens(self, name: str) -> int:
+        """How many tokens to keep of the texts in a column: a power of two from 32 to 256."""
+        tokens = self.column(name).long / _WORDS * _TOKENS
+        return next((size for size in (32, 64, 128) if tokens <= size), 256)
+
+    def _source(self, name: str | None) -> str:
+        if name is None:
+            found = self.source_candidates()
+            if not found:
+                raise InputError(f"{self.path} has no text or picture column: {self._listed()}")
+            return found[0].name
+        if self.column(name).kind not in ("text", "picture"):
+            kind = self.column(name).kind
+            raise InputError(f"column {name!r} of {self.path} holds {kind}s, not texts or pictures")
+        return name
+
+    def _label(self, name: str | None, taken: set[str | None]) -> str:
+        if name is None:
+            found = self.label_candidates(taken)
+            if not found:
+                raise InputError(
+                    f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
+                    f"whole numbers); name one with --label: {self._listed()}"
+                )
+            name = found[0].name
+        column = self.column(name)
+        if column.kind not in ("text", "integer"):
+            raise InputError(
+                f"column {name!r} of {self.path} holds {column.kind}s; labels are words or whole "
+                "numbers from 0"
+            )
+        values = self.counts(name)
+        if len(values) < 2:
+            only = ", ".join(map(repr, values)) or "nothing"
+            raise InputError(
+                f"column {name!r} of {self.path} holds one class only ({only}); classification "
+                "needs two"
+            )
+        if column.kind == "integer" and min(values) < 0:
+            raise InputError(
+                f"column {name!r} of {self.path} holds {min(values)}; labels are words or whole "
+                "numbers from 0"
+            )
+        return name
+
+    def _client(self, name: str) -> str:
+        column = self.column(name)
+        if column.kind not in ("text", "integer"):
+            raise InputError(
+                f"column {name!r} of {self.path} holds {column.kind}s; clients are words or whole "
+                "numbers"
+            )
+        if column.missing:
+            raise InputError(
+                f"column {name!r} of {self.path} is empty in {column.missing} rows; every row "
+                "needs a client"
+            )
+        return name
+
+    def _listed(self) -> str:
+        return ", ".join(f"{c.name} ({c.kind}, {c.distinct} values)" for c in self.columns)
+
+
+def survey(path: str, cache: Path | None = None) -> Survey:
+    """Look at a csv, jsonl, parquet or Arrow file.
+
+    Raises:
+        InputError: there is no such file, it can't be read, or it has no rows.
+    """
+    table = local_table(path, cache_dir() if cache is None else cache)
+    if len(table) == 0:
+        raise InputError(f"{path} has no rows")
+    arrow = table.with_format("arrow")[:]
+
+    def counts(name: str) -> Mapping[Any, int]:
+        pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(arrow, name))
+        return {value: count for value, count in pairs if value is not None}
+
+    columns = tuple(_column(table, arrow, name) for name in table.column_names)
+    return Survey(path, len(table), columns, counts)
+
+
+def _pairs(arrow: Any, name: str) -> Sequence[Any]:
+    pairs: Sequence[Any] = arrow.column(name).value_counts()
+    return pairs
+
+
+def _column(table: Any, arrow: Any, name: str) -> Column:
+    from datasets import Image
+
+    feature, values = table.features[name], arrow.column(name)
+    column = Column(name, "other", 0, values.null_count)
+    if isinstance(feature, Image):
+        return replace(column, kind="picture", distinct=len(table))
+    dtype = str(getattr(feature, "dtype", ""))
+    if dtype in ("string", "large_string"):
+        lengths = sorted(len(text or "") for text in values.to_pylist())
+        long = lengths[int(0.95 * (len(lengths) - 1))]
+        return replace(column, kind="text", distinct=_distinct(values), long=long)
+    if dtype.startswith(("int", "uint", "bool")):
+        return replace(column, kind="integer", distinct=_distinct(values))
+    if dtype.startswith(("float", "double", "decimal")):
+        return replace(column, kind="number", distinct=_distinct(values))
+    return column
+
+
+def _distinct(values: Any) -> int:
+    distinct: int = len(values.unique()) - (values.null_count > 0)
+    return distinct
+
+
+def _is_called(name: str, usual: Sequence[str]) -> bool:
+    """Whether a column has one of the usual names, or one of them as a word of its name.
+
+    >>> _is_called("Hospital_ID", ["hospital"]), _is_called("hospitality", ["hospital"])
+    (True, False)
+    """
+    words = name.lower().replace("-", "_").replace(" ", "_").split("_")
+    return any(word in usual for word in words)

@@ -1,0 +1,77 @@
+"""The built-in experiments and grids: files of the package that a name stands for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import InputError, unknown
+
+_FOLDER = Path(__file__).parent.parent / "experiments"
+
+
+def experiments() -> dict[str, Path]:
+    """Return the built-in experiments' files by name.
+
+    >>> "quickstart" in experiments()
+    True
+    """
+    return _files(_FOLDER)
+
+
+def grids() -> dict[str, Path]:
+    """Return the files of the built-in grids for ``fedtailor tune`` by name.
+
+    >>> "baselines" in grids()
+    True
+    """
+    return _files(_FOLDER / "grids")
+
+
+def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> Path:
+    """Return the file that ``path`` names: a file that exists, or else a built-in one's name.
+
+    Args:
+        path: a path, or a name.
+        builtin: the built-in files by name.
+        what: the kind of file, for the message.
+
+    Raises:
+        InputError: there is neither such a file nor such a name.
+    """
+    if path.is_file():
+        return path
+    if str(path) in builtin:
+        return builtin[str(path)]
+    if path.name == str(path) and not path.suffix:
+        raise unknown(what, str(path), builtin, kind="no file has that name; built-in")
+    hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""
+    raise InputError(f"no {what} file {path}{hint}")
+
+
+def purpose(file: Path) -> str:
+    """Return what an experiment is for: how the comment at its file's top begins.
+
+    >>> purpose(experiments()["quickstart"])
+    'Twenty clients with newsgroup posts'
+    """
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines)
+    return re.split("[.:;] ", comment)[0].removesuffix(".")
+
+
+def presets(file: Path) -> list[str]:
+    """Return the names of an experiment's presets.
+
+    >>> presets(experiments()["quickstart"])
+    ['small']
+    """
+    return list(tomllib.loads(file.read_text()).get("presets", {}))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    files = sorted(folder.glob("*.toml"), key=lambda path: path.stem)
+    return {path.stem: path for path in files}

@@ -1,0 +1,183 @@
+"""What this machine has for fedtailor, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import torch
+from packaging.requirements import Requirement
+
+from .. import data, models, random
+from ..disk_cache import cache_dir
+from ..models import ModelConfig, load_model
+from ..models.source import hub_in_reach
+from ..optim import ClientContext, Optimiser, train
+from ..task.task import Task
+
+_MIN_FREE = 2e9  # bytes; a converted model takes 540 MB
+_STEPS, _BATCH = 5, 16
+_EXTRAS = {"flower": "Flower (fedtailor deploy)", "tune": "Optuna (fedtailor tune)"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, and, unless it is ok, what to do."""
+
+    what: str
+    status: Literal["ok", "warning", "problem"]
+    text: str
+    advice: str = ""
+
+
+def findings() -> Iterator[Finding]:
+    """Look at Python, packages, cache, data, models, the hub, and train a few steps."""
+    yield Finding(
+        "python",
+        "ok",
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+    )
+    yield _torch()
+    yield from _packages()
+    yield from _cache(cache_dir())
+    yield _hub()
+    yield from _models()
+    yield from _data(cache_dir())
+    yield _training_step()
+
+
+def _torch() -> Finding:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
+    text = f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
+    return Finding("torch", "ok", text + (gpus or "no GPU (CPU only)"))
+
+
+def _packages() -> Iterator[Finding]:
+    """Every requirement of the package that is not met, and its extras."""
+    met = 0
+    lacking: dict[str, list[str]] = {}  # by extra
+    for line in metadata.requires("fedtailor") or ():
+        needed = Requirement(line)
+        extra = re.search(r"extra == [\"'](\w+)[\"']", str(needed.marker or ""))
+        if extra and extra[1] not in _EXTRAS:
+            continue
+        try:
+            installed = metadata.version(needed.name)
+        except metadata.PackageNotFoundError:
+            if extra:
+                lacking.setdefault(extra[1], []).append(needed.name)
+            else:
+                yield Finding(
+                    "packages", "problem", f"{needed.name} is missing", f"pip install '{needed}'"
+                )
+            continue
+        if needed.specifier.contains(installed, prereleases=True):
+            met += 1
+        else:
+            text = f"{needed.name} {installed} is not supported ({needed.specifier})"
+            yield Finding("packages", "warning", text, f"pip install '{_plain(needed)}'")
+    yield Finding("packages", "ok", f"{met} packages have versions that are supported")
+    for extra_name, purpose in _EXTRAS.items():
+        if extra_name in lacking:
+            text = f"{purpose} is not installed"
+            yield Finding("extras", "warning", text, f"pip install 'fedtailor[{extra_name}]'")
+        else:
+            yield Finding("extras", "ok", f"{purpose} is installed")
+
+
+def _plain(needed: Requirement) -> str:
+    return f"{needed.name}{needed.specifier}"
+
+
+def _cache(folder: Path) -> Iterator[Finding]:
+    if not _writable(folder):
+        text = f"the cache {folder} can't be written"
+        yield Finding("cache", "problem", text, "set FEDTAILOR_CACHE to a folder that can")
+        return
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    text = f"cache {folder}: {size / 1e6:,.0f} MB; {free / 1e9:,.1f} GB are free on its disk"
+    if free < _MIN_FREE:
+        advice = "make room, or set FEDTAILOR_CACHE to a folder on another disk"
+        yield Finding("cache", "warning", text, advice)
+    else:
+        yield Finding("cache", "ok", text)
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _hub() -> Finding:
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return Finding("hub", "ok", "the Hugging Face hub is switched off by HF_HUB_OFFLINE")
+    if hub_in_reach():
+        return Finding("hub", "ok", "the Hugging Face hub is in reach")
+    advice = "built-in models and data sets, and earlier downloads, work without it"
+    return Finding("hub", "warning", "the Hugging Face hub is not in reach", advice)
+
+
+def _models() -> Iterator[Finding]:
+    for name, entry in models.BUILTIN.items():
+        if entry.network is not None or _has_packages(entry.get):
+            yield Finding("models", "ok", f"model {name}")
+        else:
+            yield Finding("models", "warning", f"model {name} is not on this machine", entry.get)
+
+
+def _data(cache: Path) -> Iterator[Finding]:
+    for name, entry in data.BUILTIN.items():
+        if entry.read(cache) is not None:
+            yield Finding("data", "ok", f"data set {name}")
+        else:
+            yield Finding("data", "warning", f"data set {name} is not on this machine", entry.get)
+
+
+def _has_packages(command: str) -> bool:
+    """Whether the packages that ``pip install ...`` would install are there.
+
+    >>> _has_packages("pip install --no-deps torch==2.0"), _has_packages("pip install no-such-one")
+    (True, False)
+    """
+    names = [word.partition("==")[0] for word in command.split()[2:] if not word.startswith("-")]
+    installed = {_canonical(found.name) for found in metadata.distributions() if found.name}
+    return {_canonical(name) for name in names} <= installed
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _training_step() -> Finding:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = ModelConfig("lenet", pretrained=False)
+    backbone = load_model(config, "classification", 10, 0, "image", picture=(1, 28, 28))
+    task = Task(backbone, device=device)
+    batch = {
+        "pixel_values": random.uniform(random.key(0), (_BATCH, 1, 28, 28)).to(device),
+        "labels": torch.arange(_BATCH, device=device) % 10,
+    }
+    start = time.perf_counter()
+    context = ClientContext(random.key(1).to(device))
+    _, loss = train(task, task.state, [batch] * _STEPS, context, Optimiser("sgd", lr=0.1))
+    spent = (time.perf_counter() - start) / _STEPS
+    if not bool(torch.isfinite(loss).all()):
+        advice = "reinstall PyTorch: its arithmetic is broken on this machine"
+        return Finding("training", "problem", f"training on {device} gave a loss of {loss}", advice)
+    text = f"a training step of LeNet with {_BATCH} pictures took {1e3 * spent:.1f} ms on {device}"
+    return Finding("training", "ok", text)

@@ -1,0 +1,197 @@
+"""A commented experiment file for a table of one's own."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.config import SplitConfig
+from ..data.survey import Roles, Survey
+from ..errors import InputError, unknown
+from ..method import FineTuning
+from ..methods import METHODS
+from .experiment import parse
+
+_MIN_EXAMPLES = SplitConfig.min_examples
+_CLIENTS, _PER_CLIENT = 20, 50  # as many clients as there are rows for, where no column names them
+_COHORT = 20  # clients a round
+_ADAM = 'optimiser = {{name = "adam", lr = {lr}, clip = 1.0, eps = 1e-3}}'
+_SGD = "optimiser = {lr = 1e-2, clip = 10.0}"
+
+# chosen on validation data for LoRA on MiniLM (quickstart-rates) and EfficientNet-Lite0 (fedsq)
+_TEXT = {
+    "local": f'trainable = "lora"\n{_ADAM.format(lr="3e-3")}',
+    "fedavg": f'trainable = "lora"\n{_ADAM.format(lr="1e-2")}',
+    "fedavg-ft": f'trainable = "lora"\nfinetune_lr = 0.3\n{_ADAM.format(lr="1e-2")}',
+    "fedsdg": "optimiser = {lr = 5e-3, eps = 1e-3}",
+}
+_MEANING = {
+    "local": "every client alone: what federation must beat",
+    "fedavg": "one model for all clients",
+    "fedavg-ft": "one model for all, which every client fine-tunes before use",
+    "fedsdg": "a shared and a private LoRA for every client, joined by gates",
+}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients that the file will have, by name, and those that are too small."""
+
+    sizes: Mapping[str, int]  # rows of each; empty: no column names the clients
+    too_small: Mapping[str, int]  # left out
+
+    @classmethod
+    def of(cls, survey: Survey, column: str | None) -> Clients:
+        """Count the rows of the clients in ``column``.
+
+        Raises:
+            InputError: fewer than two clients have enough rows.
+        """
+        if column is None:
+            if survey.rows < 2 * _MIN_EXAMPLES:
+                raise InputError(
+                    f"{survey.path} has {survey.rows} rows; two clients need {2 * _MIN_EXAMPLES}"
+                )
+            return cls({}, {})
+        counts = {str(name): count for name, count in sorted(survey.counts(column).items())}
+        sizes = {name: count for name, count in counts.items() if count >= _MIN_EXAMPLES}
+        if len(sizes) < 2:
+            raise InputError(
+                f"column {column!r} of {survey.path} has {len(counts)} clients, {len(sizes)} of "
+                f"them with {_MIN_EXAMPLES} rows or more; two are needed (--client none divides "
+                "the rows at random)"
+            )
+        return cls(sizes, {name: n for name, n in counts.items() if name not in sizes})
+
+
+def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
+    """Return two baselines and, for texts, FedSDG; for pictures FedAvg + fine-tuning."""
+    last = "fedsdg" if survey.column(roles.source).kind == "text" else "fedavg-ft"
+    return ("local", "fedavg", last)
+
+
+def default_model(survey: Survey, roles: Roles) -> str:
+    """Return a built-in model for the texts or pictures."""
+    is_text = survey.column(roles.source).kind == "text"
+    return "minilm" if is_text else "efficientnet-lite0"
+
+
+def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence[str]) -> str:
+    """Write an experiment file for a table.
+
+    Args:
+        survey: the table.
+        roles: its columns.
+        name: the experiment's name.
+        model: as in ``[model] name``.
+        methods: names of methods.
+
+    Returns:
+        TOML that `fedtailor.load` takes.
+
+    Raises:
+        InputError: an unknown method, one that needs public examples, too few clients.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if METHODS[method].needs_public:
+            raise InputError(f"{method} needs public examples; add it to the file by hand")
+    if len(set(methods)) < len(methods):
+        raise InputError(f"methods {', '.join(methods)}: name each once")
+    clients = Clients.of(survey, roles.client)
+    is_text = survey.column(roles.source).kind == "text"
+    sections = [
+        _head(name),
+        "\n".join(_data(survey, roles, is_text)),
+        "\n".join(_split(survey, roles, clients)),
+        "\n".join(_model(model, is_text)),
+        _LOCAL,
+        *_cohort(len(clients.sizes)),
+        _SCHEDULE,
+        *(_method(method, is_text) for method in methods),
+    ]
+    text = "\n\n".join(sections) + "\n"
+    parse(tomllib.loads(text))
+    return text
+
+
+_LOCAL = """\
+[local]                         # what a client does in a round
+batch_size = 10
+epochs = 1"""
+
+_SCHEDULE = """\
+[schedule]
+name = "cosine"                 # learning rates fall from round to round"""
+
+
+def _head(name: str) -> str:
+    return f"""\
+# fedtailor run {name}.toml      runs it; the table and the report go to runs/{name}
+# fedtailor describe METHOD      lists a method's settings; fedtailor list methods lists all methods
+{_line("name", name)}
+{_line("rounds", 10, "more rounds train longer")}
+{_line("seeds", [0], "[0, 1, 2] shows how much chance matters")}"""
+
+
+def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
+    yield "[data]"
+    yield _line("path", survey.path, "counts from the folder in which you start fedtailor")
+    yield _line("text" if is_text else "image", roles.source)
+    classes = len(survey.counts(roles.label))
+    yield _line("label", roles.label, f"{classes} classes")
+    if roles.client is not None:
+        yield _line("client", roles.client, "the column that names the client")
+    if is_text:
+        tokens = survey.tokens(roles.source)
+        yield _line("max_length", tokens, "tokens; longer texts are cut")
+
+
+def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
+    yield "[split]"
+    if roles.client is not None:
+        counts = list(clients.sizes.values())
+        yield _line("scheme", "natural", f"{len(counts)} clients of {min(counts)} to {max(counts)}")
+        yield _line("min_examples", _MIN_EXAMPLES, "clients with fewer rows are left out")
+    else:
+        number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))
+        yield _line("scheme", "dirichlet", "no column names the clients: they are drawn")
+        yield _line("alpha", 0.5, "the smaller, the more the clients' classes differ")
+        yield _line("clients", number)
+        least = min(_MIN_EXAMPLES, survey.rows // (2 * number))
+        yield _line("min_examples", least, "rows that every client gets at least")
+    yield _line("validation", 0.2, "of a client's training rows: they choose the reported round")
+    yield _line("test", 0.2, "of a client's rows: they are for the report alone")
+
+
+def _model(model: str, is_text: bool) -> Iterator[str]:
+    yield "[model]"
+    yield _line("name", model, 'fedtailor list models; or "owner/model" of the hub, or a folder')
+    if not is_text:
+        yield _line("batch_norm", "frozen", "keep the pretrained running statistics")
+
+
+def _cohort(clients: int) -> Iterator[str]:
+    if clients > _COHORT:
+        yield "[cohort]\n" + _line("size", _COHORT, f"of {clients} clients take part in a round")
+
+
+def _method(name: str, is_text: bool) -> str:
+    meaning = f"  # {_MEANING[name]}" if name in _MEANING else ""
+    return f"[methods.{name}]{meaning}\n{_settings(name, is_text)}".rstrip()
+
+
+def _settings(name: str, is_text: bool) -> str:
+    fine_tuning = issubclass(METHODS[name], FineTuning)
+    if is_text:
+        return _TEXT.get(name, _TEXT["local"] if fine_tuning else "")
+    return _SGD if fine_tuning else ""
+
+
+def _line(key: str, value: Any, comment: str = "") -> str:
+    text = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    return f"{text:<32}# {comment}" if comment else text

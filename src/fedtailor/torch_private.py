@@ -1,0 +1,125 @@
+"""The one home of what PyTorch keeps to itself, or has only lately; each has a fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BITS = {torch.int16: 16, torch.bool: 8}
+_peek: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_profiler_enabled: Any = getattr(
+    getattr(torch._C, "_autograd", None), "_profiler_enabled", lambda: True
+)
+_foreach_copy: Any = getattr(torch, "_foreach_copy_", None)
+_foreach_mul: Any = getattr(torch, "_foreach_mul_", None)
+
+
+def under_vmap() -> bool:
+    """Whether this code runs under ``torch.func.vmap``, or another transform of ``torch.func``.
+
+    There a tensor may stand for those of several clients, and none can be a leaf of autograd.
+
+    >>> under_vmap()
+    False
+    >>> torch.func.vmap(lambda x: x + int(under_vmap()))(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    return _peek() is not None if _peek else _leaves_are_refused()
+
+
+def _leaves_are_refused() -> bool:
+    """The same by what every version refuses under a transform.
+
+    >>> torch.func.vmap(lambda x: x + int(_leaves_are_refused()))(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    try:
+        torch.empty(0).requires_grad_()
+    except RuntimeError:
+        return True
+    return False
+
+
+def profiler_enabled() -> bool:
+    """Whether PyTorch's profiler writes a trace now; True where that can't be known."""
+    return bool(_profiler_enabled())
+
+
+def view_words(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """View int64 ``[..., n]`` as smaller numbers, from the lowest bits on, also under vmap.
+
+    PyTorch before 2.13 has no such view under vmap; there it is a copy.
+
+    Args:
+        words: contiguous.
+        dtype: int16, or bool where every byte is 0 or 1.
+
+    Returns:
+        ``[..., 4 n]`` for int16, ``[..., 8 n]`` for bool.
+
+    >>> view_words(torch.tensor([1 << 16]), torch.int16)
+    tensor([0, 1, 0, 0], dtype=torch.int16)
+    """
+    try:
+        return words.view(dtype)
+    except RuntimeError:
+        return _shifted(words, dtype)
+
+
+def _shifted(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same without a view.
+
+    >>> _shifted(torch.tensor([1 << 16]), torch.int16)
+    tensor([0, 1, 0, 0], dtype=torch.int16)
+    """
+    bits = _BITS[dtype]
+    parts = words[..., None] >> torch.arange(0, 64, bits, device=words.device)
+    return (parts.to(torch.uint8) if dtype == torch.bool else parts).to(dtype).flatten(-2)
+
+
+def multiply_into(out: Sequence[Tensor], values: Sequence[Tensor], factors: list[float]) -> None:
+    """Write each of ``values`` times its factor into the tensor of ``out`` at its place.
+
+    >>> result = [torch.zeros(2)]
+    >>> multiply_into(result, [torch.ones(2)], [3.0])
+    >>> result
+    [tensor([3., 3.])]
+    """
+    if _foreach_copy and _foreach_mul:
+        _foreach_copy(out, values)
+        _foreach_mul(out, factors)
+        return
+    for target, value, factor in zip(out, values, factors, strict=True):
+        torch.mul(value, factor, out=target)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield what nested tuples, lists and dicts hold.
+
+    >>> list(leaves((1, [2, {"a": 3}], ())))
+    [1, 2, 3]
+    """
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        yield tree
+        return
+    for branch in tree:
+        yield from leaves(branch)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``function`` to what nested tuples, lists and dicts hold; the nest stays as it is.
+
+    >>> map_leaves(abs, (-1, [-2, {"a": -3}]))
+    (1, [2, {'a': 3}])
+    """
+    if isinstance(tree, dict):
+        return {name: map_leaves(function, branch) for name, branch in tree.items()}
+    if not isinstance(tree, tuple | list):
+        return function(tree)
+    branches = [map_leaves(function, branch) for branch in tree]
+    return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)

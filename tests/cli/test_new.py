@@ -1,0 +1,129 @@
+"""``fedtailor new``: a table becomes an experiment file that runs as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli import main
+from fedtailor.data.survey import survey
+from fedtailor.errors import InputError
+from fedtailor.methods import METHODS
+from fedtailor.runs.draft import draft
+from fedtailor.runs.experiment import load
+
+SIZES = {"berlin": 24, "lagos": 20, "oslo": 14, "turin": 3}
+
+
+@pytest.fixture
+def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of four hospitals, one of them too small, in the working folder."""
+    lines = ["report,outcome,hospital"]
+    for name, size in SIZES.items():
+        for row in range(size):
+            good = row % 2
+            words = "clean and kind" if good else "dirty and rude"
+            lines.append(f"the ward was {words} on day {row},{'ok' if good else 'bad'},{name}")
+    monkeypatch.chdir(tmp_path)
+    Path("visits.csv").write_text("\n".join(lines) + "\n")
+    return Path("visits.csv")
+
+
+def test_it_says_what_it_saw_and_the_file_loads(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(visits)]) == 0
+    said = capsys.readouterr().out
+    assert "classes: 2 (bad 31, ok 30)" in said
+    assert "clients: 3, by 'hospital', with 14 to 24 rows" in said
+    assert "left out, with fewer than 10 rows: turin (3)" in said
+    assert said.endswith("wrote visits.toml; now: fedtailor run visits.toml\n")
+    experiment = load(Path("visits.toml"))
+    assert experiment.data.client == "hospital"
+    assert experiment.split.scheme == "natural"
+    assert list(experiment.methods) == ["local", "fedavg", "fedsdg"]
+
+
+@pytest.mark.slow
+def test_the_file_runs_as_it_is(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(visits)]) == 0
+    assert main(["run", "visits.toml", "--set", "rounds=1"]) == 0
+    assert "fedsdg" in capsys.readouterr().out
+
+
+def test_without_a_client_column_rows_are_divided_at_random(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(visits), "--client", "none", "--out", "mine.toml", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["roles"] == {"source": "report", "label": "outcome", "client": None}
+    split = load(Path("mine.toml")).split
+    assert (split.scheme, split.clients) == ("dirichlet", 2)
+
+
+def test_every_method_can_be_named(visits: Path) -> None:
+    table = survey(str(visits))
+    roles = table.roles(None, None, None)
+    for name, method in METHODS.items():
+        if method.needs_public:
+            with pytest.raises(InputError, match="needs public examples"):
+                draft(table, roles, "mine", "minilm", [name])
+        else:
+            assert f"[methods.{name}]" in draft(table, roles, "mine", "minilm", [name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.csv"], "nowhere.csv: no such file"),
+        (["."], "a folder, not a table"),
+        (
+            ["visits.csv", "--label", "outcom"],
+            "unknown column 'outcom' in visits.csv; did you mean",
+        ),
+        (["visits.csv", "--methods", "fedsgd"], "unknown method 'fedsgd'; did you mean 'fedsdg'"),
+        (["visits.csv", "--out", "visits.csv"], "visits.csv exists; name another with --out"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    visits: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not Path("visits.toml").exists()
+
+
+def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> None:
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "fedtailor", "new", str(visits)]
+    source = str(Path(ft.__file__).parents[1])
+    process = subprocess.Popen(
+        command,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    os.close(inside)
+    os.write(terminal, b"\n\nnone\n\nlocal,fedprox\n")
+    said = b""
+    try:
+        while part := os.read(terminal, 4096):
+            said += part
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    os.close(terminal)
+    assert process.wait() == 0, said.decode()
+    assert b"column that names the client, or none" in said
+    experiment = load(Path("visits.toml"))
+    assert list(experiment.methods) == ["local", "fedprox"]
+    assert experiment.split.scheme == "dirichlet"

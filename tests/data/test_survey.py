@@ -1,0 +1,78 @@
+"""The columns of a table, and which one is taken for what."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtailor.data.survey import Roles, Survey, survey
+from fedtailor.errors import InputError
+
+
+def table(tmp_path: Path, **columns: list[Any]) -> Survey:
+    path = tmp_path / "visits.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return survey(str(path), tmp_path / "cache")
+
+
+REPORTS = [f"the ward was clean on day {day}" for day in range(12)]
+
+
+def test_columns_are_guessed_by_name_and_content(tmp_path: Path) -> None:
+    found = table(
+        tmp_path,
+        id=range(12),
+        hospital_id=[7, 8, 9] * 4,
+        ward=["a", "b"] * 6,
+        notes=REPORTS,
+        outcome=["good", "bad", "good"] * 4,
+        score=[0.5] * 12,
+    )
+    assert found.roles(None, None, None) == Roles("notes", "outcome", "hospital_id")
+    assert found.roles(None, "ward", "none") == Roles("notes", "ward", None)
+    kinds = {column.name: column.kind for column in found.columns}
+    assert (kinds["score"], kinds["id"], kinds["notes"]) == ("number", "integer", "text")
+    assert found.counts("ward") == {"a": 6, "b": 6}
+
+
+def test_without_usual_names_the_column_of_fewest_values_is_the_label(tmp_path: Path) -> None:
+    found = table(tmp_path, a=REPORTS, b=["x", "y", "z"] * 4, c=[0, 1] * 6)
+    assert found.roles(None, None, None) == Roles("a", "c", None)
+
+
+def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
+    found = table(tmp_path, text=REPORTS, label=["x", "y", ""] * 4)
+    assert found.column("label").missing == 4
+    assert found.column("label").distinct == 2
+    assert found.counts("label") == {"x": 4, "y": 4}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": REPORTS, "label": ["x"] * 12}, "holds one class only .'x'.; classification"),
+        ({"text": REPORTS, "score": [0.5, 0.7] * 6}, "looks like a label"),
+        ({"a": range(12), "label": [0, 1] * 6}, "has no text or picture column: a "),
+        ({"text": REPORTS, "label": [-1, 1] * 6}, "holds -1; labels are words or whole numbers"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_told_in_one_line(
+    tmp_path: Path, columns: dict[str, list[Any]], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        table(tmp_path, **columns).roles(None, None, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no rows"):
+        table(tmp_path, text=[], label=[])
+    (tmp_path / "visits.csv").write_text("")
+    with pytest.raises(InputError, match="is empty"):
+        survey(str(tmp_path / "visits.csv"), tmp_path)
