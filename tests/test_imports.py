@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
-    "export": ENGINE | {"layers", "models", "report", "runs"},
+    "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs", "inference"},

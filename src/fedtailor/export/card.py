@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..inference.onboard import Onboarded
 from ..report.read import Evaluation, read_trial
 from ..report.select import by_round, select_round
 from ..runs.experiment import Experiment
@@ -45,6 +46,15 @@ def scores(
         score = evaluation and _score(evaluation, client)
         if score:
             found.append(score)
+    return found
+
+
+def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
+    """The results of the model that a client keeps who joined after ``round_``."""
+    found = []
+    for split, values in joined.scores[joined.kept].items():
+        if count := values["count"]:
+            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
     return found
 
 

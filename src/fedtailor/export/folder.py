@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..data import Data, Dataset
 from ..errors import InputError
+from ..inference.onboard import read_result
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
 from ..params import Params
@@ -21,7 +22,7 @@ from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .adapter import HEAD_FILE, write_adapter
-from .card import Score, card, licence, scores
+from .card import Score, card, joined_scores, licence, scores
 from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
 
@@ -112,8 +113,8 @@ def _client_model(trained: TrainedMethod, client: str | int | None) -> ClientMod
         state,
         None if client is None else str(client),
     )
-    if client is not None and (trained.folder / "onboarded" / str(client)).is_dir():
-        return model  # the run has not evaluated it
+    if client is not None and (joined := trained.onboarded(client)) is not None:
+        return replace(model, results=joined_scores(read_result(joined), trained.round))
     results = scores(
         trained.folder,
         trained.label,
