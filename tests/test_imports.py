@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
     "trackers": GROUND | {"report"},
-    "export": ENGINE | {"layers", "models", "report", "runs"},
+    "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs", "inference"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..inference.onboard import Onboarded
 from ..report.read import Evaluation, Trial
 from ..report.select import Model, by_round
 from ..runs.experiment import Experiment
@@ -39,6 +40,15 @@ def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
     ]
     found = [_score(evaluation, client) for evaluation in evaluations if evaluation is not None]
     return [score for score in found if score is not None]
+
+
+def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
+    """The results of the model that a client keeps who joined after ``round_``."""
+    found = []
+    for split, values in joined.scores[joined.kept].items():
+        if count := values["count"]:
+            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
+    return found
 
 
 def _score(evaluation: Evaluation, client: int | None) -> Score | None:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..data import Data, Dataset
 from ..errors import InputError
+from ..inference.onboard import read_result
 from ..layers.lora import base_params
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
@@ -23,7 +24,7 @@ from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .adapter import HEAD_FILE, write_adapter
-from .card import Score, card, licence, scores
+from .card import Score, card, joined_scores, licence, scores
 from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
 
@@ -120,8 +121,8 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     )
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
-    if trained.onboarded(client) is not None:
-        return model  # the run has not evaluated it
+    if (joined := trained.onboarded(client)) is not None:
+        return replace(model, results=joined_scores(read_result(joined), trained.round))
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
