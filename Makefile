@@ -28,7 +28,8 @@ test-versions: ## Run the fast tests with the lowest and the newest versions of 
 test-track: ## Test the experiment trackers offline, in an environment of their own
 	$(PYTHON) -m venv .venv-track
 	.venv-track/bin/python -m pip install -q -c constraints.txt -e ".[test,track]"
-	.venv-track/bin/python -m pytest tests/trackers tests/trackers/offline
+	.venv-track/bin/python -m pytest tests/trackers
+	.venv-track/bin/python -m pytest tests/trackers/offline
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports
 	$(BIN)/python -m tests.imports

@@ -35,10 +35,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _track(options: argparse.Namespace) -> None:
     from ..trackers.follow import track, until_closed
 
-    is_over = until_closed if options.until_closed else lambda: False
+    wait = until_closed if options.until_closed else None
     run, to, follow = options.run, options.to, options.follow
     with redirect_stdout(sys.stderr):  # some trackers print what they do
-        added = track(run, to, options.project, follow=follow, is_over=is_over)
+        added = track(run, to, options.project, follow=follow, wait=wait)
     print(f"{to}: {added} rounds added")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from . import TRACKERS
 from .part import Part, Values, parts
 
 _PAUSE = 1.0  # seconds between two looks at the run directory
+
+Wait = Callable[[float], bool]  # seconds; whether that was the end
 
 
 class Tracker(Protocol):
@@ -40,7 +43,7 @@ def track(
     project: str | None = None,
     *,
     follow: bool = False,
-    is_over: Callable[[], bool] = lambda: False,
+    wait: Wait | None = None,
 ) -> int:
     """Give a tracker what the run directory ``run`` has committed and the tracker lacks.
 
@@ -50,7 +53,8 @@ def track(
         project: the tracker's project (MLflow: its experiment); None: the experiment's name. With
             TensorBoard the folder of the event files; None: ``tensorboard`` in the run directory.
         follow: go on until every method has ended with every seed.
-        is_over: ends following earlier, after one more look.
+        wait: waits for some seconds between two looks, or less; True as its result ends following,
+            after one more look.
 
     Returns:
         The number of rounds that were added.
@@ -63,21 +67,20 @@ def track(
     every = parts(run)
     module = import_module(f".{to}", __package__)
     try:
-        return _follow(every, module.tracker(run, project), is_over if follow else lambda: True)
+        return _follow(every, module.tracker(run, project), wait or _sleep if follow else None)
     except module.ERRORS as error:
         raise InputError(f"{to}: {' '.join(str(error).split())}") from error
 
 
-def _follow(every: Sequence[Part], tracker: Tracker, is_over: Callable[[], bool]) -> int:
-    feed = _Feed(tracker)
+def _follow(every: Sequence[Part], tracker: Tracker, wait: Wait | None) -> int:
+    feed, is_over = _Feed(tracker), wait is None
     try:
         while True:
-            last = is_over()
             for part in every:
                 feed.take(part)
-            if last or all(part.has_ended for part in every):
+            if wait is None or is_over or all(part.has_ended for part in every):
                 return feed.added
-            time.sleep(_PAUSE)
+            is_over = wait(_PAUSE)
     finally:
         feed.close()
 
@@ -131,9 +134,13 @@ class _Feed:
             self._tracker.end(part, part.result() if self._is_new and is_done else None)
 
 
-def until_closed() -> bool:
-    """Whether standard input has come to its end: the process that holds it open has ended."""
-    import select
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
-    readable, _, _ = select.select([sys.stdin], [], [], 0)
+
+def until_closed(seconds: float) -> bool:
+    """Wait for the end of standard input, at most so long: the process that holds it open has ended
+    then."""
+    readable, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
