@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = ("pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "seaborn")
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
 EXTRAS = {"lowest": "tune", "newest": "flower,tune"}
-OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.9 uses names that newer ones warn about
+OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.10 uses names that newer ones warn about
 FLOWER = (
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
     "tests/cli/test_deploy.py",
