@@ -246,7 +246,7 @@ def _hub(config: DataConfig, cache: Path) -> Columns:
     """Raise ConnectionError if the hub can't be reached or has no such data set."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
-    from huggingface_hub.errors import HTTPError  # httpx's, or httpx2's from version 2 on
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
     try:
         _reach_hub()

@@ -49,7 +49,7 @@ def origin(source: str) -> dict[str, Any]:
 def hub_in_reach() -> bool:
     """Ask the hub once, since transformers would try for half a minute each time."""
     import huggingface_hub
-    from huggingface_hub.errors import HTTPError  # httpx's, or httpx2's from version 2 on
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
     if huggingface_hub.is_offline_mode():
         return False
