@@ -51,15 +51,15 @@ def origin(source: str) -> dict[str, Any]:
 @functools.cache
 def hub_in_reach() -> bool:
     """Ask the hub once, since transformers would try for half a minute each time."""
-    import httpx
     import huggingface_hub
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
     if huggingface_hub.is_offline_mode():
         return False
     try:
         session = huggingface_hub.get_session()
         session.head(huggingface_hub.constants.ENDPOINT, timeout=_TIMEOUT)
-    except httpx.HTTPError:
+    except HTTPError:
         return False
     return True
 
