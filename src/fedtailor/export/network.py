@@ -55,6 +55,11 @@ class Network:
         return {name: value.detach() for name, value in named.items()}
 
     @property
+    def stored(self) -> frozenset[str]:
+        """The names of those that the architecture alone does not tell."""
+        return frozenset(self.tensors.keys() & self.model.state_dict().keys())
+
+    @property
     def is_own(self) -> bool:
         """Whether it is a user's own module."""
         return self.config.factory is not None or self.config.name.startswith(FROM_PYTHON)
@@ -161,7 +166,7 @@ class Network:
         if self.is_own:
             return {"kind": "module", "arguments": None}  # any, by name
         if not isinstance(prepare, ImageInputs):
-            return {"kind": "text"}
+            return {"kind": "text", "positions": prepare.max_length}
         return {
             "kind": "image",
             "size": list(prepare.size(*self.data["picture"][1:])),
