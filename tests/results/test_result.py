@@ -10,6 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import InputError
+from fedtailor.runs.trained import open_trained
 from tests.small import digits, digits_backbone
 
 EXPERIMENT = ft.Experiment(
@@ -88,6 +89,14 @@ def test_the_best_method_is_chosen_on_validation(result: ft.Result) -> None:
     assert result.best.score == pytest.approx(means.max())
     assert dict(result.best.scores) == pytest.approx(dict(means))
     assert str(result.best).startswith(f"{means.idxmax()}: accuracy ")
+
+
+def test_its_model_is_that_of_the_reported_round(result: ft.Result) -> None:
+    trained = open_trained(result, "fedsdg", 1, data=result.data, backbone=result.backbone)
+    batch = trained.federation.batch(trained.federation.rows(2, "test"))
+    hits = result.model("fedsdg", 2, 1).logits(batch).argmax(1) == batch["labels"]
+    clients = result.clients("fedsdg", 1).set_index(["model", "client"])
+    assert hits.float().mean().item() == pytest.approx(clients.loc[("personal", 2), "accuracy"])
 
 
 def test_it_shows_itself_and_stands_for_its_path(result: ft.Result, tmp_path: Path) -> None:
