@@ -46,16 +46,14 @@ def _run(options: argparse.Namespace) -> None:
     from ..report import compare, write
     from ..runs.run import dry_run, open_experiment, run
 
+    flags = {"overwrite": options.overwrite, "part": options.part}
     if options.dry_run:
-        start = dry_run(
-            options.experiment, options.out, settings=options.settings, part=options.part
-        )
+        start = dry_run(options.experiment, options.out, settings=options.settings, **flags)
         print(start.as_json() if options.json else "\n".join(start.lines()))
         return
     with init_process_group() as group:
         experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
-        flags = {"overwrite": options.overwrite, "part": options.part}
         run(experiment, out, trace=trace, group=group, **flags)
         if group is not None and not group.is_leader:
             return

@@ -50,6 +50,7 @@ OWN_FILES = frozenset(
         "methods",
         "partitions",
         "report.html",
+        "run.log",
         "trace.json.gz",
     }
 )
