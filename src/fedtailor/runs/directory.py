@@ -47,10 +47,12 @@ OWN_FILES = frozenset(
         ".lock",
         "environment.json",
         "experiment.json",
+        "factory",
         "methods",
         "partitions",
         "report.html",
         "run.log",
+        "tensorboard",
         "trace.json.gz",
     }
 )

@@ -178,7 +178,7 @@ def dry_run(
     overwrite: bool = False,
     part: str | None = None,
 ) -> StartSummary:
-    """Return what `run` would do; nothing is written. The arguments are those of `run`.
+    """Return what `run` would do; nothing is written or removed. The arguments are those of `run`.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
