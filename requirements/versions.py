@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = ("pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "seaborn")
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
 EXTRAS = {"lowest": "tune", "newest": "flower,tune"}
-OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.9 uses names that newer ones warn about
+OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.10 uses names that newer ones warn about
 FLOWER = (
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
     "tests/cli/test_deploy.py",
@@ -64,8 +64,9 @@ def freeze(kind: str, python: Path) -> None:
     """Write what is installed to ``requirements/KIND.txt``."""
     command = [python, "-m", "pip", "freeze", "--exclude-editable"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    head = f"# The {kind} versions with which `make test-versions` has passed.\n"
-    (ROOT / f"requirements/{kind}.txt").write_text(head + done.stdout)
+    versions = re.sub(r"\+\w+$", "", done.stdout, flags=re.MULTILINE)  # a CPU build's +cpu
+    head = f"# The {kind} versions that `make test-versions` tests.\n"
+    (ROOT / f"requirements/{kind}.txt").write_text(head + versions)
 
 
 def main() -> int:

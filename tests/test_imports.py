@@ -31,14 +31,15 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
-    "export": ENGINE | {"layers", "models", "report", "runs"},
+    "trackers": GROUND | {"report"},
+    "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "export", "testing", "deploy"},
+    | {"inference", "export", "trackers", "testing", "deploy"},
     "__main__": {"cli"},
 }
 

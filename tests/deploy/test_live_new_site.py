@@ -55,6 +55,10 @@ def test_a_new_site_joins_without_the_others(tmp_path: Path) -> None:
         (model,) = place.rglob("client-2/model.safetensors")
         assert load_file(model)
         assert json.loads((model.parent / "result.json").read_text())["passes"] == 2
+        given = ("--site", "lagos", "--out", str(tmp_path / "model"))
+        export = made.deploy("export", *given, folder=place)
+        assert export.code() == 0, export.told[-2000:]
+        assert (tmp_path / "model/use.py").is_file()
         again = made.deploy("add-site", "--name", "lagos")
         assert again.code() == 2
         assert "site lagos is there already; choose another name" in again.told

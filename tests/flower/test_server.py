@@ -151,7 +151,7 @@ def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path)
 
 def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
     short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
-    near = ft.run(long, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
+    near = ft.run(long, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     given = {"backbone": digits_backbone(), "timeouts": QUICK}
     for chosen in (short, long):
         far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)

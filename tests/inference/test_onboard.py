@@ -36,7 +36,7 @@ def joined(run: Path, label: str, name: str = "lagos", **options: bool) -> ft.On
 
 
 def test_a_new_client_is_found_by_its_name(run: Path) -> None:
-    first, second = joined(run, "ditto"), joined(run, "ditto", "oslo")
+    first, second = joined(run, "ditto"), joined(run, "ditto", "St. José 2")
     assert (first.number, second.number) == (3, 4)
     folder = run / "methods/ditto/seed-0/onboarded"
     assert read_result(folder / "lagos") == first
@@ -46,7 +46,12 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     with pytest.raises(InputError, match=r"lagos has joined already; --overwrite replaces it"):
         joined(run, "ditto")
     assert joined(run, "ditto", overwrite=True) == first
-    assert load_model(run, "ditto", "oslo", backbone=digits_backbone()).client == "oslo"
+    model = load_model(run, "ditto", "St. José 2", backbone=digits_backbone())
+    assert model.client == "St. José 2"
+    kept, most = (first.scores[name]["test"]["accuracy"] for name in (first.kept, "majority"))
+    assert kept is not None
+    assert most is not None
+    assert first.note.endswith("no better than the most frequent class") == (kept <= most)
 
 
 def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> None:
@@ -59,10 +64,10 @@ def test_where_nothing_is_kept_by_client_the_global_model_is_returned(run: Path)
     result = joined(run, "fedavg")
     assert result.kept == "global"
     assert list(result.scores) == ["majority", "global"]
-    assert result.note == "fedavg keeps nothing by client, so there is nothing to fit"
+    assert result.note.startswith("fedavg keeps nothing by client, so there is nothing to fit")
     variates = joined(run, "scaffold")
     assert variates.kept == "global"
-    assert variates.note == "what scaffold keeps by client does not change its predictions"
+    assert variates.note.startswith("what scaffold keeps by client does not change its predictions")
 
 
 def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import InputError
+from fedtailor.runs.trained import open_trained
 from tests.small import digits, digits_backbone
 
 EXPERIMENT = ft.Experiment(
@@ -90,6 +91,14 @@ def test_the_best_method_is_chosen_on_validation(result: ft.Result) -> None:
     assert str(result.best).startswith(f"{means.idxmax()}: accuracy ")
 
 
+def test_its_model_is_that_of_the_reported_round(result: ft.Result) -> None:
+    trained = open_trained(result, "fedsdg", 1, data=result.data, backbone=result.backbone)
+    batch = trained.federation.batch(trained.federation.rows(2, "test"))
+    hits = result.model("fedsdg", 2, 1).logits(batch).argmax(1) == batch["labels"]
+    clients = result.clients("fedsdg", 1).set_index(["model", "client"])
+    assert hits.float().mean().item() == pytest.approx(clients.loc[("personal", 2), "accuracy"])
+
+
 def test_it_shows_itself_and_stands_for_its_path(result: ft.Result, tmp_path: Path) -> None:
     assert "fedsdg" in repr(result)
     assert "<p><b>" in result._repr_html_()
@@ -134,8 +143,11 @@ def test_a_file_and_settings_run_into_a_folder_of_that_name(
     assert again.path == result.path
     other = ft.run("mine.toml", "other", settings="rounds=2", **given)  # type: ignore[arg-type]
     assert len(other.history()) == 2
-    with pytest.raises(InputError, match="is a run directory: it goes on as it is"):
-        ft.run("runs/mine", settings="rounds=3")
+    assert len(ft.run("runs/mine", settings={"rounds": 2}, **given).history()) == 2  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is a run directory: it goes on there"):
+        ft.run("runs/mine", "elsewhere")
+    with pytest.raises(InputError, match="the run's model was given from Python; give it again"):
+        ft.run("runs/mine")
     with pytest.raises(InputError, match="settings change an experiment file"):
         ft.run(EXPERIMENT, settings="rounds=3")
 

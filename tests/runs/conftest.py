@@ -28,7 +28,7 @@ def run(out: Path) -> Path:
 
 def contents(out: Path) -> dict[str, bytes]:
     """Every file that depends on the experiment alone."""
-    skip = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html"}
+    skip = {"timings.jsonl", "commit.json", "environment.json", "run.log", ".lock", "report.html"}
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in out.rglob("*")

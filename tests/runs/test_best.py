@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +54,10 @@ def test_it_is_the_round_that_a_report_selects(
         evaluations = [] if value is None else evaluated(number, value, validation)
         done = replace(some_round, number=number, evaluations=tuple(evaluations))
         best = best_rounds(best, done, metric)
-        lines += [read.Evaluation(round=number, **asdict(e)) for e in evaluations]
+        lines += [
+            read.Evaluation(number, e.model, e.split, e.clients, e.num_examples, e.loss, e.accuracy)
+            for e in evaluations
+        ]
     commit = read.Commit(len(results), len(results), True, {})
     trial = read.Trial("a", "local", 0, Path(), commit, [], lines, [], None)
     for model in ("personal", "global"):

@@ -14,6 +14,7 @@ from fedtailor.cli import main
 from fedtailor.errors import InputError
 from fedtailor.runs.experiment import load
 from fedtailor.runs.manifest import open_run
+from fedtailor.runs.merge import merge
 from tests import forked
 from tests.cli.conftest import EXPERIMENT
 
@@ -131,6 +132,16 @@ def test_a_changed_file_is_refused_by_name(
     copy.write_text(SOURCE + "\nY = 1\n")
     with pytest.raises(InputError, match=r"methods\.mine: .*mine\.py has changed: its sha256 was"):
         open_run(out)
+
+
+def test_it_is_merged_with_its_file(file: Path, tmp_path: Path) -> None:
+    runs = [
+        ft.run(file, tmp_path / str(k), settings={"rounds": 1}, part=f"{k}/2").path for k in (1, 2)
+    ]
+    shutil.rmtree(tmp_path / "code")
+    out = merge(runs, tmp_path / "out")
+    assert open_run(out).methods["mine"].name == "mine"
+    assert logs(out, "mine") == logs(out, "fedavg")
 
 
 @pytest.mark.parametrize(

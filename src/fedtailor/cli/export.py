@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .options import add_trained
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--method", required=True, metavar="LABEL")
-    parser.add_argument("--seed", type=int, help="default: the run's first")
+    add_trained(parser)
     parser.add_argument("--client", help="a client's name or number; default: the global model")
     parser.add_argument(
         "--which",

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from .. import random
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..run_format import FROM_PYTHON
 from . import columns as source_columns
 from . import packages
 from .columns import Columns
-from .config import FROM_PYTHON, DataConfig
+from .config import DataConfig
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .tokens import tokenise
@@ -277,7 +278,7 @@ def local_table(name: str, cache: Path) -> Any:
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:
-        raise InputError(f"{name!r} is empty")
+        raise InputError(f"can't read {name!r}: it is empty")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
@@ -299,14 +300,14 @@ def local_table(name: str, cache: Path) -> Any:
 
 def _hub(config: DataConfig, cache: Path) -> Columns:
     """Raise ConnectionError if the hub can't be reached or has no such data set."""
-    import httpx
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
     try:
         _reach_hub()
         splits = load_dataset(config.name, config.subset)
-    except (DatasetNotFoundError, httpx.HTTPError) as error:
+    except (DatasetNotFoundError, HTTPError) as error:
         raise ConnectionError(_one_line(error)) from error
     except (DatasetsError, ValueError, RuntimeError) as error:
         raise InputError(f"can't load {config.name!r}: {_one_line(error)}") from error

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..report.read import Evaluation, read_trial
-from ..report.select import by_round, select_round
+from ..inference.onboard import Onboarded
+from ..report.read import Evaluation, Trial
+from ..report.select import Model, by_round
 from ..runs.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class Score:
-    """A model's result on one split, at the reported round."""
+    """A model's result on one split, after a round."""
 
     split: str
     round: int
@@ -23,28 +24,30 @@ class Score:
     loss: float | None
 
 
-def scores(
-    folder: Path, label: str, method: str, seed: int, client: int | None, *, by_loss: bool
-) -> list[Score]:
-    """Read the results of a client's model at the reported round, or of the global model.
+def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
+    """Return the results of a client's model, or of the global one, after a round.
 
     Args:
-        folder: of the method and the seed in the run.
-        label, method, seed: whose.
+        trial: of the method and the seed.
         client: its number; None: the global model, over all clients.
-        by_loss: whether rounds are selected by the loss.
+        round_: the round whose state the model has.
     """
-    trial = read_trial(folder, label, method, seed)
-    model: Any = "global" if client is None else "personal"
-    selected = select_round(trial, model, "loss" if by_loss else "accuracy")
-    if selected is None:
-        return []
+    models: tuple[Model, ...] = ("global",) if client is None else ("personal", "novel")
+    evaluations = [
+        by_round(trial, model, split).get(round_)
+        for split in ("validation", "test")
+        for model in models
+    ]
+    found = [_score(evaluation, client) for evaluation in evaluations if evaluation is not None]
+    return [score for score in found if score is not None]
+
+
+def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
+    """The results of the model that a client keeps who joined after ``round_``."""
     found = []
-    for split in ("validation", "test"):
-        evaluation = by_round(trial, model, split).get(selected.round)
-        score = evaluation and _score(evaluation, client)
-        if score:
-            found.append(score)
+    for split, values in joined.scores[joined.kept].items():
+        if count := values["count"]:
+            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
     return found
 
 
@@ -80,6 +83,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
     lm = about["task"] == "causal-lm"
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
+    library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
     data, split = experiment.data, experiment.split
     clients = f"{about['clients']} clients"
@@ -87,7 +91,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
         "---",
         f"base_model: {about['base']['name']}",
         f"license: {about['base']['licence']}",
-        f"library_name: {'peft' if about['form'] == 'adapter' else 'transformers'}",
+        f"library_name: {'peft' if about['form'] == 'adapter' else library}",
         "---",
         "",
         f"# {experiment.name}: the model of {whose}",
@@ -112,8 +116,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
     lines += ["", "## Results", ""]
     if results:
         lines += [
-            f"Of this model on data of {whose}, at the reported round ({results[0].round}), which "
-            "was chosen on validation data:",
+            f"Of this model, as it was after round {results[0].round}, on data of {whose}:",
             "",
             f"| split | {'tokens' if lm else 'examples'} | {'loss' if lm else 'accuracy | loss'} |",
             f"|---|---|---|{'' if lm else '---|'}",

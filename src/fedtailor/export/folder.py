@@ -13,15 +13,18 @@ from urllib.parse import quote
 
 from ..data import Data, Dataset
 from ..errors import InputError
+from ..inference.onboard import read_result
+from ..layers.lora import base_params
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
 from ..params import Params
+from ..report.read import Trial, read_trial
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .adapter import HEAD_FILE, write_adapter
-from .card import Score, card, licence, scores
+from .card import Score, card, joined_scores, licence, scores
 from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
 
@@ -97,11 +100,15 @@ def export_model(
                 raise InputError(f"client {client} and all clients; name one, or take all")
             _write_all(trained, stage, merge)
         else:
-            write_model(_client_model(trained, client), stage, merge)
+            write_model(_client_model(trained, _trial(trained), client), stage, merge)
     return Path(out)
 
 
-def _client_model(trained: TrainedMethod, client: str | int | None) -> ClientModel:
+def _trial(trained: TrainedMethod) -> Trial:
+    return read_trial(trained.folder, trained.label, trained.method.name, trained.seed)
+
+
+def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None) -> ClientModel:
     state = trained.global_state() if client is None else trained.client_state(client)
     model = ClientModel(
         trained.experiment,
@@ -112,27 +119,34 @@ def _client_model(trained: TrainedMethod, client: str | int | None) -> ClientMod
         state,
         None if client is None else str(client),
     )
-    if client is not None and (trained.folder / "onboarded" / str(client)).is_dir():
-        return model  # the run has not evaluated it
-    results = scores(
-        trained.folder,
-        trained.label,
-        trained.method.name,
-        trained.seed,
-        None if client is None else trained.number(client),
-        by_loss=trained.data["task"] == "causal-lm",
-    )
-    return replace(model, results=results)
+    if client is None:
+        return replace(model, results=scores(trial, None, trained.global_round))
+    if (joined := trained.onboarded(client)) is not None:
+        return replace(model, results=joined_scores(read_result(joined), trained.round))
+    return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
 def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
     """A folder for each client, and ``base`` if they share it."""
+    trial = _trial(trained)
     names = trained.data.get("names") or range(trained.data["clients"])
-    for name in names:
-        model = _client_model(trained, name)
-        folder = out / quote(str(name), safe=" ")
-        folder.mkdir()
-        write_model(model, folder, merge, base=out / "base")
+    folders = {name: _folder_name(str(name)) for name in names}
+    base = "base"
+    while base in folders.values():
+        base += "_"
+    for name, folder in folders.items():
+        (out / folder).mkdir()
+        write_model(_client_model(trained, trial, name), out / folder, merge, base=out / base)
+
+
+def _folder_name(client: str) -> str:
+    """A client's name as that of a folder.
+
+    >>> _folder_name("Berlin"), _folder_name("a/b"), _folder_name("..")
+    ('Berlin', 'a%2Fb', '%2E.')
+    """
+    quoted = quote(client, safe=" ")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
 def write_model(
@@ -150,25 +164,47 @@ def write_model(
     Raises:
         InputError: the model can't be merged, or has no plain description.
     """
-    method, network = model.method, model.network
-    if type(method).predict is not Method.predict and type(method).portable is Method.portable:
-        raise InputError(
-            f"{method.name} has a predict of its own, and no portable that says the same as data; "
-            f"add one to its class"
-        )
-    portable = method.portable(model.task, model.state)
+    network, portable = model.network, _portable(model)
     if merge:
         portable = _merged(model, portable)
     own, tensors = network.tensors, dict(portable.tensors)
-    complete = portable.form == "plain" and (base is None or merge or own.keys() <= tensors.keys())
-    if complete:
+    is_plain = portable.form == "plain"
+    if is_plain and (base is None or merge):
         tensors = {**own, **tensors}
-    fits = complete and all(tensors[name].shape == value.shape for name, value in own.items())
+    complete = network.stored <= tensors.keys()
+    fits = is_plain and complete and not _is_smaller(tensors, own)
     if fits and network.is_transformer:
         files = _write_transformer(network, tensors, out)
     else:
         files = _write_parts(model, portable, tensors, out, base or out / "base", complete)
     _write_rest(model, portable, out, files)
+
+
+def _portable(model: ClientModel) -> Portable:
+    """What the method says of the model.
+
+    Raises:
+        InputError: it says nothing, and has a forward pass of its own.
+    """
+    method, task = model.method, model.task
+    portable = method.portable(task, model.state)
+    if type(method).portable is Method.portable:
+        added = set()
+        if portable.form == "plain":
+            names = (name for name in task.trained if ".lora_" not in name)
+            added = {name for name in names if not base_params(task, {name: task.state[name]})}
+        if added or type(method).predict is not Method.predict:
+            what = f"layers of its own ({min(added)})" if added else "a predict of its own"
+            raise InputError(
+                f"{method.name} has {what}, and no portable that says as data what predicts; "
+                f"add one to its class"
+            )
+    return portable
+
+
+def _is_smaller(tensors: Params, own: Params) -> bool:
+    """Whether any of the base model's tensors has fewer units."""
+    return any(value.shape != own[name].shape for name, value in tensors.items())
 
 
 def _write_parts(

@@ -30,7 +30,7 @@ from ..task.backbone import Backbone
 
 RESULT_FILE = "result.json"
 _ALL: tuple[Split, ...] = ("train", *SPLITS)
-_NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
 _MODELS = {  # as results name them, in the order in which equal ones are preferred
     "fitted": "fitted to the new client",
     "guess": "the federation's best guess",
@@ -46,9 +46,9 @@ class Onboarded:
 
     ``number`` is its number, from K on. ``scores`` has, for ``majority`` (always its most frequent
     class), ``global``, ``guess`` (what the server can say before the client has fitted anything)
-    and ``fitted``, the ``accuracy`` and ``loss`` on its ``validation`` and ``test`` examples.
-    ``kept`` names the model that the client uses: the best on validation examples. ``note`` says
-    what else there is to say.
+    and ``fitted``, on its ``validation`` and ``test`` examples the ``accuracy``, the ``loss`` and
+    the ``count`` of predictions. ``kept`` names the model that the client uses: the best on
+    validation examples. ``note`` says what else there is to say.
     """
 
     client: str
@@ -139,8 +139,8 @@ def read_result(folder: Path) -> Onboarded:
 def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
     if not _NAME.fullmatch(client):
         raise InputError(
-            f"client name {client!r}: allowed are letters, digits, '.', '-' and '_', beginning "
-            "with a letter or a digit, and not a number alone"
+            f"client name {client!r}: allowed are letters, digits, ' ', '.', '-' and '_', "
+            "beginning with a letter or a digit, and not a number alone"
         )
     if not overwrite and (folder := trained.onboarded(client)) is not None:
         raise InputError(f"{folder} has joined already; --overwrite replaces it")
@@ -252,6 +252,9 @@ def decide(
         candidates = {"global": candidates["global"]}
     by_loss = training.task.backbone.kind == "causal-lm"
     kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
+    scores = _all_scores(federation, number, candidates)
+    if _did_not_learn(scores, kept):
+        note += "; on its test examples it is no better than the most frequent class"
     result = Onboarded(
         client=client,
         number=number,
@@ -259,7 +262,7 @@ def decide(
         seed=federation.seed,
         passes=request.passes,
         num_examples={split: len(federation.rows(number, split)) for split in _ALL},
-        scores=_all_scores(federation, number, candidates),
+        scores=scores,
         kept=kept,
         note=note,
         data=federation.dataset.digest,
@@ -304,13 +307,23 @@ def _all_scores(
     return scores
 
 
+def _did_not_learn(scores: Scores, kept: str) -> bool:
+    most = scores["majority"]["test"]["accuracy"] if "majority" in scores else None
+    reached = scores[kept]["test"]["accuracy"]
+    return most is not None and reached is not None and reached <= most
+
+
 def _majority(federation: Federation, number: int) -> dict[str, dict[str, float | None]]:
     labels = federation.dataset.labels
     assert labels is not None
     most = np.bincount(labels[federation.rows(number, "train")]).argmax()
     hits = {split: labels[federation.rows(number, split)] == most for split in SPLITS}
     return {
-        split: {"accuracy": float(hit.mean()) if len(hit) else None, "loss": None}
+        split: {
+            "accuracy": float(hit.mean()) if len(hit) else None,
+            "loss": None,
+            "count": len(hit),
+        }
         for split, hit in hits.items()
     }
 
@@ -318,8 +331,8 @@ def _majority(federation: Federation, number: int) -> dict[str, dict[str, float 
 def _means(sums: NDArray[np.float64]) -> dict[str, float | None]:
     loss, hits, count = sums.tolist()
     if not count:
-        return {"accuracy": None, "loss": None}
-    return {"accuracy": hits / count, "loss": loss / count}
+        return {"accuracy": None, "loss": None, "count": 0}
+    return {"accuracy": hits / count, "loss": loss / count, "count": count}
 
 
 def _shown(scores: Mapping[str, float | None], metric: str) -> str:

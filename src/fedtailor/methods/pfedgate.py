@@ -285,6 +285,7 @@ class PFedGate(Method):
         source = gating_layer(task).source
         settings = {
             "gates_of": "row" if self.evaluation == "sample" else "batch",
+            "single_row": "the gates that are predicted for that row alone",
             "gate_input": asdict(source),
             "gate_max": self.gate_max,
             "sigmoid": self.sigmoid,

@@ -52,6 +52,7 @@ OWN_FILES = frozenset(
         "partitions",
         "report.html",
         "run.log",
+        "tensorboard",
         "trace.json.gz",
     }
 )

@@ -61,6 +61,7 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     fresh.mkdir(parents=True)
     for run in opened:
         shutil.copytree(run.path / "partitions", fresh / "partitions", dirs_exist_ok=True)
+        _copy_own_code(run.path, fresh)
     for (label, seed), folder in parts.items():
         target = fresh / "methods" / label / f"seed-{seed}"
         shutil.copytree(folder, target, copy_function=copy_sparse)
@@ -110,6 +111,14 @@ def _all_parts(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tupl
             "; ".join(f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
         )
     return parts
+
+
+def _copy_own_code(run: Path, out: Path) -> None:
+    """Copy the files of the user's own methods and of a network of the user's own."""
+    for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*")]:
+        target = out / path.relative_to(run)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def _title(key: tuple[str, int]) -> str:
