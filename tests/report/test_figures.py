@@ -8,8 +8,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
-from fedtailor.report.figures import convergence, cost, distribution, labels
+from fedtailor.report.figures import confusion, convergence, cost, distribution, labels
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
 from tests.report.conftest import correct, hold
@@ -103,3 +104,20 @@ def test_a_language_models_clients_are_shown_by_their_number_of_examples(
     heights = area.get_paths()[0].vertices[:, 1]
     assert heights.max() == 60
     assert drawing.figure.axes[0].get_ylabel() == "training examples"
+
+
+def test_the_confusion_is_that_of_the_reported_rounds(make_run: MakeRun) -> None:
+    run = make_run()
+    assert confusion(entries([read(run)])[0]) is None
+    for seed in (0, 1):
+        counts = np.zeros((6, 3, 3), np.int32)
+        counts[:, 0, 2] = 1 + seed
+        for number, factor in ((4, 1), (8, 100)):  # round 4 is reported
+            name = f"confusion-{number:06d}.safetensors"
+            path = run / "methods/fedsdg" / f"seed-{seed}" / name
+            save_file({"personal/test": factor * counts, "personal/clients": np.arange(6)}, path)
+    drawing = confusion(entries([read(run)])[1])
+    assert drawing is not None
+    axis = drawing.figure.axes[0]
+    assert [text.get_text() for text in axis.texts] == ["18"]  # six clients with two seeds
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b", "c"]

@@ -258,7 +258,7 @@ def confusion(entry: Entry) -> Drawing | None:
     classes = list(next(iter(entry.run.partitions.values())).classes)
     figure = new_figure(min(8.0, max(3.2, 1.6 + 0.24 * len(classes))))
     axis = figure.subplots()
-    image = axis.imshow(shares, cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
+    image = axis.imshow(shares, aspect="auto", cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
     if len(classes) <= 24:
         names = [name[:24] for name in classes]
         axis.set_yticks(range(len(names)), names)
