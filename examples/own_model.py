@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.data.table import Dataset, Images
 
 
 class Net(nn.Module):
@@ -30,14 +29,8 @@ class Net(nn.Module):
 
 def main() -> None:
     digits = load_digits()  # 1,797 pictures, 8 x 8, values 0 to 16
-    dataset = Dataset(
-        inputs=Images((digits.images * 15).astype(np.uint8)[:, None]),  # [N, channels, H, W]
-        num_train=len(digits.images),  # all rows; further rows would be an official test split
-        task="classification",
-        digest="digits",  # a name or hash of the data, for the run directory
-        labels=digits.target.astype(np.int64),
-        classes=[str(c) for c in range(10)],
-    )
+    pictures = (digits.images * 15).astype(np.uint8)  # [N, H, W]
+    data = ft.Data.from_arrays(pictures, digits.target)
     adam = ft.Optimiser("adam", lr=3e-3)
     experiment = ft.Experiment(
         methods={
@@ -51,7 +44,7 @@ def main() -> None:
     torch.manual_seed(0)  # the network draws its first weights by itself
     backbone = ft.from_module(Net(), head=["head"], targets=["body"])  # targets: for LoRA
     with tempfile.TemporaryDirectory() as out:
-        print(ft.compare([ft.run(experiment, out, dataset=dataset, backbone=backbone)]))
+        print(ft.run(experiment, out, data=data, backbone=backbone))
 
 
 if __name__ == "__main__":

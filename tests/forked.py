@@ -77,7 +77,7 @@ local = {batch_size = 16, steps = 2}
 [methods.fedper]
 """
 GOES_ON = "the same command goes on after the last committed round"
-_SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html"}
+_SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html", "run.log"}
 
 
 def contents(out: Path) -> dict[str, bytes]:

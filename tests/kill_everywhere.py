@@ -1,39 +1,73 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
+``python -m tests.kill_everywhere EXPERIMENT FOLDER``, with an experiment of `EXPERIMENTS`; those of
+`FINISHED` begin with a run that has finished with fewer rounds.
+
 A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
 there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
+from fedtailor.optim import Optimiser
 from tests.small import digits, digits_backbone
 
-SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock"}
-
-
-def run(out: Path) -> None:
-    experiment = ft.Experiment(
+SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
+SGD = Optimiser("sgd", lr=0.5)
+SMALL = ft.Experiment(
+    methods={"fedsdg": ft.FedSDG(rank=2)},
+    split=ft.SplitConfig(3, "dirichlet", alpha=1.0),
+    cohort=ft.CohortConfig(size=2),
+    local=ft.LocalConfig(steps=1),
+)
+EXPERIMENTS = {
+    "two-methods": replace(
+        SMALL,
         methods={"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()},
         rounds=2,
-        split=ft.SplitConfig(3, "dirichlet", alpha=1.0),
-        cohort=ft.CohortConfig(size=2),
-        local=ft.LocalConfig(steps=1),
         evaluate=ft.EvaluateConfig(every=2),
+    ),
+    # the best rounds so far are 1, 1, 3, 3, 3; the last two have the same cohort
+    "best-rounds": replace(
+        SMALL, methods={"fedsdg": ft.FedSDG(rank=2, optimiser=SGD)}, rounds=5, seeds=(1,)
+    ),
+}
+EXPERIMENTS["more-rounds"] = EXPERIMENTS["best-rounds"]
+FINISHED = {"more-rounds": 3}  # rounds
+
+
+def run(experiment: str, out: Path, rounds: int | None = None) -> None:
+    chosen = EXPERIMENTS[experiment]
+    ft.run(
+        replace(chosen, rounds=rounds or chosen.rounds),
+        out,
+        data=digits(),
+        backbone=digits_backbone(),
     )
-    ft.run(experiment, out, dataset=digits(), backbone=digits_backbone())
 
 
 def contents(out: Path) -> dict[str, bytes]:
     paths = [p for p in out.rglob("*") if p.is_file() and p.name not in SKIP]
     return {str(p.relative_to(out)): p.read_bytes() for p in paths}
+
+
+def commits(out: Path) -> list[dict[str, Any]]:
+    """All that is committed but the length of the timings."""
+    found = [json.loads(path.read_text()) for path in sorted(out.rglob("commit.json"))]
+    for commit in found:
+        del commit["bytes"]["timings"]
+    return found
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -44,7 +78,7 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def killed_at(point: int, out: Path) -> None:
+def killed_at(point: int, experiment: str, out: Path) -> None:
     left = point
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,25 +93,32 @@ def killed_at(point: int, out: Path) -> None:
 
     for name in ("fsync", "replace", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    run(out)
+    run(experiment, out)
 
 
-def main(folder: Path) -> None:
-    assert in_child(lambda: run(folder / "whole")) == 0
-    whole = contents(folder / "whole")
+def main(experiment: str, folder: Path) -> None:
+    assert in_child(lambda: run(experiment, folder / "whole")) == 0
+    whole = contents(folder / "whole"), commits(folder / "whole")
+    if experiment == "best-rounds":
+        assert any("private-best-000003" in name for name in whole[0]), whole[1]
+    if experiment in FINISHED:
+        finished = FINISHED[experiment]
+        assert in_child(lambda: run(experiment, folder / "finished", finished)) == 0
     point = 0
     while True:
         out = folder / str(point)
-        status = in_child(lambda at=point, to=out: killed_at(at, to))
+        if experiment in FINISHED:
+            shutil.copytree(folder / "finished", out)
+        status = in_child(lambda at=point, to=out: killed_at(at, experiment, to))
         if status == 0:
             break
         assert os.WTERMSIG(status) == signal.SIGKILL, point
-        assert in_child(lambda to=out: run(to)) == 0, f"not resumed after step {point}"
-        if contents(out) != whole:
+        assert in_child(lambda to=out: run(experiment, to)) == 0, f"not resumed at step {point}"
+        if (contents(out), commits(out)) != whole:
             sys.exit(f"killed before step {point}, the run ends with other bytes")
         point += 1
     print(point)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

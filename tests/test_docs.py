@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
     ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig,
+    ft.StartConfig,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 

@@ -48,9 +48,9 @@ def test_language_modelling_by_sender(llama: Path, tmp_path: Path) -> None:
         model=ft.ModelConfig(str(llama)),
         local=ft.LocalConfig(batch_size=4, steps=2),
     )
-    one = ft.run(experiment, tmp_path / "sequential")
+    one = ft.run(experiment, tmp_path / "sequential").path
     engine = ft.EngineConfig("vectorised", clients_per_step=3)
-    two = ft.run(replace(experiment, engine=engine), tmp_path / "vectorised")
+    two = ft.run(replace(experiment, engine=engine), tmp_path / "vectorised").path
     for label in experiment.methods:
         for a, b in zip(evaluations(one, label), evaluations(two, label), strict=True):
             assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
@@ -77,7 +77,7 @@ def test_a_vision_transformer_from_a_folder(tmp_path: Path) -> None:
         split=ft.SplitConfig(5, "pathological", classes_per_client=2),
         model=ft.ModelConfig(str(folder)),
     )
-    run = ft.run(experiment, tmp_path / "run")
+    run = ft.run(experiment, tmp_path / "run").path
     assert len(evaluations(run, "fedsdg")) == 4
 
 
@@ -120,7 +120,7 @@ def test_smollm2_adapts_to_its_senders(tmp_path: Path) -> None:
         local=ft.LocalConfig(batch_size=8, steps=3),
         evaluate=ft.EvaluateConfig(global_model=False),
     )
-    run = ft.run(experiment, tmp_path / "run")
+    run = ft.run(experiment, tmp_path / "run").path
     wanted = ("personal", "test")
     found = [e for e in evaluations(run, "fedsdg") if (e["model"], e["split"]) == wanted]
     first, last = (sum(e["loss"]) for e in (found[0], found[-1]))

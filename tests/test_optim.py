@@ -8,10 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor import random
-from fedtailor.optim import MAY_MOVE, ClientContext, Optimiser, ParamGroups, train, with_gradient
+from fedtailor.data.config import LocalConfig
+from fedtailor.engine.config import EngineConfig
+from fedtailor.method import Method
+from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedala import FedALA
+from fedtailor.methods.fedrep import FedRep
+from fedtailor.optim import (
+    MAY_MOVE,
+    ClientContext,
+    Optimiser,
+    ParamGroups,
+    batches_of_passes,
+    train,
+    with_gradient,
+)
 from fedtailor.params import Batch, Params, add_prefix
 from fedtailor.task.task import Task
-from tests.small import digits_backbone, same_bits
+from tests.small import digits_backbone, last_round, same_bits
 
 BATCH: Batch = {"pixel_values": torch.rand(6, 1, 8, 8), "labels": torch.arange(6)}
 
@@ -101,3 +115,34 @@ def test_padding_between_two_passes_shifts_no_dropout() -> None:
     padded, other = train(task, task.state, [real, padding] * 2, context, sgd)
     assert same_bits(plain, padded)
     assert loss.equal(other)
+
+
+def counted(weights: list[float]) -> list[Batch]:
+    return [
+        {"labels": torch.tensor([n]), "weight": torch.tensor([w])} for n, w in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [(1, [0, 1]), (2, [0, 1, 2, 3]), (3, [0, 1, 2, 3, 4, 5]), (4, [0, 1, 2, 3, 4, 5, 0, 1])],
+)
+def test_passes_use_a_round_s_batches_as_often_as_needed(passes: int, expected: list[int]) -> None:
+    context = ClientContext(random.key(0), passes=3)  # of two batches each
+    plain = [{"labels": torch.tensor([n])} for n in range(6)]
+    taken = batches_of_passes(plain, context, passes)
+    assert [int(batch["labels"]) for batch in taken] == expected
+    padded = batches_of_passes(counted([1] * 6 + [0] * 3), context, passes)  # of 3 elsewhere
+    real = [int(batch["labels"]) for batch in padded if batch["weight"].sum() > 0]
+    assert real == expected
+
+
+@pytest.mark.parametrize("method", [FedRep(head_passes=4), Ditto(private_passes=2), FedALA()])
+def test_passes_that_are_not_a_round_s_are_the_same_for_clients_together(method: Method) -> None:
+    local = LocalConfig(batch_size=8, epochs=3)
+    one, two = (
+        last_round(method, local=local, engine=EngineConfig(executor=executor))[0].server
+        for executor in ("sequential", "vectorised")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)

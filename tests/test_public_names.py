@@ -60,6 +60,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     in_new_process(
         "import sys, fedtailor as ft;"
         "assert issubclass(ft.InputError, ValueError);"
+        "assert ft.__version__.count('.') == 2;"
         "loaded = {name for name in sys.modules if name.startswith('fedtailor')};"
         "assert loaded == {'fedtailor', 'fedtailor.errors'}, loaded;"
         "assert not {'torch', 'numpy'} & sys.modules.keys()"

@@ -31,7 +31,7 @@ def test_a_directory_of_another_format_is_refused_by_name(
     experiment: Experiment, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    given = {"dataset": digits(), "backbone": digits_backbone()}
+    given = {"data": digits(), "backbone": digits_backbone()}
     ft.run(experiment, out, **given)  # type: ignore[arg-type]
     file = out / "experiment.json"
     content = json.loads(file.read_text())

@@ -16,7 +16,10 @@ _ORIGINS = {
     "ClientContext": "optim.ClientContext",
     "Cohort": "method.Cohort",
     "CohortConfig": "engine.config.CohortConfig",
+    "Data": "data.Data",
+    "CommittedRound": "runs.callbacks.CommittedRound",
     "DataConfig": "data.config.DataConfig",
+    "EarlyStopping": "runs.callbacks.EarlyStopping",
     "EngineConfig": "engine.config.EngineConfig",
     "EvaluateConfig": "engine.config.EvaluateConfig",
     "Experiment": "runs.experiment.Experiment",
@@ -30,16 +33,28 @@ _ORIGINS = {
     "Paper": "method.Paper",
     "Plan": "engine.config.Plan",
     "Robust": "robustness.rules.Robust",
+    "Result": "results.Result",
     "Round": "engine.rounds.Round",
+    "STOP": "runs.callbacks.STOP",
     "ScheduleConfig": "engine.config.ScheduleConfig",
     "SplitConfig": "data.config.SplitConfig",
+    "StartConfig": "runs.experiment.StartConfig",
     "Task": "task.task.Task",
     "compare": "report.compare",
+    "export_model": "export.folder.export_model",
     "from_module": "models.from_module",
     "init_process_group": "engine.executors.process_group.init_process_group",
+    "Onboarded": "inference.onboard.Onboarded",
+    "PersonalModel": "inference.model.PersonalModel",
+    "Prediction": "inference.model.Prediction",
     "load": "runs.experiment.load",
+    "load_model": "inference.model.load_model",
+    "onboard": "inference.onboard.onboard",
+    "open_result": "results.open_result",
+    "merge": "runs.merge.merge",
     "rounds": "engine.rounds.rounds",
-    "run": "runs.run.run",
+    "run": "results.run",
+    "track": "trackers.follow.track",
     "train": "optim.train",
     "write_report": "report.write",
 }
@@ -50,6 +65,10 @@ def __getattr__(name: str) -> Any:
     if name in _ORIGINS:
         module, _, attribute = _ORIGINS[name].rpartition(".")
         value = getattr(import_module(f".{module}", __name__), attribute)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version(__name__)
     elif name == "__all__":
         value = sorted([*_ORIGINS, *_method_classes()])
     elif name[:1].isupper() and name in (classes := _method_classes()):

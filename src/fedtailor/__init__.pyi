@@ -1,5 +1,6 @@
 """The public names, for type checkers; ``__init__.py`` imports each when it is first used."""
 
+from .data import Data as Data
 from .data.config import DataConfig as DataConfig
 from .data.config import LocalConfig as LocalConfig
 from .data.config import SplitConfig as SplitConfig
@@ -13,6 +14,12 @@ from .engine.executors.process_group import init_process_group as init_process_g
 from .engine.rounds import Round as Round
 from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
+from .export.folder import export_model as export_model
+from .inference.model import PersonalModel as PersonalModel
+from .inference.model import Prediction as Prediction
+from .inference.model import load_model as load_model
+from .inference.onboard import Onboarded as Onboarded
+from .inference.onboard import onboard as onboard
 from .method import Cohort as Cohort
 from .method import FineTuning as FineTuning
 from .method import Method as Method
@@ -26,11 +33,20 @@ from .optim import Optimiser as Optimiser
 from .optim import train as train
 from .report import compare as compare
 from .report import write
+from .results import Result as Result
+from .results import open_result as open_result
+from .results import run as run
 from .robustness.rules import Robust as Robust
+from .runs.callbacks import STOP as STOP
+from .runs.callbacks import CommittedRound as CommittedRound
+from .runs.callbacks import EarlyStopping as EarlyStopping
 from .runs.experiment import Experiment as Experiment
+from .runs.experiment import StartConfig as StartConfig
 from .runs.experiment import load as load
-from .runs.run import run as run
+from .runs.merge import merge as merge
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
+from .trackers.follow import track as track
 
 write_report = write
+__version__: str

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from .layers.lora import lora_factors
+from .layers.lora import base_params, lora_factors, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick
@@ -84,6 +84,23 @@ class Paper:
 
 
 @dataclass(frozen=True)
+class Portable:
+    """What predicts for a client, as plain data: all that a program without this library needs
+    beside the base model.
+
+    ``form`` names the forward pass, a file in ``export/templates``. ``tensors`` without a "/" in
+    their name take the place of the base model's own (a smaller one stands for its first units);
+    the form gives a meaning to all others. ``lora`` are factors as `Method.lora` returns them.
+    ``settings`` are plain values, as JSON has them.
+    """
+
+    form: str
+    tensors: Params
+    lora: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """A federated method: a frozen dataclass whose fields are its hyper-parameters.
 
@@ -139,9 +156,31 @@ class Method(ABC):
         """The server's state before the first round."""
         return {n: value for n, value in task.state.items() if not self.is_private(task, n)}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        """The server's state after clients have left or joined, as a run begins with that of
+        another one. Rows by client are those of the new ``num_clients`` already; what else depends
+        on the clients has to be worked out again."""
+        return server
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         """What a client receives: the shared part of its state."""
         return server
+
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        """What a client receives that joins after the training, as number ``client`` >= K.
+
+        By default the same as all others. A method whose server has a row for each client sends
+        what the new client can find its own row from, in `fit_row`.
+        """
+        return self.send(task, server, client)
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        """What `send` would give a client that joins, from what `send_new` gave it: the row that
+        the server lacks is found on the client's own ``batches``. Without batches the row is that
+        of a client of which nothing is known. For one client at a time."""
+        return received
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
@@ -176,7 +215,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many rounds' worth of local batches `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
         return 0
 
     def finetune(
@@ -226,6 +265,17 @@ class Method(ABC):
         ``[d_out, r]``, any scaling inside B. Empty if no single adapter predicts as the state does.
         """
         return lora_factors(task, state)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        """What predicts as `predict` does, for use without this library. By default the base model
+        with an adapter if `lora` gives one, or else with other values of its tensors. A method
+        that has a forward pass of its own names the form of it.
+        """
+        params = self.inference_params(task, state)
+        factors = self.lora(task, params)
+        if factors:
+            return Portable("adapter", base_params(task, params), factors)
+        return Portable("plain", without_lora(task, params))
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,15 @@ class ClientContext(NamedTuple):
 
     ``key`` (int64 scalar) is the client's own in this round, ``lr_scale`` the round's factor on
     learning rates, ``round`` the round's number, from 1. ``public`` holds the examples that all
-    clients have, if there are any.
+    clients have, if there are any. ``passes`` says how many passes over the client's data its
+    batches are.
     """
 
     key: Tensor
     lr_scale: float = 1.0
     round: int = 1
     public: Batch | None = None
+    passes: int = 1
 
     def subkey(self, number: int) -> ClientContext:
         """The same context with another key, for one of several trainings in a round."""
@@ -254,6 +256,19 @@ def real_steps(batches: Sequence[Batch]) -> Tensor | int:
     """How many of ``batches`` are no padding."""
     padded = [batch["weight"].sum() > 0 for batch in batches if "weight" in batch]
     return len(batches) - len(padded) + (torch.stack(padded).sum() if padded else 0)
+
+
+def batches_of_passes(batches: Sequence[Batch], context: ClientContext, passes: int) -> list[Batch]:
+    """The batches of so many ``passes`` over the client's data; ``batches``, of which there are
+    ``context.passes``, are used as often as needed."""
+    whole, rest = divmod(passes, context.passes)
+    if rest == 0:
+        return list(batches) * whole
+    part = list(batches[: -(-rest * len(batches) // context.passes)])
+    if "weight" in batches[0]:  # padding comes last, but clients have different numbers of batches
+        end = rest * real_steps(batches) // context.passes
+        part = [{**b, "weight": b["weight"] * (at < end)} for at, b in enumerate(part)]
+    return list(batches) * whole + part
 
 
 def without_padding(batches: Sequence[Batch]) -> list[Batch]:

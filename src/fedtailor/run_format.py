@@ -8,7 +8,8 @@ from typing import Any
 
 from .errors import InputError
 
-FORMAT = 2
+FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
+FORMAT = 3
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:

@@ -64,14 +64,35 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(tmp_path: Path) -> No
     torch.testing.assert_close(features @ weight.T + bias, ours, atol=1e-4, rtol=1e-4)
 
 
+def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) -> None:
+    """With a rate at which the last round is not the best."""
+    from safetensors.torch import load_file
+
+    from fedtailor.runs.directory import read_commit
+
+    run = tmp_path / "run"
+    rate = "methods.fedsdg.optimiser.lr=5.0"
+    assert main(["run", str(file), "--out", str(run), "--set", rate]) == 0
+    commit = read_commit(run / "methods/fedsdg/seed-0")
+    assert commit.best_round < commit.round
+    for which in ("best", "last"):
+        command = ["export", str(run), "--method", "fedsdg", "--client", "0", "--which", which]
+        assert main([*command, "--out", str(tmp_path / which)]) == 0
+    best, last = (
+        load_file(tmp_path / which / "adapter_model.safetensors") for which in ("best", "last")
+    )
+    assert any(not best[name].equal(last[name]) for name in best)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--method", "fedavg", "--out", "{new}"], "unknown method 'fedavg'"),
         (["--method", "fedsdg", "--client", "9", "--out", "{new}"], "no client 9"),
         (["--method", "local", "--out", "{new}"], "has no global model"),
-        (["--method", "local", "--client", "0", "--out", "{new}"], "trains no adapter"),
-        (["--method", "fedsdg", "--out", "{file}"], "File exists"),
+        (["--method", "local", "--client", "0", "--all-clients", "--out", "{new}"], "name one, or"),
+        (["--method", "fedsdg", "--out", "{file}"], "is a file; the output must be a directory"),
+        (["--method", "fedsdg", "--out", "{run}"], "holds something already; choose a new --out"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -82,7 +103,7 @@ def test_bad_input_is_one_line(
     message: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    places = {"file": file, "new": tmp_path / "new"}
+    places = {"file": file, "new": tmp_path / "new", "run": finished}
     command = ["export", str(finished), *(argument.format(**places) for argument in arguments)]
     assert main(command) == 2
     error = capfd.readouterr().err

@@ -12,11 +12,11 @@ from fedtailor.cli import main
 
 HEAVY = {
     "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
-    "shtab",
+    "shtab", "tensorboard",
 }  # fmt: skip
 COMMANDS = (
     "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
-    "doctor", "completion",
+    "track", "doctor", "completion",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: compare, completion, deploy"),
+        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: check-method, compare"),
         ("", "the following arguments are required: COMMAND; see fedtailor --help"),
         ("run", "required: EXPERIMENT.toml; see fedtailor run --help"),
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),

@@ -24,7 +24,7 @@ from tests.cli.conftest import EXPERIMENT
 
 def contents(run: Path) -> dict[str, bytes]:
     """Every file that depends on the experiment alone."""
-    skip = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html"}
+    skip = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html", "run.log"}
     return {
         str(p.relative_to(run)): p.read_bytes()
         for p in run.rglob("*")
@@ -58,8 +58,8 @@ def test_a_run_directory_can_be_given_instead_of_the_file(
 ) -> None:
     assert main(["run", str(finished)]) == 0
     assert "fedsdg" in capfd.readouterr().out
-    assert main(["run", str(finished), "--set", "rounds=9"]) == 2
-    assert "is a run directory" in capfd.readouterr().err
+    assert main(["run", str(finished), "--out", "elsewhere"]) == 2
+    assert "is a run directory: it goes on there, without --out" in capfd.readouterr().err
 
 
 def fails(arguments: list[str], message: str, out: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,9 +146,45 @@ def test_a_different_run_in_the_way_is_left_alone(
     file: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(finished)
-    assert main(["run", str(file), "--out", str(finished), "--set", "rounds=4"]) == 2
-    assert "already holds a different run (it differs in rounds)" in capfd.readouterr().err
+    settings = ["--set", "local.steps=4", "--set", "data.limit=none"]
+    assert main(["run", str(file), "--out", str(finished), *settings]) == 2
+    assert capfd.readouterr().err == (
+        f"fedtailor: data.limit is 200 in {finished} and none now; local.steps is 2 in {finished} "
+        "and 4 now: choose another --out, or start anew with --overwrite\n"
+    )
     assert contents(finished) == before
+
+
+def test_a_run_directory_goes_on_with_more_rounds_and_methods(file: Path, tmp_path: Path) -> None:
+    a, b, local = tmp_path / "a", tmp_path / "b", ["--set", "methods=local"]
+    assert main(["run", str(file), "--out", str(a), *local, "--set", "rounds=1"]) == 0
+    assert main(["run", str(a), "--set", "rounds=2"]) == 0
+    assert main(["run", str(file), "--out", str(a), "--set", "rounds=2"]) == 0
+    assert main(["run", str(file), "--out", str(b), "--set", "rounds=2"]) == 0
+    assert contents(a) == contents(b)
+
+
+def test_overwrite_removes_the_old_run_and_nothing_else(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    short = ["run", str(file), "--set", "rounds=1", "--out", str(out), "--overwrite"]
+    assert main([*short, "--set", "methods=local"]) == 0  # nothing is there yet
+    before = contents(out)
+    changed = [*short, "--set", "methods=fedsdg", "--set", "local.steps=1"]
+    assert main([*changed, "--set", "split.clients=900"]) == 2  # bad input removes nothing
+    assert contents(out) == before
+    (out / "mine.txt").write_text("mine")
+    capfd.readouterr()
+    assert main(changed) == 2
+    assert f"{out} holds mine.txt beside the run" in capfd.readouterr().err
+    assert contents(out).keys() == before.keys() | {"mine.txt"}
+    (out / "mine.txt").unlink()
+    assert main(changed) == 0
+    assert [path.name for path in (out / "methods").iterdir()] == ["fedsdg"]
+    assert main(["run", str(file), "--out", str(file.parent), "--overwrite"]) == 2
+    assert f"{file.parent} is not a run directory" in capfd.readouterr().err
+    assert file.exists()
 
 
 def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
@@ -159,12 +195,12 @@ def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     out = tmp_path / "nan"
     command = ["run", str(file), *flags, "--set", "methods=local", "--out", str(out)]
     assert main(command) == 2
-    error = capfd.readouterr().err
+    error = capfd.readouterr().err.splitlines()[-1]
     assert "the loss of client" in error
     assert "in round" in error
-    assert error.count("\n") == 1
+    assert error in (out / "run.log").read_text().replace("local, seed 0 ends here", "fedtailor")
     assert main(command) == 2  # it is not run again, and says the same
-    assert capfd.readouterr().err == error
+    assert capfd.readouterr().err.splitlines() == [error]
 
 
 def test_of_several_methods_one_that_diverges_is_shown_and_the_others_go_on(
@@ -212,12 +248,14 @@ def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) 
     assert re.search(r"loss=\d\.\d\d\d", text)
 
 
-def test_without_a_terminal_a_log_gets_a_line_an_evaluation(file: Path, tmp_path: Path) -> None:
+def test_without_a_terminal_a_log_gets_the_same_lines(file: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(tmp_path / "o")]
-    settings = ["--set", "methods=local", "--set", "evaluate.every=2"]
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, check=True)
-    line = r"local, seed \d: round {} of 3, loss \d\.\d\d\d\n"
-    assert re.fullmatch(line.format(2) + line.format(3), done.stderr)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "small: rounds 3, seeds 0; 6 rounds in all: fedsdg, local"
+    assert [line.split(": ")[0] for line in lines[-2:]] == ["fedsdg, seed 0", "local, seed 0"]
+    logged = (tmp_path / "o/run.log").read_text().splitlines()
+    assert [line.split("  ", 1)[1] for line in logged] == lines
     commit = tmp_path / "o/methods/local/seed-0/commit.json"
     assert json.loads(commit.read_text())["finished"]
 
@@ -295,3 +333,25 @@ def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> Non
     assert (process.returncode, printed) == (130, "")
     last = error.splitlines()[-1]
     assert last == "fedtailor: interrupted; the same command goes on from here"
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(
+    file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", str(file), "--out", str(out), "--dry-run"]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("small: rounds 3, seeds 0; 6 rounds in all: fedsdg, local\n")
+    assert re.search(r"^  fedsdg +\d+ +\d+ +\d+ +[0-9.]+ k?B ", printed.out, re.MULTILINE)
+    assert "  time      about " in printed.out
+    assert not out.exists()
+    before = contents(finished)
+    command = ["run", str(file), "--out", str(finished), "--dry-run", "--json"]
+    for flags, labels in (([], []), (["--overwrite"], ["fedsdg", "local"])):
+        assert main([*command, *flags]) == 0
+        summary = json.loads(capfd.readouterr().out)
+        assert [one["label"] for one in summary["methods"]] == labels
+    assert summary["clients"] == 4
+    assert summary["train"].keys() == {"least", "median", "most"}
+    assert contents(finished) == before

@@ -58,10 +58,11 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
         ([0, 2], [], ("a", "b"), "out of range: 2 in the training split; allowed: 0 to 1"),
         ([0, 1], [2], (), "out of range: 2 in the test split; allowed: 0 to 1"),
         (["a", "b"], ["c"], (), "out of range: 'c' in the test split; allowed: a, b"),
-        (["a", "b"], ["a", None], (), "out of range: None in the test split"),
-        ([0, 1], [0, None], (), "out of range: None in the test split"),
-        (["a", None], [], (), "integers or all text; one of them is None"),
+        ([0, 1], [None, " "], (), "no row of the test split has a label"),
+        ([None, ""], [0], (), "no row of the training split has a label"),
         ([0.5, 1.5], [], (), "integers or all text; one of them is 0.5"),
+        ([0.5, None], [], (), "integers or all text; one of them is 0.5"),
+        ([1.0, 0.0], [], (), "integers or all text; one of them is 1.0"),
         (["a", 1], [], (), "integers or all text; one of them is"),
     ],
 )
@@ -75,10 +76,22 @@ def test_classification_needs_labels():
         encode_labels(Columns(lambda rows: [], 3, 0))
 
 
+@pytest.mark.parametrize("labels", [["a", None, "b", ""], [0, None, 1, None]])
+def test_rows_without_a_label_have_no_class(labels):
+    assert encode_labels(columns(labels))[0].tolist() == [0, -1, 1, -1]
+
+
+def test_whole_numbers_beside_empty_cells_stay_whole():
+    numbers, names = encode_labels(columns([2.0, None, 0.0], [1.0]))
+    assert names == ("0", "1", "2")
+    assert numbers.tolist() == [2, -1, 0, 1]
+
+
 @pytest.mark.parametrize("clients", [["zoe", "al", "zoe"], [70, 9, 70]])
-def test_clients_are_numbered(clients):
-    groups = encode_clients(columns([0, 0], [0], clients=clients))
+def test_clients_are_numbered_and_keep_their_names(clients):
+    groups, names = encode_clients(columns([0, 0], [0], clients=clients))
     assert groups.tolist() == [1, 0, 1]
+    assert names == tuple(str(client) for client in (clients[1], clients[0]))
     assert groups.dtype == np.int64
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.deploy.folder import at_site, init, open_folder
+from fedtailor.deploy.folder import add_site, at_site, init, open_folder
+from fedtailor.engine.metrics import Metrics
 from fedtailor.errors import InputError
+from fedtailor.runs.experiment import load
 
 EXPERIMENT = """
 name = "wards"
@@ -68,6 +70,15 @@ def test_the_experiment_keeps_what_all_places_have_in_common(tmp_path: Path) -> 
     assert (split.scheme, split.clients, split.validation) == ("natural", 5, 0.25)
 
 
+def test_files_of_own_metrics_are_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def share(labels, probabilities):\n    return 0.5\n")
+    text = EXPERIMENT + '[evaluate]\nmetrics = ["auc", "mine.py:share"]\n'
+    folder = made(tmp_path, text=text)
+    content = tomllib.loads((folder / "experiment.toml").read_text())
+    assert content["evaluate"]["metrics"] == ["auc", "metrics/mine.py:share"]
+    Metrics(open_folder(folder).experiment.evaluate).check("classification")
+
+
 def test_clients_are_numbered_in_the_order_of_the_sites(tmp_path: Path) -> None:
     deployment = open_folder(made(tmp_path))
     assert [deployment.clients(name) for name in "abc"] == [range(1), range(1, 4), range(4, 5)]
@@ -75,6 +86,21 @@ def test_clients_are_numbered_in_the_order_of_the_sites(tmp_path: Path) -> None:
     assert deployment.timeouts.reply == 3600
     with pytest.raises(InputError, match="unknown site 'd'; allowed: a, b, c"):
         deployment.clients("d")
+
+
+def test_a_new_site_has_numbers_after_all_others(tmp_path: Path) -> None:
+    deployment = open_folder(made(tmp_path))
+    assert deployment.new_clients == range(5, 5)
+    added = add_site(add_site(deployment, "d", 2), "e")
+    assert [added.clients(name) for name in "abde"] == [
+        range(1), range(1, 4), range(5, 7), range(7, 8),
+    ]  # fmt: skip
+    assert (added.total, added.new_clients) == (5, range(5, 8))
+    assert added.experiment == deployment.experiment
+    for name, message in (("d", "site d is there already"), ("x/y", "site name 'x/y': allowed")):
+        with pytest.raises(InputError, match=message):
+            add_site(added, name)
+    assert open_folder(added.folder) == added
 
 
 def test_a_site_names_its_own_data(tmp_path: Path) -> None:
@@ -158,8 +184,13 @@ def test_a_folder_that_holds_something_is_left_alone(
         (["client", "--site", "x", "--data", "digits"], "unknown site 'x'; allowed: a, b, c"),
         (["client", "--site", "a", "--data", "x.csv"], "no file 'x.csv'"),
         (["export", "--site", "a", "--out", "o"], "site a has no model of fedsdg, seed 0, client"),
-        (["export", "--site", "b", "--out", "o"], "several clients; name one: 1, 2, 3"),
+        (
+            ["export", "--site", "b", "--out", "o"],
+            "several clients; name one: 1 (b.0), 2 (b.1), 3 (b.2)",
+        ),
         (["export", "--site", "a", "--out", "o", "--client", "4"], "no client 4 at site a"),
+        (["export", "--site", "a", "--out", "o", "--client", "b.1"], "no client b.1 at site a"),
+        (["export", "--site", "a", "--out", "o", "--client", "d"], "no client 'd'; allowed: a, b."),
     ],
 )
 def test_bad_input_is_one_line(
@@ -191,3 +222,23 @@ def test_flower_is_asked_for_in_one_line(
     assert main(["deploy", "status", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert told == "fedtailor: fedtailor deploy needs Flower: pip install 'fedtailor[flower]'\n"
+
+
+def test_a_method_of_ones_own_travels_with_the_folder(tmp_path: Path) -> None:
+    source = (
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nimport fedtailor as ft\n"
+        '\n\n@dataclass(frozen=True)\nclass Mine(ft.FedAvg):\n    name: ClassVar[str] = "mine"\n'
+    )
+    (tmp_path / "mine.py").write_text(source)
+    experiment = tmp_path / "own.toml"
+    experiment.write_text(
+        'data = {path = "x.csv", classes = ["no", "yes"]}\n[methods.mine]\nclass = "mine:Mine"\n'
+    )
+    made = init(tmp_path / "fed", experiment, ["a"], "127.0.0.1:8000")
+    assert made.own_files == ["methods/mine/mine.py"]
+    assert (made.folder / "methods/mine/mine.py").read_text() == source
+    there = open_folder(made.folder).experiment
+    assert there.as_dict()["methods"] == load(experiment).as_dict()["methods"]
+    (made.folder / "methods/mine/mine.py").unlink()
+    with pytest.raises(InputError, match=r"methods\.mine: no file .*methods/mine/mine\.py"):
+        open_folder(made.folder)

@@ -82,7 +82,7 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_pat
     experiment = open_folder(secure.folder).experiment
     data = replace(experiment.data, path=str(folder / "all.csv"))
     split = replace(experiment.split, min_examples=1)
-    near = ft.run(replace(experiment, data=data, split=split), tmp_path / "near")
+    near = ft.run(replace(experiment, data=data, split=split), tmp_path / "near").path
     for method in METHODS:
         one, other = (out / "methods" / method / "seed-0" for out in (near, secure.folder / "run"))
         states = [load_file(at / "server.safetensors") for at in (one, other)]

@@ -1,11 +1,14 @@
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedtailor.engine.client_store import SEEN, ClientStore
+from fedtailor.engine.client_store import SEEN, ClientStore, best_path
 from fedtailor.params import Params
+from fedtailor.runs.directory import read_private_after
 
 
 def initial(client: int) -> Params:
@@ -101,3 +104,75 @@ def test_a_new_round_forgets_what_was_not_committed(tmp_path: Path, on_disk: boo
     store.begin(2)
     assert store.staged == ()
     assert store.read(3)["n"] == 3
+
+
+def trained(round_: int, client: int) -> Params:
+    return initial(100 * round_ + client)
+
+
+def one_round(store: ClientStore, round_: int, clients: list[int]) -> None:
+    store.begin(round_)
+    for client in clients:
+        store.stage(client, trained(round_, client))
+    store.commit()
+
+
+def kept(folder: Path, round_: int) -> list[int]:
+    """By client, of five: its number in the state after ``round_``; -1 if it had not trained."""
+    rows = [read_private_after(folder, round_, client) for client in range(5)]
+    return [int(row["n"]) if row else -1 for row in rows]
+
+
+def test_states_of_the_best_round_are_kept_where_they_have_changed_since(tmp_path: Path) -> None:
+    path = tmp_path / "private.safetensors"
+    store = ClientStore(5, initial, path)
+    one_round(store, 1, [0, 1])
+    store.begin(2)
+    store.stage(1, trained(2, 1))
+    store.keep(2)
+    store.commit()
+    assert not best_path(path, 2).exists()
+    one_round(store, 3, [1, 2])
+    one_round(store, 4, [2, 3])
+    assert kept(tmp_path, 2) == [100, 201, -1, -1, -1]
+    assert kept(tmp_path, 4) == [100, 301, 402, 403, -1]
+    again = ClientStore(5, initial, path)
+    again.keep(2)
+    one_round(again, 5, [0, 1])
+    assert kept(tmp_path, 2) == [100, 201, -1, -1, -1]
+    again.keep(5)
+    one_round(again, 6, [4, 0])
+    assert kept(tmp_path, 5) == [500, 501, 402, 403, -1]
+    assert kept(tmp_path, 6) == [600, 501, 402, 403, 604]
+
+
+@pytest.mark.parametrize("step", range(15))
+def test_a_commit_that_is_repeated_saves_no_new_row_as_an_old_one(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at the ``step``-th tensor that is written, or not at all."""
+    path = tmp_path / "private.safetensors"
+    store = ClientStore(5, initial, path)
+    one_round(store, 1, [0, 1])
+    store.keep(1)
+    store.begin(2)
+    store.stage(1, trained(2, 1))
+    store.stage(2, trained(2, 2))
+    write, left = os.pwrite, step
+
+    def stopped(descriptor: int, data: memoryview, place: int) -> int:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        return write(descriptor, data, place)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(os, "pwrite", stopped)
+        store.commit()
+    again = ClientStore(5, initial, path)
+    again.keep(1)
+    again.adopt(2, [1, 2])
+    again.commit()
+    assert kept(tmp_path, 1) == [100, 101, -1, -1, -1]
+    assert kept(tmp_path, 2) == [100, 201, 202, -1, -1]

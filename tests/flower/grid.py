@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.data.table import Dataset
+from fedtailor.engine.metrics import MetricFunction
 from fedtailor.errors import InputError
 from fedtailor.flower import Timeouts, client_app
 from fedtailor.flower.codec import pack, unpack
@@ -119,15 +120,22 @@ def experiment(method: str, fields: dict[str, Any] | None = None, **more: Any) -
     return parse(content)
 
 
-def grid(chosen: Experiment, folder: Path, nodes: int = 2, dataset: Dataset | None = None) -> Any:
+def grid(
+    chosen: Experiment,
+    folder: Path,
+    nodes: int = 2,
+    dataset: Dataset | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
+) -> Any:
     """A grid of ``nodes`` that keep their private states under ``folder``."""
     apps: dict[int, tuple[ClientApp, dict[str, Any]]] = {}
     for node in range(nodes):
         app = client_app(
             chosen,
             folder / f"node-{node}",
-            dataset=DIGITS if dataset is None else dataset,
+            data=DIGITS if dataset is None else dataset,
             backbone=digits_backbone(),
+            metrics=metrics,
         )
         apps[100 + node] = app, {"partition-id": node, "num-partitions": nodes}
     return DirectGrid(apps)

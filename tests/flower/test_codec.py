@@ -117,8 +117,8 @@ def changed(**about: Any) -> RecordDict:
     ("content", "message"),
     [
         (RecordDict(), "must hold 'about' and 'payloads', not []"),
-        (changed(schema=1), "schema version 1; version 2 is spoken here"),
-        (changed(schema="1"), "schema version '1'; version 2"),
+        (changed(schema=1), "schema version 1; version 3 is spoken here"),
+        (changed(schema="1"), "schema version '1'; version 3"),
         (changed(text=3), "without its text"),
         (changed(text='{"head": {}}'), "checksum is wrong"),
         (changed(checksum=""), "checksum is wrong"),

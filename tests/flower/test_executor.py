@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flwr.app import Error, Message, MessageType
 from safetensors.torch import load_file
 
+from fedtailor.engine.config import EvaluateConfig
+from fedtailor.engine.metrics import Metrics, MetricValues
 from fedtailor.flower import serve
+from fedtailor.flower.codec import WireError
+from fedtailor.flower.executor import evaluation_of
+from fedtailor.flower.messages import ClientReply
 from tests.flower.grid import QUICK, experiment, grid, orders, rewritten
 from tests.small import digits_backbone
 
 SPOILT = {  # by client: what happens to its reply of the first round, and the words that name it
     1: ("bytes", "the checksum is wrong"),
-    2: ("schema", "schema version 7; version 2"),
+    2: ("schema", "schema version 7; version 3"),
     3: ("shape", "conv.weight of its upload is float32 (5, 1, 3, 3); it must be float32 (6, 1"),
     4: ("values", "conv.weight holds values that are not finite"),
     5: ("loss", "its loss is nan"),
@@ -66,3 +72,30 @@ def _spoilt(message: Message, reply: Message) -> Message | None:
     if what:
         reply.content = rewritten(reply.content, what)
     return reply
+
+
+GOOD = MetricValues((0.5, None), ((1, 0), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        GOOD,
+        None,
+        replace(GOOD, values=(0.5,)),
+        replace(GOOD, values=(0.5, float("inf"))),
+        replace(GOOD, confusion=None),
+        replace(GOOD, confusion=((1, 0), (1, -1))),
+        replace(GOOD, confusion=((1, 0), (1, 3))),
+        replace(GOOD, confusion=((1, 0),)),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(second: MetricValues | None) -> None:
+    metrics = Metrics(EvaluateConfig(metrics=("macro_f1", "auc"), confusion=True))
+    values = (GOOD,) if second is None else (GOOD, second)
+    reply = ClientReply(0, sums=((1.0, 2.0, 4.0), (1.0, 2.0, 4.0)), metrics=values)
+    if second is GOOD:
+        assert evaluation_of(reply, metrics).metrics == values
+    else:
+        with pytest.raises(WireError, match="its metrics can't be"):
+            evaluation_of(reply, metrics)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
@@ -39,7 +40,7 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     needs_public = METHODS[CASES[name].get("name", name)].needs_public
     public = {"name": "digits", "limit": 20} if needs_public else {}
     chosen = experiment(name, CASES[name], public=public, rounds=2)
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")
     far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
     near, far = (out / "methods" / name / "seed-0" for out in (near, far))
@@ -88,3 +89,23 @@ def _sent(direct: DirectGrid) -> list[tuple[str, torch.Tensor]]:
         for array in arrays.values():
             found += decode(array.data).items()
     return found
+
+
+def brier(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return -float(((np.eye(probabilities.shape[1])[labels] - probabilities) ** 2).mean())
+
+
+def test_metrics_are_worked_out_at_the_sites(tmp_path: Path) -> None:
+    """The server has no function of its own for ``brier``, only its name."""
+    wanted = {"metrics": ["macro_f1", "auc", "brier"], "confusion": True}
+    chosen = experiment("fedper", rounds=2, evaluate=wanted)
+    model, given = digits_backbone(), {"brier": brier}
+    ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=model, metrics=given)
+    direct = grid(chosen, tmp_path / "clients", metrics=given)
+    serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
+    near, far = (tmp_path / name / "methods/fedper/seed-0" for name in ("near", "far"))
+    assert lines(near / "clients.jsonl") == lines(far / "clients.jsonl")
+    assert "brier" in lines(far / "clients.jsonl")[0]["metrics"]
+    files = [load_file(folder / "confusion-000002.safetensors") for folder in (near, far)]
+    assert same_bits(*files)
+    assert files[0]["personal/test"].shape == (5, 10, 10)

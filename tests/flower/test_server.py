@@ -14,13 +14,17 @@ import fedtailor as ft
 from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
+from fedtailor.runs.directory import read_commit
+from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
+from tests.runs.test_trained import METHODS, WILD
+from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, same_bits
 
 
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     chosen = experiment("fedper")
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     whole = load_file(near / "methods/fedper/seed-0/server.safetensors")
 
     def kill(message: Message, reply: Message) -> Message:
@@ -96,7 +100,7 @@ def test_every_client_gets_its_model_in_the_end(
     out = serve(direct, chosen, tmp_path / "out", **given)
     logs = [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
             for log in ("history", "clients")]  # fmt: skip
-    assert "without a model of their own: clients 3; the same" in capsys.readouterr().err
+    assert "without a model of their own: clients 1, 3; the same" in capsys.readouterr().err
     direct.apps[101] = away
     direct.change = lambda message, reply: reply
     serve(direct, chosen, out, **given)
@@ -105,7 +109,7 @@ def test_every_client_gets_its_model_in_the_end(
     assert len(direct.sent) == asked + 2  # who is there; nothing more
     assert logs == [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
                     for log in ("history", "clients")]  # fmt: skip
-    near = ft.run(chosen, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     rows = load_file(near / "methods/fedper/seed-0/private.safetensors")
     trained = rows.pop(SEEN)
     for client in range(5):
@@ -114,6 +118,63 @@ def test_every_client_gets_its_model_in_the_end(
         own = {name: value[client] for name, value in rows.items() if trained[client]}
         assert same_bits({name: model[name] for name in own}, own)
         assert model.keys() > rows.keys()
+
+
+@pytest.mark.parametrize("label", ["fedper", "fedavg-ft"])
+def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
+    """Also where the server and the sites are restarted, and rounds repeated."""
+    chosen = at_its_best_before_the_end({label: METHODS[label]})
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    trained = open_trained(near, label, data=DIGITS, backbone=digits_backbone())
+    assert trained.round < 6
+
+    def killed_in(number: int) -> None:
+        def kill(message: Message, reply: Message) -> Message:
+            if message.metadata.group_id == str(number):
+                raise KeyboardInterrupt
+            return reply
+
+        direct = grid(chosen, tmp_path / "clients")
+        direct.change = kill
+        with pytest.raises(KeyboardInterrupt):
+            serve(direct, chosen, tmp_path / "far", **given)
+
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    for number in (trained.round, trained.round + 1, 6):
+        killed_in(number)
+    serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    for client in range(5):
+        (path,) = (tmp_path / "clients").rglob(f"client-{client}/model.safetensors")
+        assert same_bits(load_file(path), trained.client_state(client))
+        assert len(list(path.parent.iterdir())) <= 4
+
+
+def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
+    short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
+    near = ft.run(long, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    for chosen in (short, long):
+        far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    part = "methods/fedper/seed-0"
+    for name in ("history.jsonl", "clients.jsonl", "server.safetensors"):
+        assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
+    elsewhere = replace(long, start_from=ft.StartConfig(str(near)))
+    with pytest.raises(InputError, match=r"start_from = .* is for runs in one process"):
+        serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)
+
+
+def test_sites_keep_the_models_of_a_method_that_diverged(tmp_path: Path) -> None:
+    chosen = at_its_best_before_the_end({"fedper": WILD, "fedavg": {}})
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
+    trained = open_trained(near, "fedper", data=DIGITS, backbone=digits_backbone())
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, least=1.0)}
+    far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    commit = read_commit(far / "methods/fedper/seed-0")
+    assert commit.diverged
+    assert commit.best == trained.commit.best
+    for client in range(5):
+        (path,) = (tmp_path / "clients").rglob(f"fedper/seed-0/client-{client}/model.safetensors")
+        assert same_bits(load_file(path), trained.client_state(client))
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

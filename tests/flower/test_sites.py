@@ -92,7 +92,7 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
     grid = three_sites(chosen, tmp_path)
     far = serve(grid, chosen, tmp_path / "far", backbone=bert(), timeouts=QUICK)
     whole = with_data(chosen, str(tmp_path / "all.csv"))
-    near = ft.run(whole, tmp_path / "near", backbone=bert())
+    near = ft.run(whole, tmp_path / "near", backbone=bert()).path
     assert "accuracy" in ft.compare([far])
     near, far = (out / "methods" / method / "seed-0" for out in (near, far))
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))

@@ -23,25 +23,37 @@ def value(states: States, base: int) -> float:
 def test_a_round_starts_from_the_one_that_counted(tmp_path: Path) -> None:
     states = States(tmp_path)
     assert value(states, 0) == 0.0
-    states.write(3, 0, 1, state(1.0))
+    states.write(3, 0, 0, 1, state(1.0))
     assert value(states, 0) == 0.0
     assert value(states, 1) == 1.0
-    states.write(3, 1, 2, state(2.0))
-    states.write(3, 1, 2, state(2.5))  # the round is repeated
-    states.write(3, 1, 4, state(4.0))  # it came to nothing
+    states.write(3, 1, 1, 2, state(2.0))
+    states.write(3, 1, 1, 2, state(2.5))  # the round is repeated
+    states.write(3, 1, 1, 4, state(4.0))  # it came to nothing
     assert value(states, 1) == 1.0
     assert value(states, 4) == 4.0
-    states.write(3, 4, 5, state(5.0))
+    states.write(3, 4, 4, 5, state(5.0))
     assert sorted(path.name[:12] for path in (tmp_path / "client-3").iterdir()) == [
         "round-000004", "round-000005",
     ]  # fmt: skip
 
 
+def test_the_state_of_the_best_round_stays_until_another_one_is_better(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    states.write(3, 0, 0, 1, state(1.0))
+    for base, number in ((1, 2), (2, 4), (4, 5), (4, 5)):
+        states.write(3, base, 1, number, state(number))
+        assert value(states, 1) == 1.0
+    assert len(list((tmp_path / "client-3").iterdir())) == 3
+    states.write(3, 5, 5, 7, state(7.0))
+    with pytest.raises(InputError, match="round 1 is missing"):
+        value(states, 1)
+
+
 def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     states = States(tmp_path)
-    states.write(3, 0, 5, state(5.0))
+    states.write(3, 0, 0, 5, state(5.0))
     with pytest.raises(InputError, match="an order for round 4 came after round 5"):
-        states.write(3, 0, 4, state(4.0))
+        states.write(3, 0, 0, 4, state(4.0))
     assert value(states, 5) == 5.0
 
 
@@ -49,14 +61,14 @@ def test_a_state_that_is_missing_or_of_another_model_is_told(tmp_path: Path) -> 
     states = States(tmp_path)
     with pytest.raises(InputError, match="the private state of round 2 is missing"):
         value(states, 2)
-    states.write(3, 0, 2, {"a": torch.zeros(3)})
+    states.write(3, 0, 0, 2, {"a": torch.zeros(3)})
     with pytest.raises(InputError, match="the private state of round 2 is of another model"):
         value(states, 2)
 
 
 def test_a_state_that_is_damaged_is_told(tmp_path: Path) -> None:
     states = States(tmp_path)
-    states.write(3, 0, 2, state(2.0))
+    states.write(3, 0, 0, 2, state(2.0))
     (path,) = tmp_path.rglob("round-000002.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"the private state of round 2 is damaged: {path}"):
@@ -65,6 +77,6 @@ def test_a_state_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 def test_nothing_is_kept_of_a_client_without_private_tensors(tmp_path: Path) -> None:
     states = States(tmp_path)
-    states.write(3, 0, 1, {})
+    states.write(3, 0, 0, 1, {})
     assert states.read(3, 1, {}) == {}
     assert not list(tmp_path.iterdir())

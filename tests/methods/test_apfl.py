@@ -1,7 +1,5 @@
 """APFL by hand: softmax regression, two clients, three steps each, in NumPy."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,9 @@ from fedtailor.methods.apfl import APFL
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
 from fedtailor.optim import ClientContext, Optimiser
-from fedtailor.params import Params, add_prefix, decode, strip_prefix
+from fedtailor.params import Params, add_prefix, strip_prefix
 from fedtailor.random import key
 from fedtailor.runs.experiment import parse
-from fedtailor.runs.export import HEAD_FILE, export_adapter
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax_gradient
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
@@ -92,7 +89,7 @@ def test_the_weight_stays_a_weight_and_takes_its_own_rate() -> None:
     assert adapted(lr_mix=0.02) - 0.5 == pytest.approx(2 * small, rel=1e-3)
 
 
-def test_the_exported_model_is_the_mixture(tmp_path: Path) -> None:
+def test_the_portable_model_is_the_mixture() -> None:
     method = APFL(trainable="lora", rank=2, lora_alpha=4.0)
     task = Task(digits_backbone(), method.adapt)
     server = method.init_server(task, 5, key(0))
@@ -103,11 +100,9 @@ def test_the_exported_model_is_the_mixture(tmp_path: Path) -> None:
     for name, value in task.state.items():
         torch.testing.assert_close(used[name], value + 0.25)
     assert same_bits(strip_prefix(method.init_client(task, 1, key(0)), "own."), task.state)
-    out = export_adapter(method, task, state, tmp_path)
-    head = decode((out / HEAD_FILE).read_bytes())
-    assert head["head.bias"].equal(used["head.bias"])
-    tensors = decode((out / "adapter_model.safetensors").read_bytes())
-    B = tensors["base_model.model.hidden.lora_B.weight"]
+    portable = method.portable(task, state)
+    assert portable.tensors["head.bias"].equal(used["head.bias"])
+    _, B = portable.lora["hidden"]
     torch.testing.assert_close(B, torch.full_like(B, 4.0 / 2 * 0.25))
 
 

@@ -278,6 +278,19 @@ def test_rows_of_the_logits_update_have_norm_lr_w() -> None:
     assert cosines.tolist() == pytest.approx([1.0, 1.0, 0.0])
 
 
+@pytest.mark.parametrize("members", [2, 4])
+def test_the_largest_step_of_a_round_is_the_same_for_any_cohort(members: int) -> None:
+    plain, bounded = FedMerge(models=3, lr_w=0.2), FedMerge(models=3, largest_step=0.1)
+    task = Task(digits_backbone(), plain.adapt)
+    server = start(plain, task)
+    who = cohort(tuple(range(members)), [5.0, 1.0, 2.0, 4.0][:members])
+    args = task, server, uploads_of(server, members), who
+    by_rate, step = (
+        method.aggregate(*args)["logits"] - server["logits"] for method in (plain, bounded)
+    )
+    torch.testing.assert_close(step, 0.1 * by_rate / by_rate.abs().max())
+
+
 def moves_logits(method: FedMerge, task: Task, name: str) -> bool:
     """Whether an update of this one tensor changes the logits."""
     server = start(method, task)

@@ -319,7 +319,7 @@ def test_an_activation_that_cannot_be_gated_is_refused_before_anything_is_writte
     backbone, dataset = from_module(Sine()), digits_federation().dataset
     refusal = r"FedSQ can't gate 'sin' in Sine; activations it can gate: abs, .*relu"
     with pytest.raises(InputError, match=refusal):
-        run(experiment, tmp_path / "run", dataset=dataset, backbone=backbone)
+        run(experiment, tmp_path / "run", data=dataset, backbone=backbone)
     assert not (tmp_path / "run").exists()
     method = FedSQ(layers=("head",))  # above it there is nothing to gate
     task = Task(backbone, method.adapt)

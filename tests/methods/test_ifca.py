@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from fedtailor.engine.client import client_round
 from fedtailor.engine.config import EngineConfig
@@ -20,7 +18,6 @@ from fedtailor.methods.ifca import IFCA
 from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Params
 from fedtailor.random import key
-from fedtailor.runs.export import export_adapter
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax, softmax_gradient
 from tests.small import SIZES, digits_backbone, last_round
@@ -161,17 +158,16 @@ def test_models_start_apart() -> None:
             assert (relative < 3 * least).all()
 
 
-def test_what_is_exported_is_the_chosen_model_with_its_head(tmp_path: Path) -> None:
+def test_the_portable_model_is_the_chosen_one_with_its_head() -> None:
     method = IFCA(clusters=2, trainable="lora", rank=1, lora_alpha=3.0)
     task = Task(digits_backbone(), method.adapt)
     server = {n: torch.randn_like(v) for n, v in method.init_server(task, 5, key(0)).items()}
     state = {**server, "own.choice": torch.tensor(1)}
-    export_adapter(method, task, state, tmp_path)
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    A, B = (tensors[f"base_model.model.hidden.lora_{f}.weight"] for f in "AB")
+    portable = method.portable(task, state)
+    A, B = portable.lora["hidden"]
     plain = Task(digits_backbone())
     weight = plain.state["hidden.weight"] + B @ A
-    alone = {**plain.state, **load_file(tmp_path / "head.safetensors"), "hidden.weight": weight}
+    alone = {**plain.state, **portable.tensors, "hidden.weight": weight}
     batch = {"pixel_values": torch.rand(3, 1, 8, 8)}
     logits = plain.logits(alone, batch)
     torch.testing.assert_close(method.predict(task, state, batch), logits, rtol=1e-4, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from fedtailor.engine.config import CohortConfig, EvaluateConfig, Plan
 from fedtailor.engine.rounds import new_store, rounds
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
-from fedtailor.params import decode
-from fedtailor.runs.export import HEAD_FILE, export_adapter
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
 
@@ -45,7 +42,7 @@ def test_what_is_trained_follows_trainable_and_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS_OF_ANY_PART)
-def test_rank_and_alpha_are_loras_where_it_is_used_and_where_it_is_exported(name: str) -> None:
+def test_rank_and_alpha_are_loras_where_it_is_used_and_in_its_factors(name: str) -> None:
     batch = digits_federation().batch(digits_federation().rows(0, "test"))
     found, logits = [], []
     for alpha, added in ((6.0, 0.2), (12.0, 0.1)):  # the same product
@@ -73,7 +70,7 @@ def personal_models() -> list[str]:
 
 
 @pytest.mark.parametrize("name", personal_models())
-def test_what_is_exported_is_what_predicts(name: str, tmp_path: Path) -> None:
+def test_what_is_portable_is_what_predicts(name: str) -> None:
     """For a client that took part, and one that did not."""
     method, task = made(name, trainable="lora")
     federation = digits_federation()
@@ -84,13 +81,10 @@ def test_what_is_exported_is_what_predicts(name: str, tmp_path: Path) -> None:
     plain = Task(digits_backbone())
     for client in (done.cohort.clients[0], min({*range(5)} - {*done.cohort.clients})):
         state = {**method.send(task, done.server, client), **store.read(client)}
-        out = export_adapter(method, task, state, tmp_path / str(client))
-        tensors = decode((out / "adapter_model.safetensors").read_bytes())
-        path = "base_model.model.hidden.lora_{}.weight"
-        assert tensors.keys() == {path.format(factor) for factor in "AB"}
-        weight = (
-            plain.state["hidden.weight"] + tensors[path.format("B")] @ tensors[path.format("A")]
-        )
-        head = decode((out / HEAD_FILE).read_bytes())
-        logits = plain.logits({**plain.state, "hidden.weight": weight, **head}, batch)
+        portable = method.portable(task, state)
+        ((path, (A, B)),) = portable.lora.items()
+        assert path == "hidden"
+        weight = plain.state["hidden.weight"] + B @ A
+        used = {**plain.state, "hidden.weight": weight, **portable.tensors}
+        logits = plain.logits(used, batch)
         torch.testing.assert_close(logits, method.predict(task, state, batch), atol=1e-5, rtol=1e-5)

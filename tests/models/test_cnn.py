@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 import fedtailor as ft
 from fedtailor.errors import InputError
+from fedtailor.export.folder import export_model
 from fedtailor.models import BUILTIN, ModelConfig, load_model
 from fedtailor.models.cnn import cnn, lenet, resnet9
-from fedtailor.runs.export import export
 from fedtailor.task.backbone import Backbone
 from tests.small import digits, digits_federation
 
@@ -172,9 +172,9 @@ def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> 
             "lenet", pretrained=False, width=0.1, image_size=16, targets=("hidden*",)
         ),
     )
-    run = ft.run(experiment, tmp_path / "run", dataset=digits())
+    run = ft.run(experiment, tmp_path / "run", data=digits()).path
     assert '"picture": [' in (run / "partitions/seed-0.json").read_text()
-    folder = export(run, "lora", None, None, tmp_path / "adapter")
+    folder = export_model(run, "lora", tmp_path / "adapter")
     assert (folder / "adapter_model.safetensors").exists()
 
 

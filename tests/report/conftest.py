@@ -43,7 +43,14 @@ def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def _evaluations(label: str, seed: int, rounds: int, is_lm: bool) -> list[dict[str, Any]]:
+def auc(accuracy: list[float | None]) -> list[float | None]:
+    """A metric that falls as the accuracy rises, and is undefined for client 2."""
+    return [None if a is None or k == 2 else 1 - a for k, a in enumerate(accuracy)]
+
+
+def _evaluations(
+    label: str, seed: int, rounds: int, is_lm: bool, with_auc: bool
+) -> list[dict[str, Any]]:
     models = ["personal"] if label == "local" else ["personal", "global"]
     records = []
     for number in range(0, rounds + 1, 2):
@@ -60,13 +67,21 @@ def _evaluations(label: str, seed: int, rounds: int, is_lm: bool) -> list[dict[s
                         "num_examples": sizes,
                         "loss": [None if a is None else offset - a for a in accuracy],
                         "accuracy": accuracy,
+                        **({"metrics": {"auc": auc(accuracy)}} if with_auc else {}),
                     }
                 )
     return records
 
 
 def _write_trial(
-    folder: Path, label: str, seed: int, done: int, rounds: int, tail: bytes, is_lm: bool
+    folder: Path,
+    label: str,
+    seed: int,
+    done: int,
+    rounds: int,
+    tail: bytes,
+    is_lm: bool,
+    with_auc: bool,
 ) -> None:
     folder.mkdir(parents=True)
     size = 0 if label == "local" else 4000
@@ -99,7 +114,7 @@ def _write_trial(
     ]
     logs = {
         "history": _lines(history),
-        "clients": _lines(_evaluations(label, seed, done, is_lm)),
+        "clients": _lines(_evaluations(label, seed, done, is_lm, with_auc)),
         "timings": _lines(timings),
     }
     for name, text in logs.items():
@@ -125,6 +140,12 @@ def hold(run: Path, seed: int, **columns: Any) -> None:
     save_file({n: np.array(v, np.int32) for n, v in held.items() if v is not None}, path)
 
 
+def name(run: Path, seed: int, **entries: Any) -> None:
+    """Set entries of what a partition says in words."""
+    path = run / "partitions" / f"seed-{seed}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
 def write_run(
     path: Path,
     *,
@@ -137,6 +158,8 @@ def write_run(
     digest: str = "d1",
     tail: bytes = TAIL,
     is_lm: bool = False,
+    with_auc: bool = False,
+    select: str | None = None,
 ) -> Path:
     """Write a run directory; returns its path."""
     experiment = {
@@ -150,7 +173,7 @@ def write_run(
         "local": {"epochs": epochs},
         "cohort": {"size": 2},
         "engine": {"executor": "vectorised"},
-        "evaluate": {"every": 2},
+        "evaluate": {"every": 2, "select": select},
         "methods": [{"label": method, "name": method} for method in methods],
     }
     _write(path / "experiment.json", experiment)
@@ -171,7 +194,8 @@ def write_run(
         hold(path, seed, **held)
         for method in methods:
             trial = path / "methods" / method / f"seed-{seed}"
-            _write_trial(trial, method, seed, rounds if done is None else done, rounds, tail, is_lm)
+            last = rounds if done is None else done
+            _write_trial(trial, method, seed, last, rounds, tail, is_lm, with_auc)
     return path
 
 

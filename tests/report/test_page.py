@@ -57,6 +57,7 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Cost against result",
         "Gates of fedsdg",
         "Labels of the clients",
+        "Worst clients",
         "Cost and time in detail",
         "Run: letters",
     ]

@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
 from fedtailor.report.read import read, read_all
+from fedtailor.run_format import FORMAT
 
 MakeRun = Callable[..., Path]
 
@@ -92,13 +93,13 @@ def test_damaged_files_are_refused(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("experiment.json", {"format": 2, "name": "x"}, "lacks methods, rounds, seeds"),
+        ("experiment.json", {"format": FORMAT, "name": "x"}, "lacks methods, rounds, seeds"),
         ("experiment.json", {"name": "x"}, "the run format 1 of an older version of fedtailor"),
-        ("experiment.json", {"format": 3}, "the run format 3 of a newer version of fedtailor"),
+        ("experiment.json", {"format": FORMAT + 1}, "of a newer version of fedtailor"),
         (
             "experiment.json",
             {
-                "format": 2,
+                "format": FORMAT,
                 "name": "x",
                 "rounds": 1,
                 "seeds": [0],

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedtailor.errors import InputError
 from fedtailor.report.read import Trial, read
-from fedtailor.report.select import by_round, headline, select_round
+from fedtailor.report.select import by_round, headline, select_round, summary
 from fedtailor.report.table import compare
 
 MakeRun = Callable[..., Path]
@@ -88,3 +89,38 @@ def test_evaluations_without_examples_are_left_out(make_run: MakeRun) -> None:
     never = replace(trial, evaluations=[])
     assert select_round(never, "personal", "accuracy") is None
     assert headline(never, "accuracy") == ""
+
+
+def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(
+    make_run: MakeRun, expected: Expected
+) -> None:
+    """The made-up AUC is best where accuracy is worst: at round 0."""
+    by_accuracy = make_run("a", with_auc=True)
+    row = _row([by_accuracy], "fedsdg")["personal_model"]
+    chosen = 1 - np.delete(expected("fedsdg", 4, "personal"), 2, axis=1)  # of clients 0, 1, 4, 5
+    assert row["metrics"]["auc"]["mean"] == pytest.approx(chosen.mean())
+    assert (row["clients"], row["metric_clients"]["auc"]) == ([5, 5], [4, 4])
+    shown = json.loads(compare([by_accuracy], as_json=True, metric="auc"))
+    assert shown["metric"] == "auc"
+    result = next(r for r in shown["rows"] if r["label"] == "fedsdg")["personal_model"]
+    assert result["rounds"] == row["rounds"] == [4, 4]
+    assert result["mean"]["mean"] == pytest.approx(chosen.mean())
+    assert result["worst"]["mean"] == pytest.approx(chosen.min(axis=1).mean())
+    by_auc = make_run("b", with_auc=True, select="auc")
+    table = json.loads(compare([by_auc], as_json=True))
+    assert table["metric"] == "auc"
+    assert [r["personal_model"]["rounds"] for r in table["rows"]] == [[0, 0], [0, 0]]
+    assert "the highest mean validation auc over clients" in " ".join(table["caption"].split())
+    assert "auc is undefined for up to 1 of the clients" in table["notes"][-1]
+
+
+def test_a_metric_that_the_run_lacks_is_named(make_run: MakeRun) -> None:
+    message = "unknown metric 'macro_f1' in the run; allowed: accuracy, auc, loss"
+    with pytest.raises(InputError, match=message):
+        compare([make_run(with_auc=True)], metric="macro-f1")
+
+
+def test_a_metric_that_no_client_has_is_not_a_number(make_run: MakeRun) -> None:
+    trial = read(make_run(with_auc=True)).trials[0]
+    alone = replace(trial.evaluations[0], metrics={"auc": [None] * 6})
+    assert np.isnan(summary(alone, "auc").mean)

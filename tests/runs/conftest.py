@@ -23,7 +23,17 @@ FOLDER = Path("methods/fedsdg/seed-0")
 
 
 def run(out: Path) -> Path:
-    return ft.run(EXPERIMENT, out, dataset=digits(), backbone=digits_backbone())
+    return ft.run(EXPERIMENT, out, data=digits(), backbone=digits_backbone()).path
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file that depends on the experiment alone."""
+    skip = {"timings.jsonl", "commit.json", "environment.json", "run.log", ".lock", "report.html"}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and path.name not in skip
+    }
 
 
 @pytest.fixture(scope="module")

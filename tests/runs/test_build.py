@@ -52,7 +52,7 @@ def experiment(**public: Any) -> ft.Experiment:
 def go(out: Path, dataset: Dataset, **public: Any) -> Path:
     pixels = int(np.prod(dataset.inputs.values.shape[1:]))  # type: ignore[union-attr]
     backbone = Backbone(Flat(pixels), head=("head",), name="flat")
-    return ft.run(experiment(**public), out, dataset=dataset, backbone=backbone)
+    return ft.run(experiment(**public), out, data=dataset, backbone=backbone).path
 
 
 def test_public_pictures_come_at_the_size_of_the_clients(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_public_pictures_come_at_the_size_of_the_clients(tmp_path: Path) -> None
     there = [read_json(o / "partitions/seed-0.json") for o in (out, other)]
     assert there[0]["public"] != there[1]["public"]
     assert there[0]["digest"] == there[1]["digest"]
-    with pytest.raises(InputError, match=r"already holds a different run .*public"):
+    with pytest.raises(InputError, match=r"public\.limit is 20 in .* and 21 now"):
         go(out, pictures(16), name="digits", limit=21)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import fedtailor as ft
 from fedtailor.data import partition
 from fedtailor.report.read import read
+from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import EXPERIMENT, run
-from tests.small import digits
+from tests.small import digits, digits_backbone
 
 
 def test_changed_data_are_refused(finished: Path, unfinished: Path) -> None:
@@ -39,3 +41,31 @@ def test_who_holds_how_much_is_kept_by_client(finished: Path) -> None:
         assert sizes == tuple(map(len, splits))
         held = np.bincount(dataset.labels[np.concatenate(splits)], minlength=10)
         assert kept.labels[client].tolist() == held.tolist()
+
+
+def test_named_clients_keep_their_names(tmp_path: Path) -> None:
+    dataset = digits()
+    groups = np.arange(len(dataset.inputs)) % 2
+    named = replace(dataset, groups=groups, client_names=("lagos", "berlin"))
+    experiment = replace(EXPERIMENT, split=ft.SplitConfig(scheme="natural", max_examples=30))
+    out = tmp_path / "run"
+    ft.run(experiment, out, data=named, backbone=digits_backbone())
+    assert json.loads((out / "partitions/seed-0.json").read_text())["names"] == ["lagos", "berlin"]
+    lines = (out / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["names"] == ["lagos", "berlin"] for line in lines)
+    trained = open_trained(out, "fedsdg", data=named, backbone=digits_backbone())
+    assert [trained.number(client) for client in ("berlin", "0", 1)] == [1, 0, 1]
+    with pytest.raises(ft.InputError, match="no client 'berln'; did you mean 'berlin'"):
+        trained.number("berln")
+
+
+def test_what_the_majority_class_gets_right_is_kept(finished: Path) -> None:
+    dataset = digits()
+    parts = partition(dataset, EXPERIMENT.split, 0)
+    kept = read(finished).partitions[0]
+    assert kept.names is None
+    for client in range(3):
+        counts = np.bincount(dataset.labels[parts.train[client]], minlength=10)
+        assert kept.majority[client] == counts.argmax()
+        correct = (dataset.labels[parts.test[client]] == counts.argmax()).sum()
+        assert kept.majority_correct[client] == correct

@@ -27,10 +27,10 @@ def experiment() -> Experiment:
 def test_each_methods_result_is_printed_before_the_next_one_begins(
     experiment: Experiment, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ft.run(experiment, tmp_path / "run", dataset=digits(), backbone=digits_backbone())
+    ft.run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone())
     lines = capfd.readouterr().err.splitlines()
     result = r", seed 0: accuracy \d+\.\d, worst client \d+\.\d \(round 1\)"
     (local,) = (at for at, line in enumerate(lines) if re.fullmatch("local" + result, line))
     (fedavg,) = (at for at, line in enumerate(lines) if re.fullmatch("fedavg" + result, line))
-    (training,) = (at for at, line in enumerate(lines) if line.startswith("fedavg, seed 0: round"))
-    assert local < training < fedavg
+    assert local < fedavg
+    assert lines[0].startswith("experiment: rounds 1, seeds 0; 2 rounds in all: local, fedavg")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fedtailor as ft
+from fedtailor.engine.executors.process_group import init_process_group
 from tests import forked
 from tests.forked import FILE, command
 
@@ -56,3 +61,29 @@ def test_all_ranks_must_run_the_same(file: Path) -> None:
         "all ranks must have the same"
     ]
     assert not file.with_suffix("").exists()
+
+
+def test_only_the_first_rank_calls_back_and_all_of_them_stop(file: Path) -> None:
+    """The function of the metric is there on every rank."""
+    said = file.with_suffix(".txt")
+
+    def first(labels: np.ndarray, probabilities: np.ndarray) -> float:
+        return float(probabilities[:, 0].mean())
+
+    def stop(done: ft.CommittedRound) -> object:
+        print(f"called on rank {os.environ['RANK']} after round {done.number}", file=sys.stderr)
+        return ft.STOP if done.number == 2 else None
+
+    def work() -> None:
+        with init_process_group() as group:
+            ft.run(
+                ft.load(file), file.with_suffix(""), group=group, metrics={"first": first},
+                on_round=stop,  # type: ignore[arg-type]
+            )  # fmt: skip
+
+    assert forked.run(2, work, said) == [0, 0], said.read_text()
+    calls = [line for line in said.read_text().splitlines() if line.startswith("called")]
+    assert calls == [f"called on rank 0 after round {number}" for number in (1, 2)]
+    folder = file.with_suffix("") / "methods/fedper/seed-0"
+    assert json.loads((folder / "commit.json").read_text())["stopped"]
+    assert '"metrics": {"first": [0.' in (folder / "clients.jsonl").read_text()

@@ -30,6 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     certs.add_argument("--force", action="store_true", help="make all anew; the old ones are lost")
     certs.set_defaults(command=_certs)
 
+    new = _step(commands, "add-site", "add a site that joins when the training is over")
+    new.add_argument("--name", required=True)
+    new.add_argument("--clients", type=int, default=1, metavar="N", help="default: 1")
+    new.set_defaults(command=_add_site)
+
     server = _step(commands, "server", "start Flower's SuperLink, and let the sites in")
     _add_insecure(server)
     server.set_defaults(command=_server)
@@ -48,12 +53,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(status)
     status.set_defaults(command=_status)
 
-    export = _step(commands, "export", "write a client's own model, at its site, as a PEFT adapter")
+    export = _step(commands, "export", "write a client's own model, at its site, for use elsewhere")
     export.add_argument("--site", required=True, metavar="NAME")
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--method", metavar="LABEL", help="default: the only one")
     export.add_argument("--seed", type=int, help="default: the experiment's first")
-    export.add_argument("--client", type=int, help="a client's number; default: the only one")
+    export.add_argument("--client", help="a client's name or number; default: the only one")
+    export.add_argument("--merge", action="store_true", help="one full model, no adapter")
     export.set_defaults(command=_export)
 
 
@@ -101,8 +107,33 @@ def _certs(options: argparse.Namespace) -> None:
         print(f"made {path.relative_to(deployment.folder)}")
     if not made:
         print("nothing is missing; --force makes all anew")
+    files = " ".join(["deploy.toml experiment.toml certs/ca.crt", *deployment.own_files])
     for site in deployment.sites:
-        print(f"site {site.name} needs: deploy.toml experiment.toml certs/ca.crt keys/{site.name}")
+        print(f"site {site.name} needs: {files} keys/{site.name}")
+
+
+def _add_site(options: argparse.Namespace) -> None:
+    deployment = _open(options.folder)
+    from ..deploy.certificates import make
+    from ..deploy.folder import add_site
+    from ..deploy.launch import let_in
+
+    if options.clients < 1:
+        raise InputError(f"--clients {options.clients}: must be 1 or more")
+    deployment = add_site(deployment, options.name, options.clients)
+    folder, clients = deployment.folder, deployment.clients(options.name)
+    print(f"site {options.name}: clients {', '.join(map(str, clients))}")
+    if deployment.certificate("ca.crt").exists():
+        for path in make(deployment):
+            print(f"made {path.relative_to(folder)}")
+        when = "is let in" if let_in(deployment) else "is let in when the server starts"
+        print(f"site {options.name} {when}")
+        keys = f" certs/ca.crt keys/{options.name}"
+    else:
+        keys = ""
+    print(f"site {options.name} needs: deploy.toml experiment.toml{keys}")
+    print(f"there: fedtailor deploy client DIR --site {options.name} --data FILE")
+    print(f"then here: fedtailor deploy run {options.folder}")
 
 
 def _server(options: argparse.Namespace) -> None:
@@ -148,5 +179,13 @@ def _export(options: argparse.Namespace) -> None:
     deployment = _open(options.folder)
     from ..deploy.export import export
 
-    target, label = options.out, options.method
-    print(export(deployment, options.site, target, label, options.seed, options.client))
+    out = export(
+        deployment,
+        options.site,
+        options.out,
+        options.method,
+        options.seed,
+        options.client,
+        options.merge,
+    )
+    print(out)

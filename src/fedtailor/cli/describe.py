@@ -13,7 +13,6 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from ..errors import unknown
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -24,21 +23,19 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >=
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("method")
+    parser.add_argument("method", help="a name, FILE.py:CLASS or package.module:CLASS")
     add_json(parser)
     parser.set_defaults(command=_describe)
 
 
 def _describe(options: argparse.Namespace) -> None:
-    from ..methods import METHODS
+    from ..runs.experiment import configured_method
 
-    if options.method not in METHODS:
-        raise unknown("method", options.method, METHODS)
-    method = METHODS[options.method]
-    fields = list(_fields(method()))
+    configured = configured_method(options.method)
+    method, fields = type(configured), list(_fields(configured))
     if options.json:
         paper = dataclasses.asdict(method.paper())
-        described = {"name": method.name, "family": method.family, "paper": paper}
+        described = {"name": method.name, "family": _family(method), "paper": paper}
         print(json.dumps({**described, "fields": fields}, indent=2))
         return
     print("\n\n".join(_sections(method, fields)))
@@ -60,12 +57,16 @@ def _documentation(method: type[Method]) -> str:
     return inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
+def _family(method: type[Method]) -> str:
+    return getattr(method, "family", "your own")
+
+
 def _sections(method: type[Method], fields: list[dict[str, Any]]) -> Iterator[str]:
     from tabulate import tabulate
 
     paper = method.paper()
     opening, _, body = _documentation(method).partition("\n\n")
-    yield f"{method.name} ({method.family})\n{opening}"
+    yield f"{method.name} ({_family(method)})\n{opening}"
     if paper.title:
         _, _, body = body.partition("\n\n")  # the citation comes first
         cited = {"title": paper.title, "authors": paper.authors, "venue": paper.venue}

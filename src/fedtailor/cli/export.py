@@ -1,22 +1,40 @@
-"""``fedtailor export``: write a model of a finished run as a PEFT adapter."""
+"""``fedtailor export``: write a model of a finished run for use without this library."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from .options import add_trained
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--method", required=True, metavar="LABEL")
-    parser.add_argument("--seed", type=int, help="default: the run's first")
-    parser.add_argument("--client", type=int, help="a client's number; default: the global model")
+    add_trained(parser)
+    parser.add_argument("--client", help="a client's name or number; default: the global model")
+    parser.add_argument(
+        "--which",
+        choices=("best", "last"),
+        default="best",
+        help="the reported round, the best on validation data (default), or the last one",
+    )
+    parser.add_argument("--all-clients", action="store_true", help="a folder for each client")
+    parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.set_defaults(command=_export)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from ..runs.export import export
+    from ..export.folder import export_model
 
-    print(export(options.run, options.method, options.seed, options.client, options.out))
+    out = export_model(
+        options.run,
+        options.method,
+        options.out,
+        client=options.client,
+        seed=options.seed,
+        which=options.which,
+        merge=options.merge,
+        all_clients=options.all_clients,
+    )
+    print(out)

@@ -5,25 +5,46 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 import fedtailor
 
 from ..errors import InputError, unknown
-from . import compare, completion, deploy, describe, doctor, export, layers, new, report, run, tune
+from . import (
+    check_method,
+    compare,
+    completion,
+    deploy,
+    describe,
+    doctor,
+    export,
+    layers,
+    merge,
+    new,
+    onboard,
+    predict,
+    report,
+    run,
+    track,
+    tune,
+)
 from . import list as listing
 
 _COMMANDS = {
     "new": (new.add, "write an experiment file for a table of your own"),
     "run": (run.add, "run an experiment file, or go on with a run directory"),
+    "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),
     "list": (listing.add, "list the methods, or the built-in experiments, data sets and models"),
     "describe": (describe.add, "a method's fields, update and paper"),
+    "check-method": (check_method.add, "check that a method does what every method must"),
     "layers": (layers.add, "choose which upper layers to train"),
     "tune": (tune.add, "search for settings on validation data"),
-    "export": (export.add, "write a model of a finished run as a PEFT adapter"),
+    "predict": (predict.add, "use a model of a finished run"),
+    "onboard": (onboard.add, "let a new client join a finished run"),
+    "export": (export.add, "write a model of a finished run for use without this library"),
+    "track": (track.add, "give an experiment tracker what a run has committed"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
     "doctor": (doctor.add, "check the installation, and say what to do"),
     "completion": (completion.add, "print a script that completes commands in a shell"),
@@ -65,7 +86,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
-    whole.add_argument("--version", action="version", version=f"fedtailor {version('fedtailor')}")
+    whole.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
     whole.set_defaults(whole=whole)
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():

@@ -23,6 +23,13 @@ def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_trained(parser: argparse.ArgumentParser) -> None:
+    """Take a finished run, a method and a seed."""
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--method", required=True, metavar="LABEL")
+    parser.add_argument("--seed", type=int, help="default: the run's first")
+
+
 def add_json(parser: argparse.ArgumentParser, what: str = "it") -> None:
     """Take ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")

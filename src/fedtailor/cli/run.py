@@ -8,22 +8,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..trackers import TRACKERS
 from .options import add_experiment, add_json
+from .track import followed
 
 if TYPE_CHECKING:
     from ..profiling import Trace
-    from ..runs.experiment import Experiment
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_experiment(parser)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove the run in the directory, and start anew"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        help="run the K-th of N portions of all methods and seeds; fedtailor merge joins them",
+    )
     add_json(parser, "the table")
     parser.add_argument(
         "--profile",
         action="store_true",
         help="trace one round (RUN/trace.json.gz) and print where its time went",
+    )
+    parser.add_argument(
+        "--track", choices=TRACKERS, help="let a tracker follow the run (see fedtailor track)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would run, with estimates of time, bytes and memory; write nothing",
     )
     parser.set_defaults(command=_run)
 
@@ -32,12 +49,25 @@ def _run(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write
-    from ..runs.run import run
+    from ..runs.run import dry_run, open_experiment, run
 
+    if options.dry_run:
+        start = dry_run(
+            options.experiment,
+            options.out,
+            settings=options.settings,
+            overwrite=options.overwrite,
+            part=options.part,
+        )
+        print(start.as_json() if options.json else "\n".join(start.lines()))
+        return
     with init_process_group() as group:
-        experiment, out = _experiment(options)
+        experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
-        run(experiment, out, trace=trace, group=group)
+        flags = {"overwrite": options.overwrite, "part": options.part}
+        tracker = options.track if group is None or group.is_leader else None
+        with followed(out, tracker) as on_round:
+            run(experiment, out, trace=trace, group=group, on_round=on_round, **flags)
         if group is not None and not group.is_leader:
             return
         if trace and not trace.title:
@@ -47,22 +77,6 @@ def _run(options: argparse.Namespace) -> None:
         print(f"\n{_phases(trace)}", file=sys.stderr if options.json else sys.stdout)
     page = write([out], out / "report.html")
     print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
-
-
-def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path]:
-    """The experiment and its run directory."""
-    from ..runs import experiment as experiments
-    from ..runs.manifest import open_run
-
-    folder = options.experiment
-    if not (folder / "experiment.json").is_file():
-        experiment = experiments.load(folder, options.settings)
-        return experiment, options.out or Path("runs") / experiment.name
-    if options.settings or options.out:
-        raise InputError(
-            f"{folder} is a run directory: it goes on as it is, without --set or --out"
-        )
-    return open_run(folder), folder
 
 
 def _phases(trace: Trace) -> str:

@@ -1,6 +1,7 @@
 """Data sets and how they are divided among clients.
 
 `load_data` reads a *source* (a built-in data set, a file, the Hugging Face hub) into a `Dataset`.
+`Data` is a source that Python code names.
 `partition` assigns its rows to clients and splits each client's rows into training, validation and
 test. A `Federation` draws cohorts and batches from both.
 
@@ -14,8 +15,18 @@ One word, one meaning:
 """
 
 from .config import DataConfig, SplitConfig
+from .from_python import Data
 from .partition import partition
 from .sources import BUILTIN, load_data
 from .table import Dataset, Partition
 
-__all__ = ["BUILTIN", "DataConfig", "Dataset", "Partition", "SplitConfig", "load_data", "partition"]
+__all__ = [
+    "BUILTIN",
+    "Data",
+    "DataConfig",
+    "Dataset",
+    "Partition",
+    "SplitConfig",
+    "load_data",
+    "partition",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,9 @@ from . import images
 from .config import DataConfig
 from .table import Indices
 
-_TEXT = ("text", "sentence", "content")
+TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
-_LABEL = ("label", "labels", "target", "category")
+LABEL_NAMES = ("label", "labels", "target", "category")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     source = _input_column(train, config)
     label = None
     if config.task != "causal-lm":
-        label = _find(train, "label", config.label, _LABEL)
+        label = _find(train, "label", config.label, LABEL_NAMES)
     client = None if config.client is None else _find(train, "client", config.client, ())
     names = {name: None for name in (source, label, client) if name is not None}
     table = _join(train, test, list(names))
@@ -95,9 +95,9 @@ def _input_column(table: Any, config: DataConfig) -> str:
     if config.image is not None:
         return _find(table, "image", config.image, _IMAGE)
     usual = next((name for name in _IMAGE if name in table.column_names), None)
-    if config.text is None and usual and not any(name in table.column_names for name in _TEXT):
+    if config.text is None and usual and not any(name in table.column_names for name in TEXT_NAMES):
         return usual
-    return _find(table, "text", config.text, _TEXT)
+    return _find(table, "text", config.text, TEXT_NAMES)
 
 
 def _find(table: Any, role: str, name: str | None, usual: Sequence[str]) -> str:
@@ -154,7 +154,8 @@ def encode_labels(
 ) -> tuple[Indices, tuple[str, ...]]:
     """Turn the labels of a source into class numbers.
 
-    Text labels are numbered in sorted order; integer labels are the numbers themselves.
+    Text labels are numbered in sorted order; integer labels are the numbers themselves. A row
+    without a label, or with an empty one, has class -1.
 
     Args:
         columns: N rows with labels.
@@ -166,9 +167,9 @@ def encode_labels(
         Class numbers int64 ``[N]``, and the names of the classes.
 
     Raises:
-        InputError: a label is missing, negative, or of no known class.
+        InputError: no row of a split has a label; a label is negative, or of no known class.
     """
-    labels, source_classes = columns.labels, columns.classes
+    labels, source_classes = _whole(columns.labels), columns.classes
     if labels is None:
         raise InputError(
             "classification needs a label column, and the data have none; set data.label"
@@ -177,6 +178,11 @@ def encode_labels(
         numbered = range(len(source_classes))
         labels = [source_classes[x] if x in numbered else x for x in labels]
     train, test = labels[: columns.num_train], labels[columns.num_train :]
+    for split, values in (("training", train), ("test", test)):
+        if len(values) and all(map(_is_missing, values)):
+            raise InputError(f"no row of the {split} split has a label; name another split")
+    train = [label for label in train if not _is_missing(label)]
+    test = [label for label in test if not _is_missing(label)]
     if all(isinstance(label, str) for label in train):
         names = classes or tuple(sorted(set(train)))
         numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
@@ -188,14 +194,32 @@ def encode_labels(
         raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
     for split, values in (("training", train), ("test", test)):
         _check_labels(split, values, numbers, names)
-    return np.array([numbers[label] for label in labels], np.int64), names
+    encoded = [-1 if _is_missing(label) else numbers[label] for label in labels]
+    return np.array(encoded, np.int64), names
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Undo what csv readers make of whole numbers beside empty cells: 1.0, 2.0, None."""
+    if values is None or not any(isinstance(value, float) for value in values):
+        return values
+    cells = [None if value != value else value for value in values]
+    if None not in cells or not all(
+        value is None or (isinstance(value, float) and value.is_integer()) for value in cells
+    ):
+        return values
+    return [value if value is None else int(value) for value in cells]
 
 
 def _check_labels(
     split: str, labels: Sequence[Any], numbers: dict[Any, int], names: tuple[str, ...]
 ) -> None:
     unknown = next((label for label in labels if label not in numbers), None)
-    if unknown is None and None not in labels:
+    if unknown is None:
         return
     allowed = f"0 to {len(names) - 1}" if 0 in numbers else ", ".join(names)
     raise InputError(
@@ -204,21 +228,29 @@ def _check_labels(
     )
 
 
-def encode_clients(columns: Columns) -> Indices | None:
+def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
     """Number the natural clients in sorted order.
 
     Returns:
-        The client of each row, int64 ``[N]``; None if the source has no column of clients.
+        The client of each row, int64 ``[N]``, and the clients' names in the order of their numbers;
+        None and None if the source has no column of clients.
 
     Raises:
         InputError: a row has no client, or clients are neither all integers nor all text.
     """
     if columns.clients is None:
-        return None
+        return None, None
     values = list(columns.clients)
     if not all(isinstance(value, str) for value in values) and not all(
         isinstance(value, int) for value in values
     ):
         wrong = next((value for value in values if value is None), values[0])
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
-    return np.unique(np.array(values), return_inverse=True)[1].astype(np.int64)
+    names, groups = np.unique(np.array(values), return_inverse=True)
+    return groups.astype(np.int64), tuple(map(str, names.tolist()))
+
+
+def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:
+    """Return the first of the columns ``names`` that has a usual name for texts or labels."""
+    usual = TEXT_NAMES if role == "text" else LABEL_NAMES
+    return next((name for name in usual if name in names), None)

@@ -52,8 +52,16 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """How much a client trains in a round: ``epochs`` over its data, or ``steps`` batches."""
+    """How much a client trains in a round: ``epochs`` over its data, or ``steps`` batches.
+
+    A pass goes over the client's data once; where ``steps`` is set, it is that many batches.
+    """
 
     batch_size: Annotated[int, Gt(0)] = 16
     epochs: Annotated[int, Gt(0)] = 1
     steps: Annotated[int, Gt(0)] | None = None  # instead of epochs
+
+    @property
+    def passes(self) -> int:
+        """How many passes a round's local training has."""
+        return self.epochs if self.steps is None else 1

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..params import Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
+from .omissions import Omission
 from .table import Dataset, Indices, Partition
 
 Split = Literal["train", "validation", "test"]
@@ -42,6 +43,20 @@ class Federation:
     def num_clients(self) -> int:
         """K."""
         return len(self.partition.train)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The clients' names, by number; None if they have none."""
+        return self.partition.names
+
+    @property
+    def omissions(self) -> tuple[Omission, ...]:
+        """What the data set and its division leave out."""
+        return (*self.dataset.omissions, *self.partition.omissions)
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
 
     def batch(self, rows: Indices) -> Batch:
         """Return the batch of some rows, with the cached results of the method."""
@@ -80,11 +95,12 @@ class Federation:
         excluded = self.novel(novel)
         return tuple(k for k in range(self.num_clients) if k not in excluded)
 
-    def num_steps(self, client: int, local: LocalConfig, passes: int = 1) -> int:
+    def num_steps(self, client: int, local: LocalConfig, passes: int | None = None) -> int:
         """Return how many batches `batches` yields."""
+        passes = local.passes if passes is None else passes
         if local.steps is not None:
             return passes * local.steps
-        return passes * local.epochs * -(-self.num_examples(client) // local.batch_size)
+        return passes * -(-self.num_examples(client) // local.batch_size)
 
     def batches(
         self,
@@ -93,7 +109,7 @@ class Federation:
         local: LocalConfig,
         *,
         purpose: str = "train",
-        passes: int = 1,
+        passes: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the client's training batches of a round.
 
@@ -103,9 +119,9 @@ class Federation:
         Args:
             client: its number.
             round_: the round's number, part of the random key.
-            local: the batch size, and the epochs or steps of one pass.
+            local: the batch size, and the epochs or steps of a round.
             purpose: part of the random key.
-            passes: how often the epochs or steps of ``local`` are done.
+            passes: over the client's data (`LocalConfig`); None: a round's.
         """
         steps_left = self.num_steps(client, local, passes)
         epoch = 0
@@ -155,8 +171,9 @@ class Federation:
             empty = empty[np.isin(empty, local_clients)]
         if len(empty):
             raise InputError(
-                f"client {empty[0]} has no training examples (so have {len(empty)} of "
-                f"{self.num_clients} clients); use fewer clients or raise split.min_examples"
+                f"client {self.name(int(empty[0]))} has no training examples (so have "
+                f"{len(empty)} of {self.num_clients} clients); use fewer clients or raise "
+                "split.min_examples"
             )
 
 

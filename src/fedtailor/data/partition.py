@@ -16,6 +16,7 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
+from .omissions import Omission, of_clients, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
 _CHUNK = 1 << 16  # rows that are hashed together
@@ -43,8 +44,9 @@ def partition(
             rows are those of all clients.
 
     Returns:
-        The rows of K clients, ascending, and a hash that is the same on every machine. The
-        assignment to clients takes a few bytes a row; held-out rows are computed on use.
+        The rows of K clients, ascending, and a hash that is the same on every machine; natural
+        clients keep their names; what the division leaves out is in ``omissions``. The assignment
+        to clients takes a few bytes a row; held-out rows are computed on use.
 
     Raises:
         InputError: the data don't allow the scheme.
@@ -71,6 +73,7 @@ def partition(
             f"client {empty[0]} has no examples (so have {len(empty)} of {clients} clients); "
             f"use fewer clients than {clients}"
         )
+    groups = _client_groups(dataset, config, shares)
     rest: Split = shares
     test: Split
     if dataset.num_train < len(dataset.inputs):
@@ -85,8 +88,65 @@ def partition(
             rest = _limited(rest, config, seed)
     holdout = _Holdout(rest, labels, seed, "validation", config.validation, 1)
     splits = (_Part(holdout, held_out=False), _Part(holdout, held_out=True), test)
-    parts = Partition(*splits, digest="", clusters=clusters)
-    return replace(parts, digest=_digest(parts, config, seed))
+    parts = Partition(*splits, digest="", clusters=clusters, names=_names(dataset, groups))
+    omissions = _omissions(dataset, config, parts, groups, local_clients)
+    return replace(parts, digest=_digest(parts, config, seed), omissions=tuple(omissions))
+
+
+def _client_groups(dataset: Dataset, config: SplitConfig, shares: Shares) -> Indices | None:
+    """Return the natural client of each of K clients, -1 for clients without rows; None with other
+    schemes than ``natural``."""
+    if config.scheme != "natural" or dataset.groups is None:
+        return None
+    groups = np.full(len(shares), -1, np.int64)
+    clients = np.flatnonzero(shares.sizes())
+    groups[clients] = dataset.groups[shares.values[shares.offsets[clients]]]
+    return groups
+
+
+def _names(dataset: Dataset, groups: Indices | None) -> tuple[str, ...] | None:
+    names = dataset.client_names
+    if groups is None or names is None:
+        return None
+    return tuple(names[group] if group >= 0 else "" for group in groups.tolist())
+
+
+def _omissions(
+    dataset: Dataset,
+    config: SplitConfig,
+    parts: Partition,
+    groups: Indices | None,
+    local_clients: range | None,
+) -> list[Omission]:
+    """Describe the clients and the rows that the division leaves out."""
+    first = dataset.num_train
+    omissions: list[Omission] = []
+    if groups is not None and dataset.groups is not None and local_clients is None:
+        sizes = np.bincount(dataset.groups[:first])
+        too_small = np.flatnonzero((sizes > 0) & (sizes < config.min_examples))
+        what = f"with fewer than {config.min_examples} training rows (split.min_examples), left out"
+        omissions += of_clients(
+            "min-examples", too_small, what, dataset.client_names, sizes[too_small]
+        )
+        is_left = sizes >= config.min_examples
+        is_left[groups] = False
+        not_drawn = np.flatnonzero(is_left)
+        what = f"not drawn (split.clients = {config.clients}), left out"
+        omissions += of_clients("not-drawn", not_drawn, what, dataset.client_names)
+    test_sizes = parts.test.sizes()
+    if first < len(dataset.inputs):
+        is_used = np.zeros(len(dataset.inputs) - first, bool)
+        is_used[parts.test.rows - first] = True
+        unused = first + np.flatnonzero(~is_used)
+        what = "of the test split that belong to no client, left out"
+        omissions += of_rows("no-client", unused, what, dataset.groups, dataset.client_names)
+    without = np.flatnonzero(test_sizes == 0)
+    if local_clients is not None:
+        without = without[np.isin(without, local_clients)]
+    if len(without) < len(test_sizes):  # else there is no test at all, as the experiment says
+        what = "without a test row, not scored"
+        omissions += of_clients("no-test-row", without, what, parts.names)
+    return omissions
 
 
 def _limited(split: Split, config: SplitConfig, seed: int) -> Shares:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -16,10 +15,12 @@ from numpy.typing import NDArray
 from .. import random
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..run_format import FROM_PYTHON
 from . import columns as source_columns
 from . import packages
 from .columns import Columns
 from .config import DataConfig
+from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .tokens import tokenise
 
@@ -97,6 +98,7 @@ def load_data(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None = None,
     cache: Path | None = None,
+    columns: Columns | None = None,
 ) -> Dataset:
     """Load the data set that ``config`` names, ready for training.
 
@@ -108,6 +110,7 @@ def load_data(
         config: a ``name`` or a ``path``, and the columns.
         tokenizer: a Hugging Face fast tokenizer; texts need one.
         cache: a folder; None: ``cache_dir()``.
+        columns: the rows, if they are in memory; ``config`` says the rest.
 
     Returns:
         The data set: token sequences of at most ``config.max_length``, or images ``[N, C, H, W]``;
@@ -130,23 +133,72 @@ def load_data(
         raise InputError(
             f"data.classes = {list(config.classes)}: a class occurs twice; name it once"
         )
-    columns = _columns(config, cache)
+    columns = _columns(config, cache) if columns is None else columns
     if config.test_split is None:
         columns = columns.train_only()
-    rows = _draw(columns, config)
+    drawn = rows = _draw(columns, config)
     labels: Indices | None = None
     classes: tuple[str, ...] = ()
     if task == "classification":
         labels, classes = source_columns.encode_labels(columns, config.classes)
-    groups = source_columns.encode_clients(columns)
-    inputs, rows = _inputs(columns.read(rows), rows, task, config, tokenizer, cache)
+        rows = rows[labels[rows] >= 0]
+    groups, client_names = source_columns.encode_clients(columns)
+    labelled, values = rows, columns.read(rows)
+    inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
+    omissions = [
+        *of_rows(
+            "no-label",
+            np.setdiff1d(drawn, labelled),
+            "without a label, left out",
+            groups,
+            client_names,
+        ),
+        *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
+    ]
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
         raise InputError(f"{config.name or config.path} has no training examples; one is needed")
     labels = None if labels is None else labels[rows]
     groups = None if groups is None else groups[rows]
-    digest = _digest(inputs, num_train, task, labels, classes, groups)
-    return Dataset(inputs, num_train, task, digest, labels, classes, groups)
+    return Dataset(
+        inputs, num_train, task, "", labels, classes, groups, client_names, tuple(omissions)
+    )
+
+
+def _text_omissions(
+    values: list[str] | NDArray[np.uint8],
+    labelled: Indices,
+    inputs: Tokens | Images,
+    rows: Indices,
+    config: DataConfig,
+    groups: Indices | None,
+    names: tuple[str, ...] | None,
+) -> list[Omission]:
+    """Describe texts that are empty, too short, or cut.
+
+    Args:
+        values: the inputs of the rows ``labelled``.
+        labelled: the rows that were read.
+        inputs: those of the rows ``rows``, which are used.
+        rows: the rows of ``inputs``.
+        config: names the limit.
+        groups: the natural client of every row.
+        names: of the natural clients.
+    """
+    if not isinstance(values, list) or not isinstance(inputs, Tokens):
+        return []
+    too_short = np.setdiff1d(labelled, rows)
+    is_empty = np.array([not text.strip() for text in values], bool)
+    empty = np.setdiff1d(labelled[is_empty], too_short)
+    cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
+    limit = f"cut to {config.max_length} tokens (data.max_length)"
+    return [
+        *of_rows(
+            "no-text", too_short, "with too little text to learn from, left out", groups, names
+        ),
+        *of_rows("no-text", empty, "without text, kept as empty inputs", groups, names),
+        *of_rows("cut-text", cut, limit, groups, names),
+    ]
 
 
 def task_of_data(config: DataConfig) -> Task:
@@ -162,6 +214,10 @@ def _columns(config: DataConfig, cache: Path) -> Columns:
         raise InputError(
             "give either data.name or data.path; got data.name = "
             f"{config.name!r}, data.path = {config.path!r}"
+        )
+    if str(config.name).startswith(FROM_PYTHON):
+        raise InputError(
+            "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path is not None:
         train, test = local_table(config.path, cache), None
@@ -330,21 +386,3 @@ def _inputs(
     min_tokens = 2 if task == "causal-lm" else 1
     tokens, texts = tokenise(values, tokenizer, config.max_length, cache, min_tokens=min_tokens)
     return tokens, rows[texts]
-
-
-def _digest(
-    inputs: Tokens | Images,
-    num_train: int,
-    task: Task,
-    labels: Indices | None,
-    classes: tuple[str, ...],
-    groups: Indices | None,
-) -> str:
-    head = [task, num_train, classes, labels is not None, groups is not None]
-    digest = hashlib.sha256(repr(head).encode())
-    arrays = [inputs.values] if isinstance(inputs, Images) else [inputs.values, inputs.offsets]
-    for array in (*arrays, labels, groups):
-        if array is not None:
-            digest.update(repr((array.shape, array.dtype.str)).encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

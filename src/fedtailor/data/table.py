@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from .omissions import Omission
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]  # class numbers
@@ -39,10 +43,12 @@ def _release_pages(array: NDArray[Any]) -> None:
 @dataclass(frozen=True)
 class Tokens:
     """N token sequences of different lengths: ``values`` ``[T]`` (any integer dtype) and
-    ``offsets`` ``[N + 1]``; sequence i is ``values[offsets[i]:offsets[i + 1]]``."""
+    ``offsets`` ``[N + 1]``; sequence i is ``values[offsets[i]:offsets[i + 1]]``. ``cut`` are the
+    sequences that were truncated, ascending; None: unknown."""
 
     values: NDArray[np.integer]
     offsets: Indices
+    cut: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -100,16 +106,36 @@ class Dataset:
     Rows ``[0, num_train)`` are for training; rows from ``num_train`` on are the official test
     split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
     causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
-    if the source names a column for it. ``digest`` identifies the content.
+    if the source names a column for it, and ``client_names`` has a name for each number.
+    ``digest`` identifies the content; names are no part of it; it is computed unless it is given.
+    ``omissions`` are the rows that were left out or cut.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: Literal["classification", "causal-lm"]
-    digest: str
+    digest: str = ""
     labels: Labels | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
+    client_names: tuple[str, ...] | None = None
+    omissions: tuple[Omission, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Compute a digest that isn't given."""
+        if not self.digest:
+            object.__setattr__(self, "digest", self._digest())
+
+    def _digest(self) -> str:
+        has_labels, has_groups = self.labels is not None, self.groups is not None
+        head = [self.task, self.num_train, tuple(self.classes), has_labels, has_groups]
+        digest = hashlib.sha256(repr(head).encode())
+        offsets = self.inputs.offsets if isinstance(self.inputs, Tokens) else None
+        for array in (self.inputs.values, offsets, self.labels, self.groups):
+            if array is not None:
+                digest.update(repr((array.shape, array.dtype.str)).encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def num_classes(self) -> int:
@@ -239,13 +265,19 @@ def row_type(count: int) -> type[np.integer]:
 
 @dataclass(frozen=True)
 class Partition:
-    """The rows of every client, for training, validation and test, and a hash over all of them."""
+    """The rows of every client, for training, validation and test, and a hash over all of them.
+
+    ``names`` are those of the K clients, if they are natural ones; at a site, other sites' clients
+    are called "". ``omissions`` are the clients and rows that the division leaves out.
+    """
 
     train: Split
     validation: Split
     test: Split
     digest: str
     clusters: Indices | None = None  # [K]: the ground-truth clusters, if the scheme makes any
+    names: tuple[str, ...] | None = None
+    omissions: tuple[Omission, ...] = ()
 
     @property
     def shares(self) -> list[Shares]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 1000  # texts that are tokenised together
-_FORMAT = 1  # version of the cached files; part of their key
+_FORMAT = 2  # version of the cached files; part of their key
 
 
 def tokenise(
@@ -42,7 +42,8 @@ def tokenise(
             tokenizer's first special token instead.
 
     Returns:
-        The sequences, and the numbers of their texts: int64 ``[len(tokens)]``, ascending.
+        The sequences, with those that were truncated, and the numbers of their texts: int64
+        ``[len(tokens)]``, ascending.
 
     Raises:
         InputError: the tokenizer isn't a fast one.
@@ -54,10 +55,17 @@ def tokenise(
     folder = cache / "tokens" / _key(texts, tokenizer, max_length, min_tokens)
     if not folder.is_dir():
         disk_cache.save(folder, _encode(texts, tokenizer, max_length, min_tokens))
-    values, offsets, rows = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("values", "offsets", "rows")
+    values, offsets, rows, cut = (
+        np.load(folder / f"{name}.npy", mmap_mode="r")
+        for name in ("values", "offsets", "rows", "cut")
     )
-    return Tokens(values, offsets), rows
+    return Tokens(values, offsets, cut), rows
+
+
+def encode(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokens:
+    """Turn texts into token ids as `tokenise` does, each of them, and without a cache."""
+    arrays = _encode(texts, tokenizer, max_length, 1)
+    return Tokens(arrays["values"], arrays["offsets"])
 
 
 def _key(
@@ -79,10 +87,14 @@ def _encode(
 ) -> dict[str, NDArray[Any]]:
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     parts: list[NDArray[Any]] = [np.zeros(0, dtype)]
-    lengths, rows = [0], []
-    for row, ids in enumerate(_sequences(texts, tokenizer, max_length)):
+    lengths = [0]
+    rows: list[int] = []
+    cut: list[int] = []
+    for row, (ids, is_cut) in enumerate(_sequences(texts, tokenizer, max_length)):
         ids = ids or [_filler(tokenizer)]
         if len(ids) >= min_tokens:
+            if is_cut:
+                cut.append(len(rows))
             parts.append(np.array(ids, dtype))
             lengths.append(len(ids))
             rows.append(row)
@@ -90,20 +102,24 @@ def _encode(
         "values": np.concatenate(parts),
         "offsets": np.cumsum(lengths, dtype=np.int64),
         "rows": np.array(rows, np.int64),
+        "cut": np.array(cut, np.int64),
     }
 
 
 def _sequences(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Iterator[list[int]]:
+) -> Iterator[tuple[list[int], bool]]:
+    """Yield the ids of each text, and whether it was truncated."""
     for start in range(0, len(texts), _CHUNK):
-        yield from tokenizer(
+        encoded = tokenizer(
             list(texts[start : start + _CHUNK]),
             truncation=True,
             max_length=max_length,
             return_attention_mask=False,
             return_token_type_ids=False,
-        )["input_ids"]
+        )
+        for ids, encoding in zip(encoded["input_ids"], encoded.encodings, strict=True):
+            yield ids, bool(encoding.overflowing)
 
 
 def _filler(tokenizer: PreTrainedTokenizerBase) -> int:

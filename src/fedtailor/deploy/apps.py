@@ -15,4 +15,10 @@ from .subprocesses import FOLDER
 def server() -> ServerApp:
     """Return the app that Flower runs at the server."""
     deployment = open_folder(Path(os.environ[FOLDER]))
-    return server_app(deployment.experiment, deployment.run, timeouts=deployment.timeouts)
+    return server_app(
+        deployment.experiment,
+        deployment.run,
+        timeouts=deployment.timeouts,
+        names=deployment.names[: deployment.total],
+        new_clients=deployment.new_clients,
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ..data.names import client_number
 from ..errors import InputError, unknown
+from ..export.folder import ClientModel, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
 from ..runs.directory import read_json
-from ..runs.export import export_adapter
 from .folder import Deployment
 
 
@@ -21,48 +23,42 @@ def export(
     target: Path,
     label: str | None = None,
     seed: int | None = None,
-    client: int | None = None,
+    client: str | int | None = None,
+    merge: bool = False,
 ) -> Path:
-    """Write a client's personal model, as evaluated after the last round, as a PEFT adapter.
+    """Write a client's personal model of the reported round into a folder that is used without this
+    library.
 
     Args:
         deployment: the deployment, from its folder at the site.
         site: a site's name.
-        target: the adapter's folder.
+        target: a new folder, or an empty one.
+        merge: as in `export.folder.export_model`.
         label: the method's label; None: the only one.
         seed: None: the experiment's first.
-        client: its number; None: the site's only one.
+        client: its name at the site or at the server, or its number; None: the site's only one.
 
     Returns:
         ``target``.
 
     Raises:
-        InputError: there is no such model, or not yet; it is damaged, or is no adapter.
+        InputError: there is no such model, or not yet; it is damaged; ``target`` holds something.
     """
-    experiment, clients = deployment.experiment, deployment.clients(site)
+    experiment = deployment.experiment
     if label is None and len(experiment.methods) > 1:
         raise InputError(f"there are several methods; name one: {', '.join(experiment.methods)}")
     label = label or next(iter(experiment.methods))
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
-    if client is None and len(clients) > 1:
-        raise InputError(
-            f"site {site} has several clients; name one: {', '.join(map(str, clients))}"
-        )
-    client = clients.start if client is None else client
-    if client not in clients:
-        raise InputError(
-            f"no client {client} at site {site}; allowed: {', '.join(map(str, clients))}"
-        )
-    folders = (deployment.site(site) / "states").glob(f"*/{label}/seed-{seed}")
-    paths = [folder / f"client-{client}" / MODEL for folder in folders]
+    folders = list((deployment.site(site) / "states").glob(f"*/{label}/seed-{seed}"))
+    number = _number(deployment, site, client, folders)
+    paths = [folder / f"client-{number}" / MODEL for folder in folders]
     models = [path for path in paths if path.is_file()]
     if not models:
         raise InputError(
-            f"site {site} has no model of {label}, seed {seed}, client {client}; a site stores its "
-            "models when the last round ends; if the site was offline then, run fedtailor deploy "
-            "run again"
+            f"site {site} has no model of {label}, seed {seed}, client {number}; a site stores its "
+            "models when the run ends; if the site was offline then, run fedtailor deploy run again"
         )
     newest = max(models, key=lambda path: path.stat().st_mtime)
     try:
@@ -74,4 +70,31 @@ def export(
     method = experiment.methods[label]
     data = read_json(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    return export_adapter(method, task, state, target)
+    model = ClientModel(experiment, label, seed, data, task, state, str(client))
+    with new_folder(target) as stage:
+        write_model(model, stage, merge)
+    return target
+
+
+def _number(
+    deployment: Deployment, site: str, client: str | int | None, folders: Sequence[Path]
+) -> int:
+    """Return the number of a site's client, whose name stands in one of ``folders``."""
+    clients, names = deployment.clients(site), list(deployment.names)
+    data = [path for folder in folders if (path := folder / "data.json").is_file()]
+    if data:
+        newest = max(data, key=lambda path: path.stat().st_mtime)
+        own = read_json(newest).get("names") or names
+        names = [own[k] or name for k, name in enumerate(names)]
+    allowed = ", ".join(f"{k} ({names[k]})" for k in clients)
+    if client is None and len(clients) > 1:
+        raise InputError(f"site {site} has several clients; name one: {allowed}")
+    if client is None:
+        return clients.start
+    if client in deployment.names and client not in names:
+        number = deployment.names.index(client)
+    else:
+        number = client_number(client, deployment.total, names)
+    if number not in clients:
+        raise InputError(f"no client {client} at site {site}; allowed: {allowed}")
+    return number

@@ -7,7 +7,7 @@ certificate and the site's own key.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,9 @@ from ..data import DataConfig
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
-from ..runs.experiment import Experiment, build, load, parse, read, read_toml
+from ..runs.directory import write_atomically
+from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
+from ..user_code import Origin
 
 ADDRESS = "127.0.0.1:8000"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -80,11 +82,13 @@ class SiteConfig:
 
     name: str
     clients: Annotated[int, Gt(0)] = 1
+    new: bool = False  # joins when the training is over
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of ``deploy.toml``. Clients are numbered in the order of the sites."""
+    """The content of ``deploy.toml``. Clients are numbered in the order of the sites, those of new
+    sites after all others."""
 
     folder: Path
     address: str = ADDRESS  # of the server, as the sites reach it
@@ -129,6 +133,11 @@ class Deployment:
         return load(self.folder / "experiment.toml")
 
     @property
+    def own_files(self) -> list[str]:
+        """The files of the user's own methods, which all sites need, as paths in the folder."""
+        return [place for place, _ in _own_files(self.experiment).values()]
+
+    @property
     def run(self) -> Path:
         """The run directory, on the server."""
         return self.folder / "run"
@@ -152,8 +161,23 @@ class Deployment:
 
     @property
     def total(self) -> int:
-        """The number of clients of all sites."""
-        return sum(site.clients for site in self.sites)
+        """The number of clients of all sites but the new ones."""
+        return sum(site.clients for site in self.sites if not site.new)
+
+    @property
+    def new_clients(self) -> range:
+        """The numbers of the clients of new sites."""
+        return range(self.total, sum(site.clients for site in self.sites))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names at the server: ``berlin``, or ``berlin.0``, ``berlin.1`` and so on
+        where a site has several."""
+        return tuple(
+            site.name if site.clients == 1 else f"{site.name}.{number}"
+            for site in self.sites
+            for number in range(site.clients)
+        )
 
     def clients(self, name: str) -> range:
         """Return the numbers of the clients at a site.
@@ -162,7 +186,7 @@ class Deployment:
             InputError: there is no such site.
         """
         first = 0
-        for site in self.sites:
+        for site in sorted(self.sites, key=lambda site: site.new):
             if site.name == name:
                 return range(first, first + site.clients)
             first += site.clients
@@ -201,7 +225,7 @@ def init(
     experiment: Path,
     sites: Sequence[str],
     address: str,
-    settings: Sequence[str] = (),
+    settings: Settings = (),
 ) -> Deployment:
     """Write a deployment's folder from an experiment file.
 
@@ -230,12 +254,18 @@ def init(
     content["data"] = _common_data(parse(content).data, content.get("data", {}))
     split = {k: v for k, v in content.get("split", {}).items() if k in _CLIENT_SPLIT}
     content["split"] = {"scheme": "natural", "clients": deployment.total, **split}
-    if parse(content).cohort.novel:
+    deployed = parse(content)
+    if deployed.cohort.novel:
         raise InputError(
             "cohort.novel is for runs in one process, not for a deployment; --set cohort.novel=0"
         )
+    own_files = _own_files(deployed)
+    for label, (place, origin) in own_files.items():
+        content["methods"][label]["class"] = f"{place}:{origin.reference.rpartition(':')[2]}"
     for name, text in {
         **_APP,
+        **{place: origin.source.decode() for place, origin in own_files.values()},
+        **_metric_files(content),
         "experiment.toml": tomli_w.dumps(content),
         "deploy.toml": _deploy_toml(deployment),
     }.items():
@@ -243,6 +273,49 @@ def init(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return open_folder(folder)
+
+
+def _own_files(experiment: Experiment) -> dict[str, tuple[str, Origin]]:
+    """The places in the folder for the files of the user's own methods, by label."""
+    return {
+        label: (f"methods/{label}/{origin.path.name}", origin)
+        for label, origin in experiment.origins.items()
+        if origin.path is not None
+    }
+
+
+def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
+    """Add a new site, which joins when the training is over, to ``deploy.toml``.
+
+    Raises:
+        InputError: there is such a site, or the name can't be one.
+    """
+    sites = (*deployment.sites, SiteConfig(name, clients, new=True))
+    if name in (site.name for site in deployment.sites):
+        raise InputError(f"site {name} is there already; choose another name")
+    replace(deployment, sites=sites)  # refuses a name that can't be one
+    path = deployment.folder / "deploy.toml"
+    table = (
+        f'\n[[sites]]\nname = "{name}"\nclients = {clients}\n'
+        "new = true  # joins when the training is over\n"
+    )
+    write_atomically(path, (path.read_text() + table).encode())
+    return open_folder(deployment.folder)
+
+
+def _metric_files(content: Mapping[str, Any]) -> dict[str, str]:
+    """The files of the experiment's own metrics, by their place in the folder, where ``content`` is
+    to name them from now on."""
+    evaluate, files = content.get("evaluate", {}), {}
+    for at, metric in enumerate(evaluate.get("metrics", ())):
+        file, colon, function = metric.rpartition(":")
+        if colon:
+            if not Path(file).is_file():
+                raise InputError(f"evaluate.metrics: no file {file!r} for {metric!r}")
+            place = f"metrics/{Path(file).name}"
+            files[place] = Path(file).read_text()
+            evaluate["metrics"][at] = f"{place}:{function}"
+    return files
 
 
 def _site(text: str) -> SiteConfig:

@@ -15,6 +15,7 @@ import tomli_w
 from ..errors import InputError
 from ..flower.client import Site
 from ..runs.directory import locked, write_atomically
+from ..runs.experiment import read_toml
 from .folder import Deployment, at_site
 from .registration import register
 from .site_process import answers
@@ -23,6 +24,7 @@ from .subprocesses import (
     FOLDER,
     SITE,
     ProgramEndedError,
+    answers_at,
     ask,
     check_port,
     environment,
@@ -162,6 +164,22 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
     except ProgramEndedError as error:
         reason = error.reason
     return reason, accepted or time.monotonic() > start + _MAX_REFUSAL
+
+
+def let_in(deployment: Deployment) -> bool:
+    """Register the keys of all sites at the server, if it runs on this machine with TLS and keys;
+    whether it does. Otherwise the server registers them when it starts.
+
+    Raises:
+        InputError: a key can't be used.
+    """
+    path = deployment.server / "flower" / "config.toml"
+    if not path.exists() or not answers_at(deployment.port):
+        return False
+    if read_toml(path)["superlink"][CONNECTION]["insecure"]:
+        return False
+    register(deployment, server_environment(deployment))
+    return True
 
 
 def run(deployment: Deployment) -> Path:

@@ -196,11 +196,16 @@ def wait_for(port: int) -> None:
     """
     end = time.monotonic() + _START
     while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if answers_at(port):
+            return
         time.sleep(0.1)
     raise InputError(f"no program answers at port {port} within {_START:g} s")
+
+
+def answers_at(port: int) -> bool:
+    """Return whether a program listens at ``port`` of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:

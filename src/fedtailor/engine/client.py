@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
+from ..data.table import Indices
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, split, to_device
@@ -23,7 +24,8 @@ from ..profiling import phase
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
-from .scoring import SPLITS, score
+from .metrics import Metrics, MetricValues
+from .scoring import SPLITS, metric_values, score
 
 _DIAGNOSED = 64  # validation examples of a client, for the method's diagnostics
 
@@ -73,7 +75,9 @@ class _Clients(ClientWork, ABC):
             aligned(received),
             to_device(request.private, task.device),
             batches,
-            ClientContext(key.to(task.device), request.lr_scale, request.round, self.public),
+            ClientContext(
+                key.to(task.device), request.lr_scale, request.round, self.public, request.passes
+            ),
             time.perf_counter() - start,
         )
 
@@ -112,13 +116,13 @@ class Training(_Clients):
             packed,
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
-            _refusal(request.client, loss, {**private, **upload}),
+            _refusal(self.federation.name(request.client), loss, {**private, **upload}),
             measure(self.task, inputs.received, private, packed),
             inputs.seconds,
         )
 
 
-def _refusal(client: int, loss: Tensor, trained: Params) -> Refusal | None:
+def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
     """Why a client's numbers can't be used: they are not finite."""
     if not loss.isfinite():
         return Refusal(f"the loss of client {client} is {loss.item()}", diverged=True)
@@ -136,10 +140,12 @@ def _refusal(client: int, loss: Tensor, trained: Params) -> Refusal | None:
 @dataclass(frozen=True)
 class ClientEvaluationResult:
     """How good a model is on one client's examples: ``sums`` ``[split, 3]`` of loss, hits and
-    predictions; and the method's ``diagnostics`` of it, None without examples for them."""
+    predictions; the method's ``diagnostics`` of it, None without examples for them; and the
+    ``metrics`` of each split, if any are asked for."""
 
     sums: NDArray[np.float64]
     diagnostics: Params | None
+    metrics: tuple[MetricValues, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,7 @@ class ClientEvaluation(_Clients):
     result is a `ClientEvaluationResult`."""
 
     batch_size: int
+    metrics: Metrics = Metrics()
 
     @property
     def together(self) -> bool:
@@ -166,13 +173,30 @@ class ClientEvaluation(_Clients):
     ) -> ClientEvaluationResult:
         client = request.client
         shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)
-        return ClientEvaluationResult(self.sums(client, outcome), shown)
+        return replace(self.scored(client, outcome), diagnostics=shown)
+
+    def scored(self, client: int, state: Params) -> ClientEvaluationResult:
+        """The results of a model on a client's examples, without diagnostics."""
+        rows, scores = self._scores(client, state, probabilities=self.metrics.asked)
+        sums = np.stack([of_split[:, :3].sum(0) for of_split in scores])
+        if not self.metrics.asked:
+            return ClientEvaluationResult(sums, None)
+        pairs = zip(rows, scores, strict=True)
+        values = tuple(metric_values(self.metrics, self.federation, *pair) for pair in pairs)
+        return ClientEvaluationResult(sums, None, values)
 
     def sums(self, client: int, state: Params) -> NDArray[np.float64]:
         """`ClientEvaluationResult.sums` of a model on a client's examples."""
-        context = self.method, self.task, self.federation
+        _, scores = self._scores(client, state, probabilities=False)
+        return np.stack([of_split.sum(0) for of_split in scores])
+
+    def _scores(
+        self, client: int, state: Params, *, probabilities: bool
+    ) -> tuple[list[Indices], list[NDArray[np.float64]]]:
+        """The client's rows of each split, and their scores."""
+        context, size = (self.method, self.task, self.federation), self.batch_size
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        return np.stack([score(*context, state, part, self.batch_size).sum(0) for part in rows])
+        return rows, [score(*context, state, part, size, probabilities) for part in rows]
 
 
 def client_diagnostics(

@@ -4,6 +4,9 @@ what clients that have trained keep.
 What a round changes is staged, client by client: with a file, in another one beside it, named after
 the round. It reaches its place in `commit`, after the caller has made the round durable (see
 `runs.directory`). So no more than a client's state is in memory.
+
+The states as of the best round so far are kept, too: a row of the store that is overwritten for the
+first time since that round is copied before, to a file named after the best round.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ..params import Params, clone
-from .row_file import RowFile
+from .row_file import RowFile, sync_folder
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
+KEPT = "__kept__"  # uint8 [K], in the file of the best round: where a client's state of then is
+IN_STORE, HERE, NOWHERE = range(3)  # nowhere: the client had not trained
 
 
 class PrivateStates(Protocol):
@@ -49,6 +55,10 @@ class PrivateStates(Protocol):
     def adopt(self, round_: int, clients: Sequence[int]) -> None:
         """Stage again what a killed run had made durable."""
 
+    def keep(self, round_: int) -> None:
+        """Let the states after ``round_``, the one that is staged or was committed last, be kept
+        beside the latest ones, in place of those of the round that was kept before."""
+
     def commit(self) -> None:
         """Move what is staged to its place."""
 
@@ -68,6 +78,9 @@ class ClientStore:
         self._file: RowFile | None = None
         self._staging: RowFile | None = None  # where states are staged
         self._staging_path = Path()
+        self._round = 0  # what is staged
+        self._best_round: int | None = None  # whose states are kept
+        self._best: RowFile | None = None  # rows as of the best round that have changed since
         if path is not None and self._example:
             seen = torch.zeros((), dtype=torch.uint8)
             self._file = RowFile(path, num_clients, {**self._example, SEEN: seen})
@@ -83,13 +96,19 @@ class ClientStore:
             return {}
         if client in self._staged:
             return self._staging.read(client) if self._staging else self._staged[client]
+        return self._read_committed(client)
+
+    def _read_committed(self, client: int) -> Params:
         if self._file is not None:
-            stored = self._file.read(client)
-            if stored.pop(SEEN):
-                return stored
+            if self._has_trained(client):
+                return self._file.read(client, *self._example)
         elif client in self._committed:
             return {name: value.clone() for name, value in self._committed[client].items()}
         return self._initial(client)
+
+    def _has_trained(self, client: int) -> bool:
+        assert self._file is not None
+        return bool(self._file.read(client, SEEN)[SEEN])
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Begin to fetch from the disk what `read` will soon be asked for."""
@@ -99,7 +118,7 @@ class ClientStore:
 
     def begin(self, round_: int) -> None:
         """Stage what comes as of ``round_``, in place of what was staged and not committed."""
-        self._staged = {}
+        self._round, self._staged = round_, {}
         if self._path is not None and self.has_states:
             staged_path(self._path, round_).unlink(missing_ok=True)  # of a run that was killed
             self._open(round_)
@@ -108,6 +127,7 @@ class ClientStore:
         """Have staged again what a killed run had made durable as of ``round_``, and may not have
         committed."""
         assert self._path is not None
+        self._round = round_
         if staged_path(self._path, round_).exists():
             self._open(round_)
             self._staged = {client: {} for client in clients}
@@ -137,18 +157,57 @@ class ClientStore:
         if self._staging is not None:
             self._staging.sync()
 
+    def keep(self, round_: int) -> None:
+        """Keep the states as of ``round_`` in the store's file or beside it; without a file, only
+        the latest ones are there. The caller removes the file of an earlier round."""
+        if round_ != self._best_round:
+            self._best_round, self._best = round_, None
+
     def commit(self) -> None:
         """Move the staged states to their places and, with a file, through to the disk."""
         if self._file is None:
             self._committed |= self._staged
         elif self._staging is not None:
-            seen = torch.ones(1, dtype=torch.uint8)
+            if self._best_round is not None and self._best_round < self._round:
+                self._save_best_rows(self._best_round)
             for client in self._staged:
-                self._file.write(client, {**_as_rows(self._staging.read(client)), SEEN: seen})
+                self._file.write(client, {**_as_rows(self._staging.read(client)), SEEN: _flag(1)})
             self._file.sync()
             self._staging = None
             self._staging_path.unlink()
         self._staged = {}
+
+    def _save_best_rows(self, number: int) -> None:
+        """Copy what will be overwritten for the first time since the best round. A row counts as
+        copied only when it is on the disk: a commit that is repeated after a kill must not take a
+        new row for an old one."""
+        assert self._path is not None
+        assert self._file is not None
+        if self._best is None:
+            path = best_path(self._path, number)
+            self._best = RowFile(path, self._rows, {**self._example, KEPT: _flag(IN_STORE)[0]})
+            sync_folder(path.parent)
+        best = self._best
+        changed = [k for k in self._staged if best.read(k, KEPT)[KEPT] == IN_STORE]
+        trained = [client for client in changed if self._has_trained(client)]
+        for client in trained:
+            best.write(client, _as_rows(self._file.read(client, *self._example)))
+        if trained:
+            best.sync()
+        for client in changed:
+            best.write(client, {KEPT: _flag(HERE if client in trained else NOWHERE)})
+        if changed:
+            best.sync()
+
+
+def _flag(value: int) -> Tensor:
+    return torch.tensor([value], dtype=torch.uint8)
+
+
+def best_path(store: Path, round_: int) -> Path:
+    """Where those states of the best round are that have changed since, for the store at ``store``,
+    which has all others."""
+    return store.with_name(f"{store.stem}-best-{round_:06d}{store.suffix}")
 
 
 def staged_path(store: Path, round_: int) -> Path:

@@ -21,6 +21,10 @@ class EvaluateConfig:
     batch_size: Annotated[int, Gt(0)] = 64
     global_model: bool = True  # beside the personal models
     novel_passes: Annotated[int, Ge(0)] = 1  # local training of a client that never took part
+    # beside loss and accuracy: "macro_f1", "auc", or a function of one's own, "FILE.py:FUNCTION"
+    metrics: tuple[str, ...] = ()
+    confusion: bool = False  # keep each client's confusion matrix
+    select: str | None = None  # the metric that chooses the reported round; None: the usual one
 
     def due(self, round_: int, rounds: int) -> bool:
         """Whether round ``round_`` of ``rounds`` is evaluated."""

@@ -20,6 +20,8 @@ from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
 from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .joining import join_requests
+from .metrics import Metrics
 from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations
 
 Results = dict[int, ClientEvaluationResult]  # by client
@@ -35,6 +37,7 @@ class Evaluator:
     plan: Plan
     store: PrivateStates
     executor: Executor
+    metrics: Metrics
     kept: Results = field(default_factory=dict)  # of clients whose state is the same
     kept_for: Params = field(default_factory=dict)  # the server's state behind `kept`
 
@@ -63,12 +66,12 @@ class Evaluator:
                 shown = {client: client_diagnostics(*context, client, shared) for client in clients}
         else:
             results = self._evaluate_changed(server, clients, number)
-            personal = _evaluations("personal", clients, results)
+            personal = self._evaluations("personal", clients, results)
             shown = {k: results[k].diagnostics for k in clients if k in results}
         if novel:
             private = self._join(server, novel, number)
             results = self._evaluate_personal(server, novel, number, private.__getitem__)
-            personal += _evaluations("novel", novel, results)
+            personal += self._evaluations("novel", novel, results)
         diagnostics = self._diagnostics(server, clients, shown)
         return personal + (of_global if config.global_model else []), diagnostics
 
@@ -88,9 +91,19 @@ class Evaluator:
         if not self.federation.remote:
             scores_of = partial(self.executor.map, "score", shared)
             batch_size = self.plan.evaluate.batch_size
-            return evaluate_one(scores_of, self.federation, clients, batch_size)
+            return evaluate_one(scores_of, self.federation, clients, batch_size, self.metrics)
         results = self._results("global", shared, clients, number, self.store.read)
-        return _evaluations("global", clients, results)
+        return self._evaluations("global", clients, results)
+
+    def _evaluations(
+        self, model: EvaluatedModel, clients: Sequence[int], results: Results
+    ) -> list[Evaluation]:
+        present = [client for client in clients if client in results]
+        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), 3))
+        if present:
+            sums = np.stack([results[client].sums for client in present])
+        values = [results[client].metrics for client in present] if self.metrics.asked else ()
+        return evaluations(model, present, sums, self.metrics.names, values)
 
     def _evaluate_changed(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """As `_evaluate_personal`; where the server's state is the very same as the last time, only
@@ -143,8 +156,8 @@ class Evaluator:
         passes = self.plan.evaluate.novel_passes
         if not self.store.has_states or passes == 0:
             return {client: self.store.read(client) or {} for client in clients}
-        sizes = {k: self.federation.num_steps(k, self.plan.local, passes) for k in clients}
-        requests = client_requests(clients, number, "join", passes, sizes, self.store.read)
+        local = self.plan.local
+        requests = join_requests(self.federation, local, clients, number, passes, self.store.read)
         updates = self.executor.map("train", server, requests)
         return {request.client: clone(update.private) for request, update in updates}
 
@@ -175,13 +188,3 @@ def _copied(result: ClientEvaluationResult) -> ClientEvaluationResult:
     """With tensors that stay valid when the next result is asked for."""
     shown = result.diagnostics
     return replace(result, diagnostics=None if shown is None else clone(shown))
-
-
-def _evaluations(
-    model: EvaluatedModel, clients: Sequence[int], results: Results
-) -> list[Evaluation]:
-    present = [client for client in clients if client in results]
-    sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), 3))
-    if present:
-        sums = np.stack([results[client].sums for client in present])
-    return evaluations(model, present, sums)

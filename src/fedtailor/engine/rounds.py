@@ -27,9 +27,11 @@ from .config import EngineConfig, Plan
 from .costs import Costs
 from .evaluation import Evaluator
 from .executors.choose import executor_for
+from .executors.counted import Counted
 from .executors.processes import check_processes
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
+from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
 
 
@@ -38,7 +40,10 @@ class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
     those of the whole cohort. ``diagnostics`` are the method's, after an evaluation:
     ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
-    ``[n, ...]`` of ``clients``."""
+    ``[n, ...]`` of ``clients``.
+
+    Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
+    part, and nothing is sent."""
 
     number: int
     server: Server
@@ -48,7 +53,7 @@ class Round:
     lr_scale: float
     bytes_down: int
     bytes_up: int
-    costs: Costs
+    costs: Costs | None  # None in round 0
     evaluations: tuple[Evaluation, ...]
     diagnostics: Params
     seconds: dict[str, float]
@@ -134,6 +139,8 @@ def rounds(
     executor: str | None = None,
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
     quorum: float = 1.0,
+    on_result: Callable[[str, int], None] | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -145,11 +152,15 @@ def rounds(
         store: the clients' private states; None: new ones, in memory. To resume a run, the store as
             it was after the last round.
         server: the server's state after the last round; None: its first state.
-        start: the number of the first round to run.
+        start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
+            are evaluated before round 1, and handed out as round 0.
         executor: to resume a run, the executor that its last round names.
         make_executor: makes what runs the clients' work, instead of what ``plan.engine`` says.
         quorum: the part of a cohort whose updates must be usable, from 0 to 1. The clients without
             such an update leave the cohort before anything is weighted.
+        on_result: called after each result of a round's work, with the name of the work ("train",
+            "evaluate", "score") and the number of results so far.
+        metrics: functions for names in ``plan.evaluate.metrics``.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -159,22 +170,26 @@ def rounds(
     keep_freed_memory()
     federation.check()
     check(method, task, federation, plan)
+    wanted = Metrics(plan.evaluate, metrics or {})
+    wanted.check(federation.dataset.task, remote=federation.remote)
     store = store or new_store(method, task, federation)
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     federation = with_example_cache(method, task, federation, plan.engine)
-    works = client_works(method, task, federation, plan)
+    works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
         runner = make_executor(works)
     else:
         size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
         runner = executor_for(plan.engine, works, task.device, size, executor)
-    evaluator = Evaluator(method, task, federation, plan, store, runner)
+    if on_result is not None:
+        runner = Counted(runner, on_result)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
     try:
         for number in range(start, plan.rounds + 1):
-            done = loop.round(server, number)
+            done = loop.round(server, number) if number else loop.before(server)
             server = done.server
             yield done
             store.commit()
@@ -182,14 +197,23 @@ def rounds(
         runner.close()
 
 
-def client_works(method: Method, task: Task, federation: Federation, plan: Plan) -> dict[str, Work]:
-    """What an executor is asked to do, by name."""
+def client_works(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    metrics: Mapping[str, MetricFunction] | None = None,
+) -> dict[str, Work]:
+    """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
+    wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
     context = method, task, federation
     return {
         "train": Training(*context, plan.local, public),
-        "evaluate": ClientEvaluation(*context, plan.local, public, plan.evaluate.batch_size),
-        "score": Scoring(*context),
+        "evaluate": ClientEvaluation(
+            *context, plan.local, public, plan.evaluate.batch_size, wanted
+        ),
+        "score": Scoring(*context, wanted),
     }
 
 
@@ -227,6 +251,29 @@ class _Loop:
     executor: Executor
     evaluator: Evaluator
     quorum: float
+
+    def before(self, server: Server) -> Round:
+        """Evaluate the states that the run begins with."""
+        clock = Clock()
+        with clock.phase("evaluate"):
+            evaluations, diagnostics = self.evaluator.evaluate(server, 0)
+        none = torch.zeros(0, dtype=torch.float64)
+        key = random.key(self.federation.seed, 0, "aggregate")
+        return Round(
+            number=0,
+            server=server,
+            cohort=Cohort((), none, 0, key, self.federation.num_clients),
+            losses=(),
+            steps=(),
+            lr_scale=0.0,
+            bytes_down=0,
+            bytes_up=0,
+            costs=None,
+            evaluations=tuple(evaluations),
+            diagnostics=diagnostics,
+            seconds=clock.seconds,
+            executor=self.executor.name,
+        )
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
@@ -277,7 +324,10 @@ class _Loop:
         scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
         sizes = dict(zip(cohort.clients, num_batches, strict=True))
         clients = [cohort.clients[at] for at in order]
-        requests = client_requests(clients, cohort.round, "train", 1, sizes, self.store.read, scale)
+        passes = self.plan.local.passes
+        requests = client_requests(
+            clients, cohort.round, "train", passes, sizes, self.store.read, scale
+        )
         for request, result in self.executor.map("train", server, requests):
             refusal = result if isinstance(result, Refusal) else result.refusal
             if refusal is not None:

@@ -52,10 +52,11 @@ class RowFile:
         self._descriptor = os.open(path, os.O_RDWR)
         weakref.finalize(self, os.close, self._descriptor)
 
-    def read(self, index: int) -> Params:
-        """The tensors of one row."""
+    def read(self, index: int, *names: str) -> Params:
+        """The tensors of one row: those of ``names``, or all if there are none."""
         row = {}
-        for name, like in self._row.items():
+        for name in names or self._row:
+            like = self._row[name]
             row[name] = torch.empty(like.shape, dtype=like.dtype)
             if like.numel():
                 data, place = _bytes(row[name]), self._start[name] + index * _nbytes(like)
@@ -86,6 +87,13 @@ class RowFile:
     def sync(self) -> None:
         """Bring what was written to the disk."""
         os.fsync(self._descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names of new files in ``folder`` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _nbytes(value: Tensor) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..data.table import Indices
 from ..method import Method
 from ..params import Params, to_device
 from ..task.task import Task
+from .metrics import Metrics, MetricValues
 
 Split = Literal["validation", "test"]
 
@@ -25,7 +26,9 @@ SPLITS: tuple[Split, ...] = ("validation", "test")
 @dataclass(frozen=True)
 class Evaluation:
     """One model on one split, a client an entry. ``num_examples`` counts predictions (target tokens
-    for language modelling); where it is 0, ``loss`` and ``accuracy`` are None."""
+    for language modelling); where it is 0, ``loss`` and ``accuracy`` are None. ``metrics`` has the
+    experiment's own by name, None where one is undefined; ``confusion`` ``[n, classes, classes]``
+    the examples by true and predicted class, if asked for."""
 
     model: EvaluatedModel
     split: Split
@@ -33,6 +36,8 @@ class Evaluation:
     num_examples: tuple[int, ...]
     loss: tuple[float | None, ...]
     accuracy: tuple[float | None, ...]
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    confusion: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,16 @@ class Portion:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Work on a `Portion` with one state: its examples' scores, ``[b, 3]``."""
+    """Work on a `Portion` with one state: its examples' scores, as `score` gives them."""
 
     method: Method
     task: Task
     federation: Federation
+    metrics: Metrics = Metrics()
 
     def one(self, server: Params, item: Portion) -> NDArray[np.float64]:
-        return _score_batch(self.method, self.task, self.federation, server, item.rows)
+        asked = self.metrics.asked
+        return _score_batch(self.method, self.task, self.federation, server, item.rows, asked)
 
 
 def evaluate_one(
@@ -65,6 +72,7 @@ def evaluate_one(
     federation: Federation,
     clients: Sequence[int],
     batch_size: int,
+    metrics: Metrics = Metrics(),
 ) -> list[Evaluation]:
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
     ``scores_of`` gives in any order."""
@@ -74,26 +82,55 @@ def evaluate_one(
     portions = (
         Portion(split, places, split_rows[places])
         for split, split_rows in enumerate(rows)
-        for places in _by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
+        for places in by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
     )
     scores = [np.zeros((len(split_rows), 3)) for split_rows in rows]
     for portion, batch_scores in scores_of(portions):
+        scores[portion.split] = _widened(scores[portion.split], batch_scores)
         scores[portion.split][portion.places] = batch_scores
     sums = np.zeros((len(clients), len(SPLITS), 3))
+    values: list[list[MetricValues]] = [[] for _ in clients]
     for number, split in enumerate(SPLITS):
         sizes = [len(federation.rows(client, split)) for client in clients]
-        np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), scores[number])
-    return evaluations("global", clients, sums)
+        losses = scores[number][:, :3]
+        np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
+        if metrics.asked:
+            ends = np.cumsum(sizes)[:-1]
+            by_client = zip(
+                np.split(rows[number], ends), np.split(scores[number], ends), strict=True
+            )
+            for of_client, (client_rows, client_scores) in zip(values, by_client, strict=True):
+                of_client.append(metric_values(metrics, federation, client_rows, client_scores))
+    return evaluations("global", clients, sums, metrics.names, values if metrics.asked else ())
+
+
+def metric_values(
+    metrics: Metrics, federation: Federation, rows: Indices, scores: NDArray[np.float64]
+) -> MetricValues:
+    """The metrics of one client's ``rows``, whose `score` with probabilities is ``scores``."""
+    labels = federation.dataset.labels
+    assert labels is not None
+    return metrics(labels[rows].astype(np.int64), scores[:, 3:])
+
+
+def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``scores`` with as many columns as ``like``."""
+    missing = like.shape[1] - scores.shape[1]
+    return np.pad(scores, ((0, 0), (0, missing))) if missing else scores
 
 
 def evaluations(
     model: EvaluatedModel,
     clients: Sequence[int],
     sums: NDArray[np.float64],
+    names: Sequence[str] = (),
+    values: Sequence[Sequence[MetricValues]] = (),
 ) -> list[Evaluation]:
-    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client."""
+    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client. ``values`` are the
+    metrics of each client and split, those of ``names``; empty if none were asked for."""
     return [
-        _evaluation(model, split, clients, sums[:, number]) for number, split in enumerate(SPLITS)
+        _evaluation(model, split, clients, sums[:, number], names, [one[number] for one in values])
+        for number, split in enumerate(SPLITS)
     ]
 
 
@@ -102,12 +139,27 @@ def _evaluation(
     split: Split,
     clients: Sequence[int],
     sums: NDArray[np.float64],
+    names: Sequence[str],
+    values: Sequence[MetricValues],
 ) -> Evaluation:
     def mean(column: int) -> tuple[float | None, ...]:
         return tuple(float(s[column] / s[2]) if s[2] else None for s in sums)
 
     counts = tuple(int(count) for count in sums[:, 2])
-    return Evaluation(model, split, tuple(clients), counts, mean(0), mean(1))
+    metrics = {name: tuple(one.values[at] for one in values) for at, name in enumerate(names)}
+    confusion = _stacked([one.confusion for one in values if one.confusion is not None])
+    return Evaluation(
+        model, split, tuple(clients), counts, mean(0), mean(1), metrics if values else {}, confusion
+    )
+
+
+def _stacked(counts: Sequence[tuple[tuple[int, ...], ...]]) -> NDArray[np.int64] | None:
+    """Confusion matrices ``[n, classes, classes]``; a client without examples has an empty one."""
+    classes = max(map(len, counts), default=0)
+    if not classes:
+        return None
+    blank = np.zeros((classes, classes), np.int64)
+    return np.stack([np.array(one, np.int64) if one else blank for one in counts])
 
 
 def score(
@@ -117,25 +169,38 @@ def score(
     state: Params,
     rows: Indices,
     batch_size: int,
+    probabilities: bool = False,
 ) -> NDArray[np.float64]:
-    """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``."""
+    """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``; and then, if
+    asked for, the ``probabilities`` of the classes, ``[len(rows), 3 + classes]``."""
     scores = np.zeros((len(rows), 3))
-    for at in _by_length(federation.dataset.inputs.lengths(rows), batch_size):
-        scores[at] = _score_batch(method, task, federation, state, rows[at])
+    for at in by_length(federation.dataset.inputs.lengths(rows), batch_size):
+        batch_scores = _score_batch(method, task, federation, state, rows[at], probabilities)
+        scores = _widened(scores, batch_scores)
+        scores[at] = batch_scores
     return scores
 
 
 def _score_batch(
-    method: Method, task: Task, federation: Federation, state: Params, rows: Indices
+    method: Method,
+    task: Task,
+    federation: Federation,
+    state: Params,
+    rows: Indices,
+    probabilities: bool,
 ) -> NDArray[np.float64]:
     batch = to_device(federation.batch(rows), task.device)
     with torch.no_grad():
-        result = task.score(method.predict(task, state, batch), batch)
-    columns = (result.loss, result.correct, result.count)
-    return torch.stack(columns, 1).cpu().double().numpy()
+        logits = method.predict(task, state, batch)
+        result = task.score(logits, batch)
+        columns = torch.stack((result.loss, result.correct, result.count), 1).double()
+        if probabilities:
+            columns = torch.cat([columns, logits.double().softmax(-1)], 1)
+    return columns.cpu().numpy()
 
 
-def _by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:
+def by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:
+    """The places of examples with these ``lengths``, batch by batch, the shortest first."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

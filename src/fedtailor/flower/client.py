@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,36 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..data import load_data
+from ..data import Data, Dataset
 from ..data.federation import Federation
-from ..data.table import Dataset
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
+from ..engine.joining import join, join_requests
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import client_works, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
-from ..models import load_tokenizer
-from ..params import Params, to_device
-from ..runs.build import backbone_of, federation_of, named, public_of, task_of
+from ..inference.onboard import RESULT_FILE, decide
+from ..params import Params, strip_prefix, to_device
+from ..runs.build import (
+    backbone_of,
+    dataset_of,
+    federation_of,
+    named,
+    public_of,
+    task_of,
+    with_new_clients,
+)
 from ..runs.directory import as_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..task.backbone import Backbone
-from .codec import pack, unpack
+from .codec import holds, pack, unpack
 from .messages import (
     ClientReply,
+    JoinReply,
+    JoinRequest,
+    JoinResult,
     NodeInfo,
     NodeQuery,
     RoundReply,
@@ -53,8 +65,9 @@ def client_app(
     folder: Path,
     *,
     clients: range | None = None,
-    dataset: Dataset | None = None,
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> ClientApp:
     """What Flower runs at a node.
 
@@ -64,10 +77,11 @@ def client_app(
         clients: the node serves these, and the data are theirs alone. None: the data are those of
             all clients; the node serves those whose number, divided by its ``num-partitions``,
             leaves ``partition-id``, or all without these keys in its configuration.
-        dataset: instead of what ``experiment.data`` names.
+        data: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
+        metrics: functions for names in ``experiment.evaluate.metrics``.
     """
-    site = Site(experiment, folder, clients=clients, dataset=dataset, backbone=backbone)
+    site = Site(experiment, folder, clients=clients, data=data, backbone=backbone, metrics=metrics)
     app = ClientApp()
 
     @app.query()
@@ -101,14 +115,16 @@ class Site:
         folder: Path,
         *,
         clients: range | None = None,
-        dataset: Dataset | None = None,
+        data: Data | Dataset | None = None,
         backbone: Backbone | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
-        self._experiment = named(experiment, dataset, backbone)
+        self._experiment = named(experiment, data, backbone)
         self._folder = folder
         self._clients = clients
-        self._given_dataset = dataset
+        self._data = data
         self._backbone = backbone
+        self._metrics = metrics
         self._federations: dict[int, Federation] = {}
         self._session: _Session | None = None
 
@@ -120,22 +136,28 @@ class Site:
         """
         for seed in self._experiment.seeds:
             self._federation(seed)
+        for omission in self._federation(self._experiment.seeds[0]).omissions:
+            print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `NodeQuery`.
 
         Raises:
-            InputError: the server runs another experiment; the data can't be used.
+            InputError: the server runs another experiment; the data can't be used; a metric's
+                function is not here.
         """
         question, _ = unpack(content, NodeQuery)
         self._check(question.experiment)
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
-        clients = self._served(node)
+        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.task)
+        served = self._served(node)
+        clients, new = ((), served) if self._are_new else (served, ())
         shape = dataset.picture
         node_info = NodeInfo(
             clients=tuple(clients),
             num_clients=self._federation(seeds[0]).num_clients,
+            new_clients=tuple(new),
             task=dataset.task,
             classes=tuple(dataset.classes),
             picture=None if shape is None else tuple(map(int, shape)),
@@ -145,28 +167,21 @@ class Site:
         return pack(node_info)
 
     def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to an `RoundRequest`.
+        """The answer to a `RoundRequest` or a `JoinRequest`.
 
         Raises:
             InputError: the request can't be carried out for any of its clients.
         """
+        if holds(content, JoinRequest):
+            return self._join(content)
         message, payloads = unpack(content, RoundRequest)
-        self._check(message.experiment)
-        experiment = self._experiment
-        if message.label not in experiment.methods:
-            raise unknown("method", message.label, experiment.methods)
-        if message.seed not in experiment.seeds:
-            raise InputError(f"no seed {message.seed} here; allowed: {experiment.seeds}")
-        if not re.fullmatch("[0-9a-f]{32}", message.run):
-            raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
-        self._load([message.seed])
+        self._check_part(message)
         session = self._session_for(message.label, message.seed)
         served = self._served(node)
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = home / message.label / f"seed-{message.seed}"
-        last = message.round == experiment.rounds
-        if last:
+        if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_atomically(path, as_json(data_manifest(self._federation(message.seed))))
@@ -177,9 +192,7 @@ class Site:
             try:
                 _check_request(request, served, payloads)
                 received = payloads[request.payload]
-                result, upload = session.answer(
-                    message, request, received, States(folder), last=last
-                )
+                result, upload = session.answer(message, request, received, States(folder))
             except InputError as error:
                 gone = isinstance(error, DivergedError)
                 result, upload = ClientReply(request.client, error=str(error), diverged=gone), None
@@ -192,6 +205,48 @@ class Site:
                 sent.append(upload)
             results.append(result)
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
+
+    def _join(self, content: RecordDict) -> RecordDict:
+        """Let new clients join, and keep their models."""
+        message, payloads = unpack(content, JoinRequest)
+        self._check_part(message)
+        session = self._session_for(message.label, message.seed)
+        home = self._folder / message.run
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = home / message.label / f"seed-{message.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = data_manifest(self._federation(message.seed))
+        write_atomically(folder / "data.json", as_json(manifest))
+        results = []
+        for client, payload in zip(message.clients, payloads, strict=False):
+            try:
+                if not self._are_new or client not in self._served({}):
+                    raise InputError(f"client {client} is no new client of this place")
+                kept = session.join(message, client, payload, folder)
+                results.append(JoinResult(client, kept=kept))
+            except InputError as error:
+                results.append(JoinResult(client, error=str(error)))
+            except FAULTS as error:
+                traceback.print_exc()
+                results.append(JoinResult(client, error=f"{type(error).__name__}; it prints more"))
+        return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
+
+    def _check_part(self, message: RoundRequest | JoinRequest) -> None:
+        self._check(message.experiment)
+        experiment = self._experiment
+        if message.label not in experiment.methods:
+            raise unknown("method", message.label, experiment.methods)
+        if message.seed not in experiment.seeds:
+            raise InputError(f"no seed {message.seed} here; allowed: {experiment.seeds}")
+        if not re.fullmatch("[0-9a-f]{32}", message.run):
+            raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
+        self._load([message.seed])
+
+    @property
+    def _are_new(self) -> bool:
+        """Whether the clients here join when the training is over: their numbers begin at K."""
+        total = self._experiment.split.clients
+        return self._clients is not None and total is not None and self._clients.start >= total
 
     def _load(self, seeds: Iterable[int]) -> None:
         """What is wrong with the data may show what stands in them: it is said here alone."""
@@ -228,12 +283,7 @@ class Site:
 
     @cached_property
     def _dataset(self) -> Dataset:
-        if self._given_dataset is not None:
-            return self._given_dataset
-        if self._backbone is not None:
-            return load_data(self._experiment.data, self._backbone.tokenizer)
-        tokenizer = load_tokenizer(self._experiment.model)
-        return load_data(self._experiment.data, tokenizer)
+        return dataset_of(self._experiment, self._data, self._backbone)
 
     @cached_property
     def _public(self) -> Dataset | None:
@@ -243,7 +293,10 @@ class Site:
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            federation = federation_of(self._experiment, self._dataset, seed, self._clients)
+            experiment = self._experiment
+            if self._clients is not None and self._are_new:
+                experiment = with_new_clients(experiment, self._clients)
+            federation = federation_of(experiment, self._dataset, seed, self._clients)
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
@@ -256,17 +309,20 @@ class Site:
     def _new_session(self, label: str, seed: int) -> _Session:
         experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
+        # what work says of a client may reach the server, and the names of clients must not
+        federation = replace(federation, partition=replace(federation.partition, names=None))
         backbone = backbone_of(experiment, dataset, self._backbone, seed)
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))
         first = new_store(method, task, federation)
         federation = with_example_cache(method, task, federation, plan.engine)
-        works = client_works(method, task, federation, plan)
+        works = client_works(method, task, federation, plan, self._metrics)
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
-        return _Session(label, seed, first, training, evaluation)
+        passes = plan.evaluate.novel_passes or 1
+        return _Session(label, seed, first, training, evaluation, passes)
 
 
 def _check_request(
@@ -287,18 +343,34 @@ class _Session:
     first: ClientStore
     training: Training
     evaluation: ClientEvaluation
+    join_passes: int
+
+    def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
+        """Fit a new client, keep its model and print what it scores; the name of the kept one.
+
+        Raises:
+            DivergedError: it can't be fitted.
+        """
+        payload = to_device(payload, self.training.task.device)
+        received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
+        training = self.training
+        (request,) = join_requests(
+            training.federation, training.local, [client], message.round, self.join_passes,
+            self.first.read,
+        )  # fmt: skip
+        candidates = join(training, self.evaluation, received, shared or None, request)
+        result, state = decide(
+            training, request, candidates, client=f"client-{client}", label=message.label
+        )
+        States(folder).keep(client, state)
+        write_atomically(folder / f"client-{client}" / RESULT_FILE, as_json(asdict(result)))
+        print(result, flush=True)
+        return result.kept
 
     def answer(
-        self,
-        message: RoundRequest,
-        request: WireRequest,
-        received: Params,
-        states: States,
-        *,
-        last: bool,
+        self, message: RoundRequest, request: WireRequest, received: Params, states: States
     ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends. A model evaluated in the ``last`` round is
-        kept.
+        """What a client reports, and what it sends.
 
         Raises:
             InputError: its private state is missing, or can't be read.
@@ -306,31 +378,37 @@ class _Session:
         """
         received = to_device(received, self.training.task.device)
         if message.kind == "global":
-            return self._evaluated(request, received, states if last else None), None
+            return self._evaluated(request.client, received), None
         private = states.read(request.client, request.base, self.first.read(request.client))
-        if message.kind == "personal":
+        if message.kind in ("personal", "keep"):
             passes = self.training.method.finetune_passes
             engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
             inputs = self.evaluation.inputs(received, engine_request)
             state = self.evaluation.run(
                 inputs.received, inputs.private, inputs.batches, inputs.context
             )
-            return self._evaluated(request, state, states if last else None), None
-        engine_request = _client_request(message, request, private, "train", 1, message.lr_scale)
+            if message.kind == "keep":
+                states.keep(request.client, state)
+                return ClientReply(request.client), None
+            return self._evaluated(request.client, state), None
+        passes = self.training.local.passes
+        engine_request = _client_request(
+            message, request, private, "train", passes, message.lr_scale
+        )
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
         )
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)
         assert update.private is not None
-        states.write(request.client, request.base, message.round, update.private)
+        states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed
 
-    def _evaluated(self, request: WireRequest, state: Params, keep: States | None) -> ClientReply:
-        if keep is not None:
-            keep.keep(request.client, state)
-        validation, test = self.evaluation.sums(request.client, state).tolist()
-        return ClientReply(request.client, sums=(tuple(validation), tuple(test)))
+    def _evaluated(self, client: int, state: Params) -> ClientReply:
+        result = self.evaluation.scored(client, state)
+        validation, test = result.sums.tolist()
+        sums = (tuple(validation), tuple(test))
+        return ClientReply(client, sums=sums, metrics=result.metrics)
 
 
 def _client_request(

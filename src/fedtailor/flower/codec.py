@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 2  # of messages; other versions are refused
+SCHEMA = 3  # of messages; other versions are refused
 _ABOUT, _PAYLOADS = "about", "payloads"
 _FORMAT = "safetensors"
 
@@ -76,6 +76,17 @@ def unpack(content: RecordDict, kind: type[T]) -> tuple[T, list[Params]]:
     except (ValueError, LookupError, TypeError, SafetensorError) as error:
         raise WireError(f"a message that can't be read: {error}".splitlines()[0]) from None
     return head, payloads
+
+
+def holds(content: RecordDict, kind: type[DataclassInstance]) -> bool:
+    """Whether the head of a message has the fields of ``kind``; nothing else is checked."""
+    about = content.get(_ABOUT)
+    text = about.get("text") if isinstance(about, ConfigRecord) else None
+    try:
+        head = json.loads(text)["head"] if isinstance(text, str) else None
+        return isinstance(head, dict) and head.keys() == {field.name for field in fields(kind)}
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def _checksum(text: str, data: Sequence[bytes]) -> str:

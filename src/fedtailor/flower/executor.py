@@ -21,6 +21,7 @@ from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
+from ..engine.metrics import Metrics, MetricValues
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..task.task import Task
@@ -29,24 +30,51 @@ from .messages import ClientReply, Kind, RoundReply, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
 from .uploads import UploadSchema, accept_upload
 
-_KINDS: dict[str, Kind] = {"train": "train", "evaluate": "personal", "global": "global"}
+_KINDS: dict[str, Kind] = {
+    "train": "train",
+    "evaluate": "personal",
+    "global": "global",
+    "keep": "keep",
+}
 Replies = Iterator[tuple[int, tuple[ClientReply, Params] | Refusal]]
 
 
 class RemoteStates:
     """Private states that stay at the clients' sites. The server knows only each client's last
-    committed round, ``last_rounds``, which says from which state the client goes on."""
+    committed round, which says from which state the client goes on, and its last one up to the best
+    round of the run so far, whose state the site keeps, too."""
 
-    def __init__(self, last_rounds: dict[int, int], has_states: bool) -> None:
-        self._last_rounds = last_rounds
+    def __init__(self, has_states: bool) -> None:
+        self._last_rounds: dict[int, int] = {}
+        self._best_rounds: dict[int, int] = {}  # of clients that have trained since the best round
+        self._best = 0  # the best round; 0: none
         self._staged: dict[int, int] = {}  # the round that is staged, by client
         self._round = 0
         self.has_states = has_states
         self.staged: tuple[int, ...] = ()
 
+    @classmethod
+    def after(
+        cls, cohorts: Iterable[tuple[int, Sequence[int]]], best: int, has_states: bool
+    ) -> RemoteStates:
+        """As they stand after the rounds of a run, each with its cohort, of which ``best`` is the
+        best one; 0: none."""
+        states = cls(has_states)
+        states.keep(best)
+        for round_, clients in cohorts:
+            states.begin(round_)
+            for client in clients:
+                states.stage(client, None)
+            states.commit()
+        return states
+
     def last_round(self, client: int) -> int:
         """The last round with the client that counts; 0 if there is none."""
         return self._staged.get(client, self._last_rounds.get(client, 0))
+
+    def best_round(self, client: int) -> int:
+        """The last round up to the best one with the client that counts; 0 if there is none."""
+        return self._best_rounds.get(client, self.last_round(client))
 
     def begin(self, round_: int) -> None:
         self._round, self._staged = round_, {}
@@ -66,7 +94,14 @@ class RemoteStates:
     def sync(self) -> None:
         return
 
+    def keep(self, round_: int) -> None:
+        if round_ != self._best:
+            self._best, self._best_rounds = round_, {}
+
     def commit(self) -> None:
+        if 0 < self._best < self._round:
+            for client in self._staged:
+                self._best_rounds.setdefault(client, self._last_rounds.get(client, 0))
         self._last_rounds |= self._staged
         self._staged = {}
 
@@ -90,13 +125,15 @@ class GridExecutor:
     timeouts: Timeouts
     blank: RoundRequest
     folder: Path
+    metrics: Metrics = Metrics()
 
     name = "flower"
     processes = 1
     concurrency = 1
 
     def map(self, name: str, server: Params, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """(request, `ClientUpdate`, `ClientEvaluationResult` or `Refusal`), as nodes reply."""
+        """(request, `ClientUpdate`, `ClientEvaluationResult` or `Refusal`), as nodes reply; for
+        "keep" the request alone where the model is kept."""
         requests: dict[int, ClientRequest] = {item.client: item for item in items}
         if not requests:
             return
@@ -114,10 +151,17 @@ class GridExecutor:
             if not isinstance(answer, Refusal):
                 reply, payload = answer
                 try:
-                    result = self._update(reply, payload, send) if kind == "train" else _sums(reply)
+                    result = self._result(kind, reply, payload, send)
                 except WireError as error:
                     result = self._refuse(message, client, str(error))
             yield requests[client], result
+
+    def _result(
+        self, kind: Kind, reply: ClientReply, payload: Params, send: Callable[[int], Params]
+    ) -> ClientUpdate | ClientEvaluationResult | None:
+        if kind == "train":
+            return self._update(reply, payload, send)
+        return None if kind == "keep" else evaluation_of(reply, self.metrics)
 
     def close(self) -> None:
         """Nothing is open between two calls."""
@@ -168,7 +212,9 @@ class GridExecutor:
             place = next(same, len(payloads))
             if place == len(payloads):
                 payloads.append(received)
-            requests.append(WireRequest(client, self.states.last_round(client), place))
+            last, best = self.states.last_round(client), self.states.best_round(client)
+            base = best if message.kind == "keep" else last
+            requests.append(WireRequest(client, base, best, place))
         return pack(replace(message, requests=tuple(requests)), payloads)
 
     def _by_client(
@@ -234,13 +280,30 @@ def _open(message: RoundRequest, content: RecordDict | str) -> tuple[RoundReply,
     return answer, payloads
 
 
-def _sums(reply: ClientReply) -> ClientEvaluationResult:
+def evaluation_of(reply: ClientReply, metrics: Metrics) -> ClientEvaluationResult:
     """A client's results.
 
     Raises:
-        WireError: they can't be: a number that is not finite or negative, more hits than examples.
+        WireError: they can't be: a number that is not finite or negative, more hits than examples,
+            other metrics than those that are asked for.
     """
     sums = np.array(reply.sums if reply.sums is not None else np.nan)
     if not (np.isfinite(sums).all() and (sums >= 0).all() and (sums[:, 1] <= sums[:, 2]).all()):
         raise WireError(f"its results can't be: {reply.sums}")
-    return ClientEvaluationResult(sums, None)
+    if not metrics.asked:
+        return ClientEvaluationResult(sums, None)
+    pairs = zip(reply.metrics, sums[:, 2], strict=False)
+    if len(reply.metrics) != len(sums) or not all(_can_be(*pair, metrics) for pair in pairs):
+        raise WireError(f"its metrics can't be: {str(reply.metrics)[:200]}")
+    return ClientEvaluationResult(sums, None, reply.metrics)
+
+
+def _can_be(of_split: MetricValues, examples: float, metrics: Metrics) -> bool:
+    values, counts = of_split.values, of_split.confusion
+    if len(values) != len(metrics.names) or (counts is None) == metrics.config.confusion:
+        return False
+    if not all(value is None or np.isfinite(value) for value in values):
+        return False
+    cells = [cell for row in counts or () for cell in row]
+    square = len(cells) == len(counts or ()) ** 2
+    return square and min(cells, default=0) >= 0 and sum(cells) <= examples

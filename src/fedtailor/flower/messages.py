@@ -10,17 +10,20 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
 
-Kind = Literal["train", "personal", "global"]
+Kind = Literal["train", "personal", "global", "keep"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
 def digest(experiment: Experiment) -> str:
-    """What both sides must agree on: all but where the data lie and how clients are run."""
+    """What both sides must agree on: all but where data and metrics' files lie, and how clients
+    are run."""
     plain = experiment.as_dict()
     del plain["data"]
     plain["engine"] = {"precision": plain["engine"]["precision"]}
+    plain["evaluate"]["metrics"] = list(metric_names(experiment.evaluate))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
@@ -55,21 +58,25 @@ class NodeInfo:
     picture: tuple[int, ...] | None
     data: str
     sizes: tuple[Sizes, ...]
+    new_clients: tuple[int, ...] = ()  # from K on: they join when the training is over
 
 
 @dataclass(frozen=True)
 class WireRequest:
     """A client, the round whose private state it starts from (``base``, the last one with it that
-    counted; 0: none did), and the payload that it receives."""
+    counted; 0: none did), the round whose private state it must not lose (``best``, its last one up
+    to the best round of the run so far), and the payload that it receives."""
 
     client: int
     base: int
+    best: int
     payload: int
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Train, or evaluate the personal models, or the one global model."""
+    """Train, or evaluate the personal models, or the one global model; or keep the personal models,
+    those after ``round``, as the result of the run."""
 
     experiment: str
     run: str
@@ -85,7 +92,8 @@ class RoundRequest:
 class ClientReply:
     """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
     values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
-    hits and predictions on validation and test examples."""
+    hits and predictions on validation and test examples, and the ``metrics`` of each of these
+    splits, if the experiment has any; or nothing, where a model is kept."""
 
     client: int
     error: str | None = None
@@ -93,6 +101,7 @@ class ClientReply:
     payload: int | None = None
     loss: float | None = None
     sums: Sums | None = None
+    metrics: tuple[MetricValues, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,3 +112,37 @@ class RoundReply:
     round: int
     kind: Kind
     results: tuple[ClientReply, ...]
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """Fit what a method keeps by client for new ``clients``, after ``round``. The payloads, one a
+    client, have what it receives as ``received/NAME``, and the global model, if there is one, as
+    ``global/NAME``."""
+
+    experiment: str
+    run: str
+    label: str
+    seed: int
+    round: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JoinResult:
+    """What became of a new client: an ``error`` in words, or the name of the model that it keeps:
+    ``fitted``, ``guess`` or ``global``."""
+
+    client: int
+    error: str | None = None
+    kept: str | None = None
+
+
+@dataclass(frozen=True)
+class JoinReply:
+    """The answer to a `JoinRequest`."""
+
+    run: str
+    label: str
+    seed: int
+    results: tuple[JoinResult, ...]

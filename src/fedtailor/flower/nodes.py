@@ -44,6 +44,7 @@ class Nodes:
         self._query = pack(NodeQuery(experiment))
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
+        self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
 
@@ -99,8 +100,10 @@ class Nodes:
         for gone in (self.infos.keys() | self._refused.keys()) - present:
             self.infos.pop(gone, None)
             self._refused.pop(gone, None)
+        self.node_of_new = {k: node for k, node in self.node_of_new.items() if node in present}
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
-        new = [(node, self._query) for node in sorted(present - self.infos.keys() - left)]
+        known = {*self.infos, *self.node_of_new.values()}
+        new = [(node, self._query) for node in sorted(present - known - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
@@ -108,6 +111,9 @@ class Nodes:
                 if isinstance(content, str):
                     raise WireError(content)
                 info, _ = unpack(content, NodeInfo)
+                if info.new_clients:
+                    self.node_of_new.update(dict.fromkeys(info.new_clients, node))
+                    continue
                 self._check(info)
                 self.infos[node] = info
                 self._counted.update(_counts(info))
@@ -152,8 +158,11 @@ def _content(reply: Message) -> RecordDict | str:
     return reason[-1] if reason else f"Flower's error {reply.error.code}"
 
 
-def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
-    """The clients of one seed: as many examples as they have, none of which is here."""
+def remote_federation(
+    infos: Mapping[int, NodeInfo], seed: int, names: tuple[str, ...] | None = None
+) -> Federation:
+    """The clients of one seed: as many examples as they have, none of which is here. ``names`` are
+    what the server calls them, by number."""
     counts = {}
     for info in infos.values():
         counts.update({k: n for (at, k), n in _counts(info).items() if at == seed})
@@ -163,6 +172,8 @@ def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
     train, validation, test = (
         _shares([counts[k][part] for k in sorted(counts)]) for part in (0, 1, 2)
     )
+    if names is not None and len(names) != first.num_clients:
+        raise InputError(f"{len(names)} names for {first.num_clients} clients: give one for each")
     parts = {sizes.partition for c in infos.values() for sizes in c.sizes if sizes.seed == seed}
     digests = "over Flower: " + ", ".join(sorted({info.data for info in infos.values()}))
     if first.picture is None:
@@ -170,7 +181,7 @@ def remote_federation(infos: Mapping[int, NodeInfo], seed: int) -> Federation:
     else:
         inputs = Images(np.zeros((0, *first.picture), np.uint8))
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
-    partition = Partition(train, validation, test, ", ".join(sorted(parts)))
+    partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
     federation = Federation(dataset, partition, seed, remote=True)
     federation.check()
     return federation

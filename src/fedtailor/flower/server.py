@@ -12,30 +12,29 @@ import uuid
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from safetensors.torch import load_file
 
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
+from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
-from ..errors import InputError
+from ..errors import DivergedError, InputError
 from ..params import to_device
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.directory import RunDirectory, as_json, read_json, write_atomically
+from ..runs.directory import RunDirectory, as_json, read_json, read_server, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
+from ..runs.summary import rounds_left, start_summary
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
+from .joining import FLOWER, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
-
-FLOWER = "flower.json"  # beside the logs: ``run``, the name under which clients keep their states
 
 
 def server_app(
@@ -44,13 +43,23 @@ def server_app(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
+    new_clients: range = range(0),
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, experiment, out, backbone=backbone, timeouts=timeouts)
+        serve(
+            grid,
+            experiment,
+            out,
+            backbone=backbone,
+            timeouts=timeouts,
+            names=names,
+            new_clients=new_clients,
+        )
 
     return app
 
@@ -62,6 +71,8 @@ def serve(
     *,
     backbone: Backbone | None = None,
     timeouts: Timeouts = Timeouts(),
+    names: tuple[str, ...] | None = None,
+    new_clients: range = range(0),
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
 
@@ -71,6 +82,9 @@ def serve(
         out: the run directory. What it already holds of the same experiment is kept.
         backbone: instead of what ``experiment.model`` names.
         timeouts: how long to wait, and for how many.
+        names: what the clients are called in the run directory, by number; None: numbers alone.
+        new_clients: the numbers, from K on, of clients that join when the training is over. If it
+            is over already and some of them have not joined yet, nothing else is done.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -82,10 +96,15 @@ def serve(
     experiment = named(experiment, None, backbone)
     if experiment.cohort.novel:
         raise InputError(f"cohort.novel = {experiment.cohort.novel} is for runs in one process")
+    if experiment.start_from.run is not None:
+        raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, digest(experiment))
+    joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
+    if has_ended(experiment, out) and joining.join_all():
+        return out
     nodes.wait_for_clients()
-    federations = {seed: remote_federation(nodes.infos, seed) for seed in experiment.seeds}
+    federations = {seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds}
     dataset = federations[experiment.seeds[0]].dataset
     if experiment.has_public:
         public = public_of(experiment, dataset, backbone)
@@ -100,7 +119,10 @@ def serve(
     def is_done(part: Part) -> bool:
         return part.directory.commit.ended and not clients_without_model(part)
 
-    return run_parts(experiment, federations, out, run_part, is_done)
+    summary = start_summary(inputs, rounds_left(experiment, out))
+    run_parts(experiment, federations, out, run_part, is_done, summary=summary)
+    joining.join_all()
+    return out
 
 
 def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> None:
@@ -108,7 +130,8 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
     method, federation, directory = part.method, part.federation, part.directory
     plan, task = inputs.experiment.plan, inputs.task(part.method, part.seed)
     first = method.init_client(task, 0, random.key(part.seed, "client", 0))
-    states = RemoteStates(_last_rounds(directory), bool(first))
+    best = directory.commit.best_round if directory.commit.best else 0
+    states = RemoteStates.after(_cohorts(directory), best, bool(first))
     run, experiment = _run_name(directory), digest(inputs.experiment)
     executor = GridExecutor(
         method=method,
@@ -121,8 +144,9 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         timeouts=timeouts,
         blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", 1.0, ()),
         folder=directory.path,
+        metrics=Metrics(plan.evaluate),
     )
-    if not directory.commit.finished:
+    if not directory.commit.ended:
         todo = rounds(
             method,
             task,
@@ -133,27 +157,34 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
             start=directory.commit.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,
+            on_result=part.progress.on_result,
         )
-        commit_rounds(part, todo, states, plan.rounds)
-    _hand_over(part, task, executor, plan.rounds)
+        try:
+            commit_rounds(part, todo, states)
+        except DivergedError as error:
+            directory.diverge(str(error))
+            _hand_over(part, task, executor)
+            raise
+    _hand_over(part, task, executor)
 
 
-def _hand_over(part: Part, task: Task, executor: GridExecutor, last: int) -> None:
-    """Let clients keep their models that were not asked, or not there, at the last evaluation: they
-    are evaluated once more, and the results not used."""
+def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
+    """Let the clients keep their models of the reported round."""
     clients = clients_without_model(part)
     if not clients:
         return
     executor.nodes.refresh()
-    server = to_device(load_file(part.directory.path / "server.safetensors"), task.device)
-    requests = client_requests(
-        clients, last, "personalise", 0, dict.fromkeys(clients, 0), executor.states.read
-    )
-    results = executor.map("evaluate", server, requests)
+    folder, commit = part.directory.path, part.directory.commit
+    server = to_device(read_server(folder, commit, commit.best_round), task.device)
+    sizes = dict.fromkeys(clients, 0)
+    read = executor.states.read
+    requests = client_requests(clients, commit.best_round, "personalise", 0, sizes, read)
+    results = executor.map("keep", server, requests)
     kept = {request.client for request, result in results if not isinstance(result, Refusal)}
-    path = part.directory.path / FLOWER
-    names = read_json(path)
-    write_atomically(path, as_json({**names, "kept": sorted({*names.get("kept", ()), *kept})}))
+    everyone = sorted({*_clients_with_model(part), *kept})
+    models = {"round": commit.best_round, "clients": everyone}
+    path = folder / FLOWER
+    write_atomically(path, as_json({**read_json(path), "models": models}))
     without = [client for client in clients if client not in kept]
     if without:
         print(
@@ -164,27 +195,26 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor, last: int) -> Non
 
 
 def clients_without_model(part: Part) -> list[int]:
-    """The clients that have not kept a model of their own of a finished part; ``kept`` in `FLOWER`
-    are those that did so only after its end."""
-    directory = part.directory
-    if not directory.commit.finished or not (directory.path / FLOWER).exists():
+    """The clients that have not kept a model of their own of a part that has ended."""
+    commit = part.directory.commit
+    if not commit.ended or not commit.round or not (part.directory.path / FLOWER).exists():
         return []
-    kept = set(read_json(directory.path / FLOWER).get("kept", ()))
-    for line in _lines(directory, "clients"):
-        if line["round"] == directory.commit.rounds and line["model"] == "personal":
-            kept.update(line["clients"])
+    kept = _clients_with_model(part)
     return [client for client in range(part.federation.num_clients) if client not in kept]
 
 
-def _last_rounds(directory: RunDirectory) -> dict[int, int]:
-    """The last committed round with each client in it."""
-    history = _lines(directory, "history")
-    return {client: line["round"] for line in history for client in line["cohort"]}
+def _clients_with_model(part: Part) -> set[int]:
+    """The clients that have kept their model of the part's reported round."""
+    models = read_json(part.directory.path / FLOWER).get("models", {})
+    reported = models.get("round") == part.directory.commit.best_round
+    return set(models["clients"] if reported else ())
 
 
-def _lines(directory: RunDirectory, log: str) -> list[dict[str, Any]]:
-    text = (directory.path / f"{log}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:
+    """The committed rounds, each with its cohort."""
+    text = (directory.path / "history.jsonl").read_text()
+    lines = map(json.loads, text.splitlines())
+    return [(line["round"], line["cohort"]) for line in lines]
 
 
 def _run_name(directory: RunDirectory) -> str:

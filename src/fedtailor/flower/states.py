@@ -1,8 +1,11 @@
-"""Private states in files beside the client: one for the last round that counted, one for now.
+"""Private states in files beside the client: of the last round that counted, of the best one, and
+of now.
 
 What a client has trained in a round is written before it answers. Whether the round counted is the
 server's to say, and it says so in the next request, which names the round to start from. Until then
 the state before is kept, too: a round that is repeated, or that came to nothing, starts from it.
+In the same way the server names the round that the client must not lose: the one that holds its
+state as of the best round of the run so far. Its model of that round is stored in the end.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from ..errors import InputError
 from ..params import Params, clone, encode, to_device
 from ..runs.directory import write_atomically
 
-MODEL = "model.safetensors"  # what a client was judged by after the last round
+MODEL = "model.safetensors"  # what a client was judged by after the reported round
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -47,8 +50,9 @@ class States:
             raise InputError(f"the private state of round {base} is of another model")
         return {name: state[name].clone() for name in like}
 
-    def write(self, client: int, base: int, number: int, private: Params) -> None:
-        """Keep the state after round ``number``, beside that of ``base``, and no other.
+    def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
+        """Keep the state after round ``number``, beside those of ``base`` and ``best``, and no
+        other.
 
         Raises:
             InputError: the client has gone on to a later round; nothing is changed.
@@ -62,11 +66,11 @@ class States:
             raise InputError(f"an order for round {number} came after round {max(kept)}")
         write_atomically(path, encode(private))
         for other, old in kept.items():
-            if other not in (base, number):
+            if other not in (base, best, number):
                 old.unlink()
 
     def keep(self, client: int, state: Params) -> None:
-        """Keep the model that a client was judged by at the end, private tensors included."""
+        """Keep the model of the reported round, private tensors included."""
         path = self._path(client, 0).with_name(MODEL)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(clone(to_device(state, torch.device("cpu")))))

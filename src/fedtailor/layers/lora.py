@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
-from ..params import Params
+from ..params import Params, strip_prefix
 from ..task.backbone import Backbone
 from ..task.surgery import replace
 from ..task.task import Task
@@ -148,6 +148,31 @@ def lora_factors(task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
             layer: Any = task.model.get_submodule(path)
             factors[path] = A, layer.scaling["default"] * B
     return factors
+
+
+def base_params(task: Task, state: Params) -> Params:
+    """The tensors of ``state`` that belong to the task's model as it was before the method adapted
+    it, under the names that they had there."""
+    model = task.original.model
+    names = {n for tensors in (model.named_parameters(), model.named_buffers()) for n, _ in tensors}
+    # an adapted layer is inside the one that took its place
+    plain = {n: n.replace(".base_layer.", ".").replace(".base.", ".") for n in state}
+    before = {n: n if n in names else plain[n] for n in state}
+    return {before[name]: value for name, value in state.items() if before[name] in names}
+
+
+def without_lora(task: Task, state: Params, prefix: str = "") -> Params:
+    """The same as `base_params`, with the LoRA of ``state`` added to the projections' weights.
+
+    ``prefix`` stands before the names of the model's tensors in ``state``; others are left out.
+    """
+    plain = base_params(task, strip_prefix(state, prefix))
+    for path, (A, B) in lora_factors(task, state).items():
+        if path.startswith(prefix):
+            name = f"{path.removeprefix(prefix)}.weight"
+            start = task.original.model.get_parameter(name).detach()
+            plain[name] = plain.get(name, start) + B @ A
+    return plain
 
 
 def lora_names(names: Iterable[str]) -> list[tuple[str, str]]:

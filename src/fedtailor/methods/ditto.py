@@ -32,7 +32,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from ..method import FineTuning
-from ..optim import ClientContext, proximal, train
+from ..optim import ClientContext, batches_of_passes, proximal, train
 from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..task.task import Task
 
@@ -43,8 +43,8 @@ _PERSONAL = "own."  # v_k stands in a client's state under this prefix
 class Ditto(FineTuning):
     """Ditto: w shared, v_k private; ``lam`` is lambda.
 
-    ``private_passes`` and ``lr_private`` (None: the optimiser's) are for v_k: how often it goes
-    through the round's batches, and its rate.
+    ``private_passes`` and ``lr_private`` are for v_k: its passes over the client's data in a round
+    (None: the round's), and its rate (None: the optimiser's).
     """
 
     name: ClassVar[str] = "ditto"
@@ -52,7 +52,7 @@ class Ditto(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     lam: Annotated[float, Ge(0)] = 1.0
-    private_passes: Annotated[int, Gt(0)] = 1
+    private_passes: Annotated[int, Gt(0)] | None = None
     lr_private: Annotated[float, Gt(0)] | None = None
 
     def is_private(self, task: Task, name: str) -> bool:
@@ -69,8 +69,9 @@ class Ditto(FineTuning):
         w_t = pick(received, task.trained)
         rate = self.optimiser.lr if self.lr_private is None else self.lr_private
         v_k = strip_prefix(state, _PERSONAL)
+        again = batches_of_passes(batches, context, self.private_passes or context.passes)
         v, loss = train(
-            task, v_k, list(batches) * self.private_passes, context.subkey(1), self.optimiser,
+            task, v_k, again, context.subkey(1), self.optimiser,
             lr=lambda name: rate, penalty=proximal(w_t, self.lam),
         )  # fmt: skip
         return {**w, **add_prefix(v, _PERSONAL)}, loss

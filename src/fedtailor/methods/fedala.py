@@ -16,7 +16,7 @@ round 1 Theta_k = Theta, so that Theta^ = Theta whatever W_k is.
 Differs from the paper:
 - In round 2 the paper trains W_k until the loss settles; here for ``start_passes`` passes. A client
   that first takes part later gets one pass; its Theta_k is then the initial model, as in the paper.
-- The sample is a share of the round's batches, which are shuffled, not of the examples.
+- The sample is a share of the batches of one pass, which are shuffled, not of the examples.
 - A layer is one item of a list of layers, or a module beside such a list, with its norm; layers
   that are not trained don't count. Running statistics are always the received ones.
 - n is the number of examples of the round's cohort. A client sends the change of its model.
@@ -39,7 +39,7 @@ from .. import random
 from ..errors import InputError
 from ..layers.parts import units
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, real_steps, train
+from ..optim import ClientContext, batches_of_passes, real_steps, train
 from ..params import Batch, Params, add, flat, pick, subtract, unflat
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -59,7 +59,7 @@ class FedALA(FineTuning):
 
     mixed_layers: Annotated[int, Gt(0)] = 1
     eta: Annotated[float, Ge(0)] = 1.0
-    sample: Annotated[float, Gt(0), Le(1)] = 0.8  # of a round's batches, for the weights
+    sample: Annotated[float, Gt(0), Le(1)] = 0.8  # of a pass's batches, for the weights
     start_passes: Annotated[int, Gt(0)] = 10  # over the sample in round 2; later: 1
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
@@ -97,6 +97,7 @@ class FedALA(FineTuning):
         context: ClientContext,
     ) -> Tensor:
         """The weights W ``[P]`` after a step on every batch of the sample."""
+        batches = batches_of_passes(batches, context, 1)
 
         def loss(W: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
             return task.loss(self._mix(task, state, W), batch, key)

@@ -13,6 +13,9 @@ Server, from the last individual LoRA of every client:
 
 No client trains on from a mean. With ``mixing="fixed"`` w_L = weight and w_R = 1 - weight.
 
+A client that joins afterwards receives the mean of all LoRAs as both of its own, and trains its
+individual one, its head and its mixer as any client would.
+
 Differs from the paper:
 - This follows the paper's abstract and others' descriptions of it. Unverified are the mixer's form
   and its start (here G = 0, equal weights), and that A and B are averaged apart.
@@ -34,11 +37,11 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import adapt_projections, branches, fuse
+from ..layers.lora import adapt_projections, base_params, branches, fuse
 from ..layers.parts import projections, train_head_and
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, Optimiser, train
-from ..params import Batch, Params, add_prefix, strip_prefix
+from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
 from ..task.step import StepModule
@@ -124,6 +127,11 @@ class FedALT(Method):
         seen = torch.zeros(num_clients, dtype=torch.float64, device=task.device)
         return {**add_prefix(bank, _BANK), **add_prefix(sums, _SUM), "seen": seen}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        bank = strip_prefix(server, _BANK)
+        sums = {_SUM + n: v.double() for n, v in bank.items()}
+        return {**server, **weighted_sum(sums, server["seen"])}
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         received = _mean(task, server)
         seen, total = server["seen"][client], server["seen"].sum()
@@ -155,10 +163,21 @@ class FedALT(Method):
             new |= weighted_sum({_SUM + name: bank.double()}, new["seen"])
         return new
 
-    def global_state(self, task: Task, server: Server) -> Params | None:
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
         mean = _mean(task, server)
         rest = {_rest(name): value for name, value in mean.items() if name.endswith(_INDIVIDUAL)}
-        return {**task.state, **mean, **rest}
+        return {**mean, **rest}
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        if not batches:
+            return received
+        trained, _ = self.local(task, {**task.state, **received}, batches, context.subkey(1))
+        return pick(trained, received)
+
+    def global_state(self, task: Task, server: Server) -> Params | None:
+        return {**task.state, **self.send_new(task, server, 0)}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         if self.mixing == "adaptive":
@@ -172,6 +191,15 @@ class FedALT(Method):
             A, B, weight = fuse((*individual, s * self.weight), (*rest, s * (1 - self.weight)))
             factors[path] = (A, B * weight)
         return factors
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        if self.mixing == "fixed":
+            return super().portable(task, state)
+        tensors = base_params(task, state)
+        for path in projections(task.backbone):
+            for leaf in ("individual_A", "individual_B", "rest_A", "rest_B", "mixer"):
+                tensors[f"{path}/{leaf}"] = state[f"{path}.{leaf}"]
+        return Portable("lora_by_token", tensors, settings={"scaling": self.lora_alpha / self.rank})
 
 
 def _mean(task: Task, server: Server) -> Params:

@@ -9,7 +9,7 @@ K. Rush, S. Kannan. arXiv 1909.12488, 2019.
 This is the usual personalized baseline; the paper above is one of many that use it.
 
 Differs from the paper: fine-tuning uses the optimiser of the local training, with its learning rate
-times ``finetune_lr``; ``finetune_passes`` counts rounds' worth of local data.
+times ``finetune_lr``; ``finetune_passes`` counts passes over the client's data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..task.task import Task
 
 @dataclass(frozen=True)
 class FedAvgFT(FineTuning):
-    """FedAvg; before use every client takes ``finetune_passes`` rounds' worth of local steps at
+    """FedAvg; before use every client fine-tunes it for ``finetune_passes`` over its data, at
     ``finetune_lr`` times the learning rate."""
 
     name: ClassVar[str] = "fedavg-ft"

@@ -11,7 +11,7 @@ theta_ext: the body; theta_cls: the head, never changed in training.
 Differs from the paper:
 - The head is not sent: everybody has it from the start.
 - The abstract fine-tunes the head, which is the default; the paper also compares body and both.
-  ``finetune_passes`` counts rounds' worth of local data.
+  ``finetune_passes`` counts passes over the client's data.
 - n is the number of examples of the round's cohort.
 - The frozen head is the one that the model comes with; the paper's is drawn at random, as that of
   a pretrained backbone for a new task is.

@@ -37,10 +37,10 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import fuse, lora_factors, lora_names
+from ..layers.lora import base_params, fuse, lora_factors, lora_names
 from ..layers.parts import projections
 from ..layers.trainable import choose_trainable
-from ..method import Method
+from ..method import Method, Portable
 from ..optim import ClientContext, Optimiser, train
 from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
 from ..task.backbone import Backbone
@@ -106,7 +106,7 @@ class FedDPA(Method):
     lora_alpha: Annotated[float, Gt(0)] = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
     lr_private: Annotated[float, Gt(0)] | None = None
-    local_passes: Annotated[int, Gt(0)] = 1  # of F: rounds' worth of local training before use
+    local_passes: Annotated[int, Gt(0)] = 1  # of F: over the client's data, before use
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         return choose_trainable(backbone, "lora", self.rank, self.lora_alpha)
@@ -185,6 +185,17 @@ class FedDPA(Method):
             return {}  # the weights depend on the example: no single adapter does the same
         both = mixed(state, local, self.lam * local["trained"]) if local else state
         return lora_factors(task, both)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        local = strip_prefix(state, _OWN)
+        if not local or self.weighting == "fixed":
+            return super().portable(task, state)
+        tensors = {**add_prefix(base_params(task, state), "/head/"), "/anchor": local["anchor"]}
+        for which, adapter in (("shared", _lora(state)), ("local", _lora(local))):
+            for path, (A, B) in lora_factors(task, adapter).items():
+                tensors |= {f"{path}/{which}_A": A, f"{path}/{which}_B": B}
+        settings = {"lam": self.lam, "layer": _layer_path(task).removesuffix(".base_layer")}
+        return Portable("lora_by_example", tensors, settings=settings)
 
 
 def _is_lora(name: str) -> bool:

@@ -33,8 +33,9 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from ..errors import InputError
+from ..layers.lora import without_lora
 from ..layers.starts import diverse_inits, starts_from_copies
-from ..method import FineTuning, Server
+from ..method import FineTuning, Portable, Server
 from ..optim import ClientContext, Loss, train
 from ..params import CACHED, Batch, Params, add_prefix, stack, strip_prefix
 from ..task.task import Task
@@ -101,6 +102,12 @@ class FedEM(FineTuning):
             mixed = part if mixed is None else torch.logaddexp(mixed, part)
         assert mixed is not None
         return mixed
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        tensors = {"/pi": state[_PI]}
+        for m, theta in enumerate(self._models(state)):
+            tensors |= add_prefix(without_lora(task, theta), f"{m}/")
+        return Portable("mixture", tensors)
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         return {"weights": state[_PI]}

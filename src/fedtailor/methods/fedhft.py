@@ -16,6 +16,9 @@ Server:
     B_c A_c <- SVD_r(B_c A_c + Delta_c)                                           (8)
     head_c <- head_c + sum_k p_kc n_k Delta head_k / sum_k p_kc n_k
 
+A client that joins afterwards receives all adapters and heads and finds its p by gradient steps on
+its loss under (4), from p_c = 1 / C.
+
 Differs from the paper:
 - This follows a summary of the paper; some of the points below may be the paper's own choice.
 - The mixture travels and acts as its factors, [p_kc B_c] and [A_c], of rank at most C r. The head
@@ -62,6 +65,7 @@ from ..layers.lora import (
     with_updates,
 )
 from ..layers.masks import drop_least
+from ..layers.mixing import fit_logits
 from ..layers.parts import projections, train_head_and
 from ..layers.per_client import entries_of, entry_of
 from ..method import Cohort, Method, Server
@@ -135,7 +139,7 @@ class FedHFT(Method):
     components: Annotated[int, Gt(0)] | None = None  # principal components; None: C
     reg_covar: Annotated[float, Gt(0)] = 1e-2  # where the mean variance of a component is 1
     exact_svd: bool = False
-    finetune_passes: Annotated[int, Ge(0)] = 0  # rounds' worth of local training before use
+    finetune_passes: Annotated[int, Ge(0)] = 0  # over the client's data, before use
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
 
     @property
@@ -186,6 +190,20 @@ class FedHFT(Method):
 
     def send(self, task: Task, server: Server, client: int) -> Params:
         return _mixture(task, server, server["assignments"][client])
+
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        mine = _head(task, server).keys() | {"start"}
+        mine |= {f"{path}.{factor}" for path in projections(task.backbone) for factor in "AB"}
+        return {name: value for name, value in server.items() if name in mine}
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        def loss(p: Tensor, batch: Batch, key: Tensor) -> Tensor:
+            return task.loss(_mixture(task, received, p), batch, key)[0]
+
+        z = fit_logits(torch.zeros(self.clusters, device=task.device), batches, context, loss)
+        return _mixture(task, received, torch.softmax(z, 0))
 
     def global_state(self, task: Task, server: Server) -> Params | None:
         return _mixture(task, server, server["assignments"].mean(0))

@@ -12,8 +12,8 @@ Differs from the paper:
   its abstract, that paper describes another method: clients hold models of different architectures
   and exchange a small adapter of equal shape, which they train in turn with their own model. Here
   all clients hold the same frozen model.
-- How long the papers that compare with it fine-tune could not be verified; one round's worth of
-  local data is the usual choice.
+- How long the papers that compare with it fine-tune could not be verified; one pass over the
+  client's data is the usual choice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FedLoRA(FineTuning):
 
     trainable: Literal["lora"] = field(default="lora", kw_only=True)
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
-    finetune_passes: Annotated[int, Gt(0)] = 1  # rounds' worth of local steps before use
+    finetune_passes: Annotated[int, Gt(0)] = 1  # over the client's data, before use
     finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
 
     def finetune(

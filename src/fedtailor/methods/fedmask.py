@@ -41,7 +41,7 @@ from torch.func import functional_call
 from ..errors import InputError
 from ..layers.masks import drop_least, pack_bits, unpack_bits
 from ..layers.parts import train_layers, train_only, units
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, Optimiser, train
 from ..params import Batch, Params
 from ..task.backbone import Backbone
@@ -226,6 +226,15 @@ class FedMask(Method):
 
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         return task.logits(self._merged(task, state), batch)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        """The masks, multiplied into the weights."""
+        merged, masked = self._merged(task, state), {}
+        for path in _paths(task):
+            w = task.original.model.get_parameter(f"{path}.weight").detach()
+            m = merged[f"{path}.kept"] & self._mask(merged[f"{path}.scores"])
+            masked[f"{path}.weight"] = w * m
+        return Portable("plain", masked)
 
 
 _SENT = ("mask", "shared")  # the bits of a masked layer that a client receives

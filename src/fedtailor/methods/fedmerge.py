@@ -16,11 +16,16 @@ Server, p_i = n_i / n over the cohort:
 Both updates use Theta and a from the start of the round. The inner product goes over the task head
 alone.
 
+A client that joins afterwards receives all Theta_j and finds its row of a by gradient steps on
+l(sum_j w_j Theta_j), from a = 0; the models stay as they are.
+
 Differs from the paper:
 - c_ij is divided by sum_i p_i w_ij. As printed, equation 8 moves the merged models by about
   Delta / d; ``normalise=False`` restores it.
 - Equation 11 has no rate, which is lr_w = 1. But p_i is about 1 / K and w_ij about 1 / d, so that
-  the weights would hardly move; lr_w = 100 is the default.
+  the weights would hardly move; lr_w = 100 is the default. With
+  ``largest_step`` = s the rate is s / max_ij |..| instead, the same for any number of clients and
+  models.
 - Without a task head (LoRA on a causal language model) the inner product goes over the last block
   that is trained, the paper's "last few layers".
 - The first of the d models is the one that every other method starts from, so that d = 1 is FedAvg.
@@ -42,9 +47,11 @@ from torch import Tensor
 
 from .. import random
 from ..errors import InputError
+from ..layers.mixing import fit_logits, mixed
 from ..layers.starts import diverse_inits, starts_from_copies
 from ..method import Cohort, FineTuning, Server
-from ..params import Params, add_prefix, strip_prefix, subtract
+from ..optim import ClientContext
+from ..params import Batch, Params, add_prefix, strip_prefix, subtract
 from ..stacked import column_chunks, combine, products_with_offsets, ratio, weighted_sum
 from ..task.task import Task
 
@@ -146,6 +153,7 @@ class FedMerge(FineTuning):
     weights: Literal["dynamic", "fixed"] = "dynamic"
     selected: Annotated[int, Gt(0)] | None = None  # how many models a client merges; None: all
     lr_w: Annotated[float, Gt(0)] = 100.0
+    largest_step: Annotated[float, Gt(0)] | None = None  # of a logit, each round; None: by lr_w
     normalise: bool = True  # c_ij over sum_i p_i w_ij; False: equation 8 as printed
     normalise_rows: bool = False  # each client's logits move by lr_w: the rule for language models
     inner: Literal["head", "all"] = "head"  # the parameters of the inner product
@@ -166,16 +174,34 @@ class FedMerge(FineTuning):
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         bank = add_prefix(diverse_inits(task, self.models, self.jitter, key), _BANK)
-        a = torch.zeros(num_clients, self.models, dtype=torch.float64)  # [K, d]
-        if self.selected is not None:
-            drawn = random.uniform(random.fold_in(key, 0), tuple(a.shape))
-            kept = drawn.argsort(dim=1)[:, : self.selected]
-            a = torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
-        return {**bank, "logits": a}
+        return {**bank, "logits": self._first_logits(num_clients, random.fold_in(key, 0))}
+
+    def _first_logits(self, num_clients: int, key: Tensor) -> Tensor:
+        """a before any training, ``[K, d]``."""
+        a = torch.zeros(num_clients, self.models, dtype=torch.float64)
+        if self.selected is None:
+            return a
+        kept = random.uniform(key, tuple(a.shape)).argsort(dim=1)[:, : self.selected]
+        return torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
 
     def send(self, task: Task, server: Server, client: int) -> Params:
         w = torch.softmax(server["logits"][client], 0)  # [d]
         return weighted_sum(strip_prefix(server, _BANK), w)
+
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        return {name: value for name, value in server.items() if name.startswith(_BANK)}
+
+    def fit_row(
+        self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Params:
+        Theta = strip_prefix(received, _BANK)
+        (a,) = self._first_logits(1, context.key.cpu())  # [d]
+        if self.weights == "dynamic":
+            a = fit_logits(
+                a, batches, context,
+                lambda w, batch, key: task.loss(mixed(Theta, w), batch, key)[0],
+            )  # fmt: skip
+        return weighted_sum(Theta, torch.softmax(a, 0))
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return subtract(trained, received)
@@ -199,7 +225,10 @@ class FedMerge(FineTuning):
         if self.normalise_rows:
             norms = g.norm(dim=1, keepdim=True)
             g = ratio(g, norms)
-        new["logits"] = server["logits"].index_copy(0, rows, a + self.lr_w * g)
+        step = self.lr_w * g
+        if self.largest_step is not None:
+            step = self.largest_step * ratio(g, g.abs().max())
+        new["logits"] = server["logits"].index_copy(0, rows, a + step)
         return new
 
     def _scored(self, task: Task) -> frozenset[str]:

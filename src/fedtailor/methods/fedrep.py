@@ -10,8 +10,8 @@ phi: the representation, shared; h_k: client k's head.                          
 
 Differs from the paper:
 - The server weighs clients by their examples, as FedAvg does; the paper takes the plain mean.
-- A pass over the round's batches stands for one update: tau is ``head_passes``, and the body takes
-  one pass.
+- A pass over the client's data stands for one update: tau is ``head_passes``, and the body takes
+  the passes of the round.
 - All h_k start from the model's own head.
 - In both trainings batch normalisation uses each batch's statistics and moves the running ones, of
   the part that stands still, too.
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..layers.parts import check_split, matching
 from ..method import FineTuning
-from ..optim import ClientContext, train
+from ..optim import ClientContext, batches_of_passes, train
 from ..params import Batch, Params
 from ..task.task import Task
 
@@ -45,7 +45,7 @@ class FedRep(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
-    head_passes: Annotated[int, Gt(0)] = 10  # over the round's batches
+    head_passes: Annotated[int, Gt(0)] = 10  # over the client's data
     lr_private: Annotated[float, Gt(0)] | None = None  # of the head; None: the optimiser's
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
@@ -58,7 +58,7 @@ class FedRep(FineTuning):
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
     ) -> tuple[Params, Tensor]:
         head = matching(task, self.private)
-        first = list(batches) * self.head_passes
+        first = batches_of_passes(batches, context, self.head_passes)
         eta = self.optimiser.lr
         alpha = eta if self.lr_private is None else self.lr_private
         state, _ = train(

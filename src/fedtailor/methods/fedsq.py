@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from .. import random
 from ..layers.activation_patterns import Gates, MaxPool, Smooth
 from ..layers.parts import train_layers
-from ..method import Method
+from ..method import Method, Portable
 from ..optim import ClientContext, Optimiser, train
-from ..params import CACHED, Batch, Params, strip_prefix
+from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
 from ..task.backbone import Backbone
 from ..task.task import Reparametrise, Task
 
@@ -83,6 +83,12 @@ class FedSQ(Method):
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         """The logits of the gated network, as it was trained: two forward passes."""
         return task.logits(state, batch, _gated(task))
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        w_QK = add_prefix(pick(state, task.state), "quantitative/")
+        trained = sorted({name.rpartition(".")[0] for name in task.trained})
+        settings = {"trained": trained, "smooth": self.smooth, "max_pool": self.max_pool}
+        return Portable("fixed_gates", w_QK, settings=settings)
 
     def precompute(self, task: Task, batch: Batch) -> Params:
         """alpha_l(x) as bits, if no activation is smooth, and the features below sigma."""

@@ -40,7 +40,7 @@ from ..errors import InputError
 from ..layers.per_client import entry_of
 from ..layers.submodel import Group, coverage, find_groups, kept_units, pad_to_full, slice_submodel
 from ..layers.trainable import choose_trainable
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, train
 from ..params import Batch, Params, pick
 from ..stacked import weighted_sum
@@ -104,6 +104,10 @@ class HeteroFL(Method):
 
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         return task.logits(self._scaled(task, state), batch)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        """The sub-model, with the scaler in its weights."""
+        return Portable("plain", self._scaled(task, state))
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         groups = self._groups(task)

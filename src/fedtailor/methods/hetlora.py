@@ -79,6 +79,9 @@ class HetLoRA(Method):
     def send(self, task: Task, server: Server, client: int) -> Params:
         return truncate_rank(pick(server, task.state), int(server["ranks"][client]))
 
+    def send_new(self, task: Task, server: Server, client: int) -> Params:
+        return truncate_rank(pick(server, task.state), entry_of(self.rank, client))
+
     def global_state(self, task: Task, server: Server) -> Params | None:
         return pick(server, task.state)
 

@@ -22,7 +22,7 @@ f(u; D').
 Differs from the paper:
 - One batch a step, in two halves: examples 0, 2, ... are D and D'', examples 1, 3, ... D'. Where
   the number is odd, the last example is in both.
-- The personal model takes a step for every batch of ``finetune_passes`` rounds' worth of local
+- The personal model takes a step for every batch of ``finetune_passes`` over the client's
   data; the paper takes one step, or a few.
 - The server weighs clients by their examples, as FedAvg here does.
 - beta's default, the optimiser's rate, is ours; schedules scale beta alone.

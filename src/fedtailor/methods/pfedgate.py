@@ -32,6 +32,8 @@ Differs from the paper:
 - The paper gives a picture's pixels to the gating layer; larger pictures are first averaged to
   ``pool x pool``. The paper has no text: here the tokens' embeddings before any training are the
   input, averaged over the real tokens after the normalisation.
+- ``optimiser.clip`` bounds the norm of theta's and phi's gradient together. The paper says nothing
+  of clipping.
 - ``adaptation="client"``: there is one input, the mean, so that the batch normalisation after the
   linear layer is only its scale and shift. The paper doesn't say.
 - ``evaluation="sample"`` and ``"client"`` (the mean of M and G over the training examples) are not
@@ -42,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -63,16 +65,18 @@ from ..layers.gating import (
     batch_mean,
     gate_examples,
     gated_blocks,
+    gating_layer,
     mean_gates,
     mean_input,
     without_single_examples,
 )
+from ..layers.lora import base_params
 from ..layers.masks import pack_bits, unpack_bits
 from ..layers.parts import train_only
 from ..layers.per_client import entries_of, entry_of
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Portable, Server
 from ..optim import MAY_MOVE, ClientContext, Optimiser, train
-from ..params import Batch, Params, add, add_prefix, pick, subtract
+from ..params import Batch, Params, add, add_prefix, pick, strip_prefix, subtract
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
 from ..task.surgery import beside
@@ -268,6 +272,31 @@ class PFedGate(Method):
             gates, choice = self._inference_gates(task, state, part)
             logits.append(task.logits(self._adapted(task, state, gates, choice), part))
         return torch.cat(logits)
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        theta = base_params(task, state)
+        blocks = gated_blocks(task)
+        if self.evaluation == "client":  # one set of gates for all batches
+            gates, _ = self._inference_gates(task, state, {})
+            return Portable("plain", theta | {
+                name: gated(state[name], gates[place], sizes)
+                for name, place, sizes in blocks.parts()
+            })  # fmt: skip
+        source = gating_layer(task).source
+        settings = {
+            "gates_of": "row" if self.evaluation == "sample" else "batch",
+            "single_row": "the gates that are predicted for that row alone",
+            "gate_input": asdict(source),
+            "gate_max": self.gate_max,
+            "sigmoid": self.sigmoid,
+            "solver": self.solver,
+            "blocks": dict(zip(blocks.names, blocks.sizes, strict=True)),
+        }
+        gate = add_prefix(strip_prefix(state, "gate."), "gate/")
+        if source.kind == "tokens":  # the gate sees the embedding before any training
+            embedding = task.original.model.get_parameter(f"{source.path}.weight")
+            gate["/embedding"] = embedding.detach()
+        return Portable("gated_blocks", theta | gate, settings=settings)
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         """The gates M' ``[L]`` and the sparsity that they reach, averaged over the batch's parts

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -39,7 +39,8 @@ from torch import Tensor, nn
 from .. import random
 from ..errors import InputError
 from ..layers.gating import GateInput, average, gate_input
-from ..method import FineTuning
+from ..layers.lora import without_lora
+from ..method import FineTuning, Portable
 from ..optim import ClientContext, train
 from ..params import Batch, Params, add_prefix, strip_prefix
 from ..task.backbone import Backbone
@@ -149,6 +150,16 @@ class PFedMoE(FineTuning):
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         return {}  # the weights depend on the example: no single adapter does the same
+
+    def portable(self, task: Task, state: Params) -> Portable:
+        source: Any = task.model.source
+        settings = asdict(changed(source, path=source.path.removeprefix(_OWN)))
+        tensors = {
+            **add_prefix(without_lora(task, _shared(state), _OWN), "shared/"),
+            **add_prefix(without_lora(task, state, _OWN), "own/"),
+            **add_prefix(strip_prefix(state, "gate."), "gate/"),
+        }
+        return Portable("experts", tensors, settings={"gate_input": settings})
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         """The mean weight of the shared expert."""

@@ -75,6 +75,9 @@ class Scaffold(FineTuning):
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         return {**task.state, **add_prefix(_zeros(task), _C), _N: torch.tensor(num_clients)}
 
+    def change_clients(self, task: Task, server: Server, num_clients: int) -> Server:
+        return {**server, _N: torch.tensor(num_clients)}
+
     def send(self, task: Task, server: Server, client: int) -> Params:
         return {name: value for name, value in server.items() if name != _N}
 

@@ -14,6 +14,9 @@ class ModelConfig:
 
     name: str = "minilm"  # built-in, hub name "owner/model", or a folder in Hugging Face's format
     pretrained: bool = True  # False: the architecture with random weights
+    # instead of a name: "file.py:function", which returns an nn.Module or `fedtailor.from_module`'s
+    # backbone; the path is relative to the experiment file
+    factory: str | None = None
     # text classification: "mean" over the real tokens and a linear head, or "native", the
     # architecture's own classifier (decoders: the last real token); None: the built-in's, or native
     pooling: Literal["mean", "native"] | None = None

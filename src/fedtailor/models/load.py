@@ -17,6 +17,7 @@ from ..task.batch_norm import BatchNormMode
 from .blocks import find_blocks, find_head
 from .cnn import Network
 from .config import ModelConfig
+from .factory import call_factory
 from .inputs import FixedSize, ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
@@ -46,7 +47,8 @@ def load_model(
     96 x 96 if they are no larger, else of 224 x 224, unless ``config.image_size`` says otherwise.
 
     Args:
-        config: a built-in name, a folder in Hugging Face's format, or a hub name ``owner/model``.
+        config: a built-in name, a folder in Hugging Face's format, a hub name ``owner/model``, or
+            the ``factory`` of a model of one's own.
         kind: what the logits are for.
         num_classes: classes of a classifier; not used for ``causal-lm``.
         seed: of the new weights: the head's, or all if ``config.pretrained`` is False.
@@ -66,6 +68,8 @@ def load_model(
     >>> load_model(ModelConfig("minilm"), "classification", 4, seed=0).head
     ('head',)
     """
+    if config.factory is not None:
+        return _own_backbone(config, kind, seed)
     builtin = BUILTIN.get(config.name)
     _check(config, builtin, kind, modality)
     network = None if builtin is None else builtin.network
@@ -114,6 +118,9 @@ def load_tokenizer(
     >>> load_tokenizer(ModelConfig("minilm")).tokenize("tailored")
     ['tailored']
     """
+    if config.factory is not None:
+        made = call_factory(config.factory)
+        return made.tokenizer if isinstance(made, Backbone) else None
     builtin = BUILTIN.get(config.name)
     if builtin is not None and builtin.modality == "image":
         return None
@@ -195,6 +202,26 @@ def from_module(
         name=type(model).__name__,
         pretrained=pretrained,
         batch_norm=batch_norm,
+    )
+
+
+def _own_backbone(config: ModelConfig, kind: Kind, seed: int) -> Backbone:
+    """The backbone of ``config.factory``."""
+    default = ModelConfig()
+    for name in ("name", "pooling", "dropout", "image_size", "width"):
+        if getattr(config, name) != getattr(default, name):
+            raise InputError(
+                f"model.{name} = {getattr(config, name)!r} does not apply to model.factory; "
+                f"leave it out"
+            )
+    assert config.factory is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(random.key(seed, "model")))
+        made = call_factory(config.factory)
+    if isinstance(made, Backbone):
+        return made
+    return from_module(
+        made, kind, config.head, config.targets, config.pretrained, config.batch_norm
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,16 @@ RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, its heading, and a caption that describes it."""
+    """A figure, its heading, and a caption that describes it.
+
+    ``hover`` has the words that a browser shows over the markers of a scatter plot: by the plot's
+    ``gid``, one text a marker, in their order.
+    """
 
     title: str
     figure: Figure
     caption: str
+    hover: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def style(index: int) -> dict[str, str]:
@@ -77,6 +83,19 @@ def shared_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
+def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
+    """Give the markers of a plot the titles that a browser shows over them."""
+    start = text.index(f'<g id="{gid}">')
+    titles = iter(words)
+    marked = re.sub(
+        r"<use ([^>]*)/>",
+        lambda m: f"<use {m[1]}><title>{escape(next(titles))}</title></use>",
+        text[start:],
+        count=len(words),
+    )
+    return text[:start] + marked
+
+
 def svg(drawing: Drawing, name: str) -> str:
     """Return ``drawing`` as an SVG element whose ids all begin with ``name``; deterministic."""
     import matplotlib
@@ -87,6 +106,8 @@ def svg(drawing: Drawing, name: str) -> str:
         drawing.figure.savefig(buffer, format="svg", metadata=no_metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    for gid, words in drawing.hover.items():
+        text = _with_titles(text, gid, words)
     linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in linked else "", text)
     text = re.sub(r'\bid="', f'id="{name}-', text)

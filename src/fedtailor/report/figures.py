@@ -9,8 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .drawing import Drawing, marker, new_figure, shared_legend, style
-from .read import Counts, Evaluation, Run
-from .select import Entry, Metric, SelectedRound, by_round, select_round, summary
+from .read import Counts, Evaluation, Partition, Run
+from .select import (
+    Entry,
+    Metric,
+    SelectedRound,
+    by_round,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    summary,
+    unit_of,
+    values_of,
+)
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -19,15 +31,15 @@ _MAX_DOTS = 300  # clients a method; with more of them only the box is drawn
 
 
 def _scale(metric: Metric) -> float:
-    return 100.0 if metric == "accuracy" else 1.0
+    return 100.0 if is_percentage(metric) else 1.0
 
 
 def _axis(metric: Metric) -> str:
-    return "accuracy (%)" if metric == "accuracy" else "loss (nats per token)"
+    return metric + unit_of(metric)
 
 
-def _selected(entry: Entry, metric: Metric) -> list[SelectedRound | None]:
-    return [select_round(trial, "personal", metric) for trial in entry.trials]
+def _selected(entry: Entry) -> list[SelectedRound | None]:
+    return [select_round(trial, "personal", select_by(entry.run)) for trial in entry.trials]
 
 
 def _curves(entry: Entry, split: str, metric: Metric) -> list[dict[int, float]]:
@@ -46,7 +58,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     handles = []
     for index, entry in enumerate(entries):
-        selected = _selected(entry, metric)
+        selected = _selected(entry)
         for axis, split in zip(axes, ("validation", "test"), strict=True):
             curves = _curves(entry, split, metric)
             rounds = sorted(set().union(*curves))
@@ -86,29 +98,47 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     )
 
 
-def _per_client(evaluation: Evaluation, metric: Metric) -> list[float]:
-    values = evaluation.accuracy if metric == "accuracy" else evaluation.loss
+def _per_client(evaluation: Evaluation, metric: Metric) -> list[tuple[float, int]]:
+    """Return the results and the numbers of the clients that have examples."""
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
     return [
-        np.nan if value is None else _scale(metric) * value
-        for value, count in zip(values, evaluation.num_examples, strict=True)
+        (np.nan if value is None else _scale(metric) * value, client)
+        for value, client, count in zip(values, evaluation.clients, sizes, strict=True)
         if count
     ]
 
 
-def _all_clients(entry: Entry, metric: Metric) -> Floats:
-    """Return the sorted test results of all clients with all seeds."""
-    tests = [selection.test for selection in _selected(entry, metric) if selection is not None]
-    values = [value for test in tests for value in _per_client(test, metric)]
-    x = np.array(values, dtype=np.float64)
-    return np.sort(x[np.isfinite(x)])
+def _all_clients(entry: Entry, metric: Metric) -> tuple[Floats, list[str]]:
+    """Return the sorted test results of all clients with all seeds, and whose they are in words;
+    no words for more clients than have dots."""
+    selections = _selected(entry)
+    tests = [
+        (trial, selection.test)
+        for trial, selection in zip(entry.trials, selections, strict=True)
+        if selection is not None
+    ]
+    results = [
+        (value, trial.seed, client)
+        for trial, test in tests
+        for value, client in _per_client(test, metric)
+        if np.isfinite(value)
+    ]
+    results.sort(key=lambda result: result[0])
+    partitions = entry.run.partitions
+    words = [
+        f"{entry.label}, client {partitions[seed].name(client)}, seed {seed}: {value:.4g}"
+        for value, seed, client in (results if len(results) <= _MAX_DOTS else [])
+    ]
+    return np.array([value for value, _, _ in results], dtype=np.float64), words
 
 
 def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
     """Draw the test results of single clients at the selected round."""
     figure = new_figure(max(3.4, 1.6 + 0.48 * len(entries)))
     box, curve = figure.subplots(1, 2)
+    hover: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
-        x = _all_clients(entry, metric)
+        x, words = _all_clients(entry, metric)
         if not len(x):
             continue
         colour = style(index)["color"]
@@ -127,7 +157,9 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         )
         if len(x) <= _MAX_DOTS:
             jitter = 0.2 * np.sin(2.4 * np.arange(len(x)))
-            box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
+            dots = box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
+            dots.set_gid(f"dots{index}")
+            hover[f"dots{index}"] = words
         share = np.linspace(0, 100, min(len(x), 201)) if len(x) > 1 else np.array([50.0])
         curve.plot(share, np.percentile(x, share), label=entry.label, linewidth=1.6, **style(index))
     box.set_yticks(range(len(entries)), [entry.label for entry in entries])
@@ -143,7 +175,9 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the test {metric} of each client's personal model at the round that the "
         "table reports, with all seeds together. On the left, boxes show the median and the "
         "quartiles, whiskers reach from the 10th to the 90th percentile, and each dot is a client "
-        f"(for methods with up to {_MAX_DOTS} dots). On the right, the same results are sorted.",
+        f"(for methods with up to {_MAX_DOTS} dots), named where the pointer rests on it. On the "
+        "right, the same results are sorted.",
+        hover,
     )
 
 
@@ -163,7 +197,7 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
     traffic: list[float] = []
     for index, entry in enumerate(entries):
         points = []
-        for trial, selection in zip(entry.trials, _selected(entry, metric), strict=True):
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True):
             if selection is not None:
                 rounds = [record for record in trial.history if record.round <= selection.round]
                 total = sum(record.bytes_down + record.bytes_up for record in rounds)
@@ -206,10 +240,53 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
     )
 
 
-def client_ticks(axis: object, order: Sequence[int]) -> None:
-    """Write the clients' numbers along x if there is room for them."""
+def confusion(entry: Entry) -> Drawing | None:
+    """Draw the personal models' confusion matrix at the selected rounds, over clients and seeds;
+    None if the run keeps none."""
+    from matplotlib.colors import PowerNorm
+
+    counts = [
+        tensors["personal/test"].sum(0)
+        for trial, selection in zip(entry.trials, _selected(entry), strict=True)
+        if selection is not None
+        and "personal/test" in (tensors := trial.confusion(selection.round))
+    ]
+    if not counts:
+        return None
+    total = np.sum(counts, axis=0).astype(np.float64)  # [classes, classes]
+    shares = 100 * total / np.maximum(total.sum(1, keepdims=True), 1)
+    classes = list(next(iter(entry.run.partitions.values())).classes)
+    figure = new_figure(min(8.0, max(3.2, 1.6 + 0.24 * len(classes))))
+    axis = figure.subplots()
+    image = axis.imshow(shares, cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
+    if len(classes) <= 24:
+        names = [name[:24] for name in classes]
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    if len(classes) <= 12:
+        for (row, column), share in np.ndenumerate(shares):
+            if total[row, column]:
+                colour = "white" if share > 50 else "black"
+                text = f"{total[row, column]:.0f}"
+                axis.text(column, row, text, ha="center", va="center", size=8, color=colour)
+    axis.set(xlabel="predicted class", ylabel="true class")
+    figure.colorbar(image, ax=axis, label="examples of the true class (%)")
+    return Drawing(
+        f"Confusion of {entry.label}",
+        figure,
+        f"The figure shows how the personal models of {entry.label} label the clients' test "
+        "examples at the rounds that the table reports, over all clients and seeds. The colour is "
+        "the share among the examples of the true class. The run directory has the counts of each "
+        "client.",
+    )
+
+
+def client_ticks(axis: object, order: Sequence[int], partition: Partition) -> None:
+    """Write the clients' names, or else numbers, along x if there is room for them."""
     if len(order) <= 40:
-        axis.set_xticks(range(len(order)), order)  # type: ignore[attr-defined]
+        names = [partition.name(client)[:24] for client in order]
+        turned = {"rotation": 45, "ha": "right"} if max(map(len, names), default=0) > 3 else {}
+        axis.set_xticks(range(len(order)), names, **turned)  # type: ignore[attr-defined]
     else:
         axis.set_xticks([])  # type: ignore[attr-defined]
 
@@ -257,7 +334,7 @@ def labels(run: Run) -> Drawing:
     )
     if counts.shape[1] <= 24:
         axis.set_yticks(range(counts.shape[1]), [name[:24] for name in partition.classes])
-    client_ticks(axis, clients[order].tolist())
+    client_ticks(axis, clients[order].tolist(), partition)
     axis.set(xlabel=f"{count} clients", ylabel="class")
     figure.colorbar(image, ax=axis, label="examples")
     first_key = "" if groups is None else "cluster, then by "

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from .majority import NOT_LEARNED
 from .read import Run
-from .select import Metric
+from .select import Metric, goes_on, higher_is_better, select_by
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")
@@ -22,37 +23,57 @@ def _count(counts: Collection[int], noun: str) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
-def caption(runs: Sequence[Run], metric: Metric, *, by_validation: bool) -> str:
+def caption(
+    runs: Sequence[Run], metric: Metric, *, by_validation: bool, has_majority: bool = False
+) -> str:
     """Describe the results: their models, data and rounds, the clients and seeds.
 
     Lines have up to 110 columns.
     """
     clients = [partition.clients for run in runs for partition in run.partitions.values()]
     seeds = [len({trial.seed for trial in run.trials}) for run in runs]
-    best = "highest" if metric == "accuracy" else "lowest"
+    best = " or ".join(
+        f"{'highest' if higher_is_better(chosen_by) else 'lowest'} mean validation {chosen_by}"
+        for chosen_by in dict.fromkeys(map(select_by, runs))
+    )
     selected = (
-        f"at the round with the {best} mean validation {metric} over clients (of equal rounds the "
-        "earliest; each seed has its own round)"
+        f"at the round with the {best} over clients (of equal rounds the earliest; each seed has "
+        "its own round)"
         if by_validation
         else "at the last evaluated round for runs without validation data, and otherwise at the "
-        f"round with the {best} mean validation {metric}"
+        f"round with the {best}"
     )
     spread = " ± is the sample standard deviation over seeds." if max(seeds) > 1 else ""
-    perplexity = " ppl (perplexity) is exp(mean loss)." if metric == "loss" else ""
+    is_lm = runs[0].is_language_modelling
+    perplexity = " ppl (perplexity) is exp(mean loss)." if is_lm else ""
+    shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
+    before = (
+        " before is the result of the models that the method went on from, on the same examples; "
+        "where they did best on validation data, the reported round is 0: these very models."
+        if any(map(goes_on, runs))
+        else ""
+    )
     novel_clients = (
         f" novel is the result of {novel} clients that took no part in any round: each of them "
         "trains its own private part for a short time, and shares nothing."
         if novel
         else ""
     )
+    majority = (
+        " majority class predicts for each client the most frequent class of the client's own "
+        "training examples, on the same test examples. A method whose mean is not above it is "
+        f"marked: {NOT_LEARNED}."
+        if has_majority
+        else ""
+    )
     text = (
         "The results are those of each client's personal model on the client's own test split, "
         f"{selected}. global is the result of the global model on the same data, at a round that "
         f"is selected in the same way. There are {_count(clients, 'client')} and "
-        f"{_count(seeds, 'seed')}.{spread} std is the standard deviation over clients, decile the "
-        f"result of the client at the worst tenth, and worst that of the worst client.{perplexity}"
-        f"{novel_clients}"
+        f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
+        "decile the result of the client at the worst tenth, and worst that of the worst client."
+        f"{perplexity}{novel_clients}{before}{majority}"
     )
     return textwrap.fill(text, 110)
 
@@ -103,9 +124,31 @@ def _not_begun(run: Run) -> list[str]:
     ]
 
 
+def _fewer_rounds(run: Run) -> list[str]:
+    rounds = run.experiment["rounds"]
+    return [
+        f"Different rounds: {trial.label}, seed {trial.seed} has {trial.commit.rounds} of {rounds}"
+        f"; fedtailor run {run.path} adds the others"
+        for trial in run.trials
+        if trial.commit.finished and trial.commit.rounds < rounds
+    ]
+
+
+def _omissions(run: Run) -> list[str]:
+    """Return what the data and their division leave out; with the seed where seeds differ."""
+    seeds_of: dict[str, list[str]] = defaultdict(list)
+    for seed, partition in run.partitions.items():
+        for omission in partition.omissions:
+            seeds_of[str(omission["text"])].append(str(seed))
+    return [
+        text if len(seeds) == len(run.partitions) else f"{text} (seed {', '.join(seeds)})"
+        for text, seeds in seeds_of.items()
+    ]
+
+
 def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]:
     """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
-    clients that are left out.
+    rows and clients that are left out.
 
     Args:
         runs: the compared runs.
@@ -117,7 +160,8 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
         notes += [f"Different {kind}: {'; '.join(differences)}"] if differences else []
     for run in runs:
         notes += [
-            f"Unfinished: {trial.label}, seed {trial.seed}: {trial.progress} ({run.path})"
+            f"{'Stopped' if trial.commit.stopped else 'Unfinished'}: {trial.label}, "
+            f"seed {trial.seed}: {trial.progress} ({run.path})"
             for trial in run.trials
             if trial.progress and trial.commit.diverged is None
         ]
@@ -126,8 +170,10 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
             for trial in run.trials
             if trial.commit.diverged is not None
         ]
-        notes += _not_begun(run)
-    if any(without_examples):
+        notes += [*_fewer_rounds(run), *_not_begun(run)]
+    omissions = [f"Data: {text}" for run in runs for text in _omissions(run)]
+    notes += dict.fromkeys(omissions)
+    if any(without_examples) and not any("without a test row" in text for text in omissions):
         clients = _count([count for count in without_examples if count], "client")
         notes.append(f"Left out because they have no test examples: {clients}")
     return notes

@@ -13,19 +13,22 @@ import numpy as np
 
 from ..errors import InputError
 from . import drawing, figures, select
+from .clients import worst_table
 from .drawing import Drawing
 from .methods import FIGURES
-from .read import Run, read_all
-from .select import Entry
-from .table import TextTable, si, table, text_tables
+from .read import Run, StrPath, read_all
+from .select import Entry, Metric
+from .table import si, table, text_tables
+from .text import TextTable
 
 
-def _drawings(runs: Sequence[Run], entries: Sequence[Entry]) -> Iterator[Drawing]:
-    metric = select.metric_of(runs)
+def _drawings(runs: Sequence[Run], entries: Sequence[Entry], metric: Metric) -> Iterator[Drawing]:
     yield figures.convergence(entries, metric)
     yield figures.distribution(entries, metric)
     yield figures.cost(entries, metric)
     for entry in entries:
+        if (matrix := figures.confusion(entry)) is not None:
+            yield matrix
         for draw in FIGURES.get(entry.method, ()):
             if (figure := draw(entry)) is not None:  # a method may have nothing to show
                 yield figure
@@ -106,27 +109,29 @@ def _write(text: str, out: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def write(paths: Sequence[Path], out: Path) -> Path:
-    """Write the comparison of the runs at ``paths`` as the HTML file ``out``; return ``out``.
+def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
+    """Write the comparison of the runs at ``paths``, one or several, as the HTML file ``out``;
+    return its path.
 
     Raises:
         InputError: a path has no run with a committed round, a file of a run is damaged, or ``out``
             can't be written.
 
-    >>> write([Path("nowhere")], Path("page.html"))
+    >>> write("nowhere", "page.html")
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
     import jinja2
     import matplotlib
 
+    out = Path(out)
     runs = read_all(paths)
     entries = select.entries(runs)
     comparison = table(runs)
     with matplotlib.rc_context(drawing.RC):
         drawings = [
             (figure, drawing.svg(figure, f"figure{number}"))
-            for number, figure in enumerate(_drawings(runs, entries), start=1)
+            for number, figure in enumerate(_drawings(runs, entries, comparison.metric), start=1)
         ]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -141,6 +146,7 @@ def write(paths: Sequence[Path], out: Path) -> Path:
         caption=comparison.caption,
         notes=comparison.notes,
         drawings=drawings,
+        worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run) for run in runs],
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,11 +23,17 @@ if TYPE_CHECKING:
 
 
 Counts = NDArray[np.integer]
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The sizes of the clients' splits, each ``[K]``, and their examples by class."""
+    """The sizes of the clients' splits, each ``[K]``, and their examples by class.
+
+    ``names`` are those of the K clients, None if they have none. Of clients that are evaluated,
+    ``majority`` is the most frequent class of their training examples, and ``majority_correct``
+    counts their test examples of that class.
+    """
 
     digest: str
     clients: int
@@ -36,6 +43,14 @@ class Partition:
     classes: Sequence[str] = ()
     labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
     clusters: Counts | None = None  # [K]: the ground truth
+    names: Sequence[str] | None = None
+    omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
+    majority: Counts | None = None  # [K], -1 for clients that are not evaluated
+    majority_correct: Counts | None = None
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,7 @@ class Commit:
     finished: bool
     bytes: Mapping[str, int]
     diverged: str | None = None  # the reason, if training diverged in the next round
+    stopped: bool = False  # a callback has stopped it after that round
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One line of clients.jsonl: the results of every client after a round."""
+    """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
+    experiment's own by name, None where one is undefined."""
 
     round: int
     model: str
@@ -74,6 +91,7 @@ class Evaluation:
     num_examples: Sequence[int]
     loss: Sequence[float | None]
     accuracy: Sequence[float | None]
+    metrics: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,21 @@ class Trial:
         """``round 12 of 30`` or ``diverged in round 13``; empty for a finished trial."""
         if self.commit.diverged is not None:
             return f"diverged in round {self.commit.round + 1}"
-        return "" if self.commit.finished else f"round {self.commit.round} of {self.commit.rounds}"
+        if self.commit.finished:
+            return ""
+        stopped = "stopped after " if self.commit.stopped else ""
+        return f"{stopped}round {self.commit.round} of {self.commit.rounds}"
+
+    def confusion(self, number: int) -> dict[str, NDArray[Any]]:
+        """Read the clients' confusion matrices after round ``number``: ``MODEL/SPLIT``
+        ``[n, classes, classes]``, true class by predicted class, and ``MODEL/clients`` ``[n]``;
+        empty if the experiment keeps none.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.folder / f"confusion-{number:06d}.safetensors"
+        return tensors(path) if path.exists() else {}
 
     def diagnostics(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         """Read the method's diagnostics: (round, tensors by name) for committed rounds.
@@ -196,7 +228,11 @@ def _json(path: Path) -> Any:
 def _record(kind: type[Record], values: Any, source: str) -> Record:
     if not isinstance(values, dict):
         raise InputError(f"{source} must hold an object, not {type(values).__name__}")
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    needed = [
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
     missing = [name for name in needed if name not in values]
     if missing:
         raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
@@ -204,17 +240,36 @@ def _record(kind: type[Record], values: Any, source: str) -> Record:
     return kind(**{name: values[name] for name in names})
 
 
-def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Record]:
+def read_log(
+    kind: type[Record],
+    path: Path,
+    lengths: Mapping[str, int],
+    skip: Mapping[str, int] | None = None,
+) -> list[Record]:
+    """Read the committed lines of a log.
+
+    Args:
+        kind: what a line is.
+        path: the file.
+        lengths: of each log, as in commit.json.
+        skip: the lengths that have been read before; None: nothing.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     if path.stem not in lengths:
         raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
     length = lengths[path.stem]
     try:
         with path.open("rb") as file:
-            committed = file.read(length)
+            start = file.seek(skip[path.stem] if skip else 0)
+            committed = file.read(length - start)
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}") from None
-    if len(committed) < length:
-        raise InputError(f"{path} holds {len(committed)} bytes, fewer than the {length} committed")
+    if start + len(committed) < length:
+        raise InputError(
+            f"{path} holds {start + len(committed)} bytes, fewer than the {length} committed"
+        )
     records = []
     for number, line in enumerate(committed.splitlines(), start=1):
         source = f"{path} line {number}"
@@ -226,28 +281,51 @@ def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Rec
     return records
 
 
+def read_commit(folder: Path) -> Commit:
+    """Read how far the method and seed in ``folder`` are.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    return _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+
+
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     """Read the directory of one method with one seed.
 
     Raises:
         InputError: a file is missing or damaged.
     """
-    commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
-    costs, diverged = folder / "costs.json", commit.diverged is not None
+    commit = read_commit(folder)
+    costs = folder / "costs.json"
     return Trial(
         label=label,
         method=method,
         seed=seed,
         folder=folder,
         commit=commit,
-        history=_log(Round, folder / "history.jsonl", commit.bytes),
-        evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
-        timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round or not diverged else None,
+        history=read_log(Round, folder / "history.jsonl", commit.bytes),
+        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
+        timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
+        costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
 
-def _experiment(path: Path) -> dict[str, Any]:
+def read_experiment(run: Path) -> dict[str, Any]:
+    """Read the experiment of the run directory ``run``: sections, seeds and a list of methods.
+
+    Raises:
+        InputError: it is not a run directory, or the file is damaged.
+
+    >>> read_experiment(Path("nowhere"))
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
+    """
+    if not run.is_dir():
+        raise InputError(f"no directory {str(run)!r}; give one that `fedtailor run` wrote")
+    path = run / "experiment.json"
+    if not path.is_file():
+        raise InputError(f"{run} is not a run directory: it has no experiment.json")
     experiment: dict[str, Any] = _json(path)
     check_format(experiment, path.parent)
     needed = {"name", "rounds", "seeds", "methods"}
@@ -259,8 +337,9 @@ def _experiment(path: Path) -> dict[str, Any]:
     return experiment
 
 
-def read(path: Path) -> Run:
-    """Read the run directory at ``path``, without methods and seeds that have not begun.
+def read(path: Path, only: tuple[str, int] | None = None) -> Run:
+    """Read the run directory at ``path``, without methods and seeds that have not begun; with
+    ``only``, one label with one seed.
 
     Raises:
         InputError: it is not a run, a file is missing or damaged, or no round is committed yet.
@@ -269,17 +348,14 @@ def read(path: Path) -> Run:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    if not path.is_dir():
-        raise InputError(f"no directory {str(path)!r}; give one that `fedtailor run` wrote")
-    if not (path / "experiment.json").is_file():
-        raise InputError(f"{path} is not a run directory: it has no experiment.json")
-    experiment = _experiment(path / "experiment.json")
+    experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)
         for method in experiment["methods"]
         for seed in experiment["seeds"]
         if (folder := path / "methods" / method["label"] / f"seed-{seed}").is_dir()
         and (folder / "commit.json").is_file()
+        and only in (None, (method["label"], seed))
     ]
     if not trials:
         raise InputError(f"{path} has no committed round yet, so there is nothing to show")
@@ -292,8 +368,8 @@ def read(path: Path) -> Run:
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
 
 
-def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Read the run directories at ``paths``, which must have the same kind of task.
+def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
+    """Read the run directories at ``paths``, one or several, which must have the same kind of task.
 
     Raises:
         InputError: there is no path, one occurs twice, one can't be read, or the tasks differ.
@@ -302,14 +378,15 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no run directory given; give one or more
     """
-    if not paths:
+    folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not folders:
         raise InputError("no run directory given; give one or more")
     unique_paths: set[Path] = set()
-    for path in paths:
+    for path in folders:
         if path.resolve() in unique_paths:
             raise InputError(f"run directory {str(path)!r} is given twice; give each once")
         unique_paths.add(path.resolve())
-    runs = [read(path) for path in paths]
+    runs = [read(path) for path in folders]
     if len({run.is_language_modelling for run in runs}) > 1:
         kinds = ", ".join(
             f"{run.path}: {'causal-lm' if run.is_language_modelling else 'classification'}"

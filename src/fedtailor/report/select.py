@@ -5,17 +5,31 @@ The round is selected on validation data, for every seed and model by itself.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 from .metrics import Summary, best_round, summarise
 from .read import Evaluation, Run, Trial
 
-Metric = Literal["accuracy", "loss"]
+Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
 Model = Literal["personal", "global", "novel"]
+
+
+class ClientResults(Protocol):
+    """The results of clients, one entry each; what is undefined is None."""
+
+    @property
+    def num_examples(self) -> Sequence[int]: ...
+    @property
+    def loss(self) -> Sequence[float | None]: ...
+    @property
+    def accuracy(self) -> Sequence[float | None]: ...
+    @property
+    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
 
 
 @dataclass(frozen=True)
@@ -55,20 +69,100 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     return entries
 
 
+def goes_on(run: Run) -> bool:
+    """Whether the run's methods went on from the models of another run."""
+    return bool(run.experiment.get("start_from", {}).get("run"))
+
+
+def selection_metric(experiment: Mapping[str, Any], *, is_language_modelling: bool) -> Metric:
+    """Return the metric by which the reported round is selected: ``evaluate.select``, or else
+    accuracy, or loss for language models.
+
+    >>> selection_metric({"evaluate": {"select": "auc"}}, is_language_modelling=False)
+    'auc'
+    """
+    default = "loss" if is_language_modelling else "accuracy"
+    return experiment.get("evaluate", {}).get("select") or default
+
+
+def select_by(run: Run) -> Metric:
+    """Return the metric by which the rounds of ``run`` are selected."""
+    return selection_metric(run.experiment, is_language_modelling=run.is_language_modelling)
+
+
 def metric_of(runs: Sequence[Run]) -> Metric:
-    """Return the measure by which rounds are selected: accuracy, or loss for language models."""
-    return "loss" if runs[0].is_language_modelling else "accuracy"
+    """Return the measure that is shown: that by which all runs select their rounds, or else
+    accuracy, or loss for language models."""
+    metrics = {select_by(run) for run in runs}
+    default = selection_metric({}, is_language_modelling=runs[0].is_language_modelling)
+    return metrics.pop() if len(metrics) == 1 else default
 
 
-def summary(evaluation: Evaluation, metric: Metric) -> Summary:
-    """Summarise ``evaluation`` over the clients that have examples.
+def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
+    """Return the names of the metrics that the trials have beside loss and accuracy."""
+    lines = (evaluation for trial in trials for evaluation in trial.evaluations[:1])
+    return list(dict.fromkeys(name for line in lines for name in line.metrics))
+
+
+def higher_is_better(metric: Metric) -> bool:
+    """Return whether higher values of ``metric`` are better: of all but the loss."""
+    return metric != "loss"
+
+
+def is_percentage(metric: Metric) -> bool:
+    """Return whether ``metric`` is shown in percent."""
+    return metric in ("accuracy", "macro_f1", "auc")
+
+
+def unit_of(metric: Metric) -> str:
+    """Return the unit of ``metric``, in brackets after a space; empty if it has none.
+
+    >>> unit_of("accuracy"), unit_of("brier")
+    (' (%)', '')
+    """
+    return " (%)" if is_percentage(metric) else " (nats per token)" if metric == "loss" else ""
+
+
+def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
+    """Return the clients' values of ``metric``; None where it is undefined.
+
+    Raises:
+        InputError: the run has no such metric.
+    """
+    if metric in ("accuracy", "loss"):
+        return evaluation.accuracy if metric == "accuracy" else evaluation.loss
+    if metric not in evaluation.metrics:
+        allowed = ["accuracy", "loss", *evaluation.metrics]
+        raise unknown("metric", metric, allowed, where="the run")
+    return evaluation.metrics[metric]
+
+
+def sizes_of(evaluation: ClientResults, metric: Metric) -> list[int]:
+    """Return the clients' numbers of examples; 0 where one of the experiment's own metrics is
+    undefined."""
+    values = values_of(evaluation, metric)
+    if metric in ("accuracy", "loss"):
+        return list(evaluation.num_examples)
+    pairs = zip(values, evaluation.num_examples, strict=True)
+    return [0 if value is None else count for value, count in pairs]
+
+
+def summary(evaluation: ClientResults, metric: Metric) -> Summary:
+    """Summarise ``evaluation`` over the clients that have examples, and for which ``metric`` is
+    defined; NaN where it is for none of them.
+
+    Raises:
+        InputError: the run has no such metric, or no client has examples.
 
     >>> e = Evaluation(3, "personal", "test", [0, 1], [4, 0], [0.5, None], [0.75, None])
     >>> summary(e, "accuracy").mean
     0.75
     """
-    values = evaluation.accuracy if metric == "accuracy" else evaluation.loss
-    return summarise(values, evaluation.num_examples, higher_is_better=metric == "accuracy")
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
+    if any(evaluation.num_examples) and not any(sizes):
+        nan = math.nan
+        return Summary(nan, nan, nan, nan, nan, clients=0, without_examples=len(sizes))
+    return summarise(values, sizes, higher_is_better=higher_is_better(metric))
 
 
 def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
@@ -95,7 +189,7 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
     test = by_round(trial, model, "test")
     if validation:
         means = {number: summary(e, metric).mean for number, e in validation.items()}
-        number = best_round(means, higher_is_better=metric == "accuracy")
+        number = best_round(means, higher_is_better=higher_is_better(metric))
     elif test:
         number = max(test)
     else:
@@ -118,6 +212,6 @@ def headline(trial: Trial, metric: Metric) -> str:
     if selected is None:
         return ""
     result = summary(selected.test, metric)
-    factor, digits = (100, 1) if metric == "accuracy" else (1, 3)
+    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
     mean, worst = (f"{factor * value:.{digits}f}" for value in (result.mean, result.worst))
     return f"{metric} {mean}, worst client {worst} (round {selected.round})"

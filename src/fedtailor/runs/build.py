@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..data import DataConfig, load_data
+from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import check
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
+from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .experiment import Experiment
@@ -31,16 +33,15 @@ class Inputs:
     dataset: Dataset
     federations: Mapping[int, Federation]  # by seed
     backbone: Callable[[int], Backbone]  # by seed; the last one is kept
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # given from Python
 
     @classmethod
     def load(
-        cls, experiment: Experiment, dataset: Dataset | None, backbone: Backbone | None
+        cls, experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
     ) -> Inputs:
-        """Load what ``experiment`` names; a ``dataset`` and a ``backbone`` stand in for its own."""
-        experiment = named(experiment, dataset, backbone)
-        if dataset is None:
-            tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
-            dataset = load_data(experiment.data, tokenizer)
+        """Load what ``experiment`` names; ``data`` and a ``backbone`` stand in for its own."""
+        experiment = named(experiment, data, backbone)
+        dataset = dataset_of(experiment, data, backbone)
         public = public_of(experiment, dataset, backbone) if experiment.has_public else None
         federations = {
             seed: replace(federation_of(experiment, dataset, seed), public=public)
@@ -57,6 +58,9 @@ class Inputs:
         """Raise InputError where a method, the data and the model don't go together; the device
         that will be used."""
         seed = self.experiment.seeds[0]
+        federation = self.federations[seed]
+        metrics = Metrics(self.experiment.evaluate, self.metrics)
+        metrics.check(federation.dataset.task, remote=federation.remote)
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -67,14 +71,36 @@ class Inputs:
         return task.device
 
 
-def named(experiment: Experiment, dataset: Dataset | None, backbone: Backbone | None) -> Experiment:
-    """The experiment, with the names of the ``dataset`` and the ``backbone`` that stand in for its
+def named(
+    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
+) -> Experiment:
+    """The experiment, with the names of the ``data`` and the ``backbone`` that stand in for its
     own."""
-    if dataset is not None:
-        experiment = replace(experiment, data=DataConfig(name=f"from Python: {dataset.digest}"))
+    if isinstance(data, Data):
+        experiment = replace(experiment, data=data.config(experiment.data))
+    elif data is not None:
+        experiment = replace(experiment, data=DataConfig(name=FROM_PYTHON + data.digest))
     if backbone is not None:
-        experiment = replace(experiment, model=ModelConfig(name=f"from Python: {backbone.name}"))
+        experiment = replace(experiment, model=ModelConfig(name=FROM_PYTHON + backbone.name))
     return experiment
+
+
+def dataset_of(
+    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
+) -> Dataset:
+    """The examples of a `named` experiment, tokenised for its model or the ``backbone``."""
+    if isinstance(data, Dataset):
+        return data
+    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
+    source = Data({}) if data is None else data
+    return source.load(experiment.data, tokenizer)
+
+
+def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
+    """The experiment, with the names of the ``metrics`` given from Python among its own."""
+    present = experiment.evaluate.metrics
+    names = (*present, *(name for name in metrics if name not in present))
+    return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))
 
 
 def federation_of(
@@ -86,6 +112,13 @@ def federation_of(
     federation = Federation(dataset, divide(dataset, experiment.split, split_seed, only), seed)
     federation.check(only)
     return federation
+
+
+def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
+    """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
+    numbers begin at K."""
+    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    return replace(experiment, split=split)
 
 
 def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
@@ -158,4 +191,4 @@ def task_again(
             data["modality"],
             picture=data.get("picture"),
         )
-    return Task(backbone, method.adapt, seed=seed)
+    return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)

@@ -5,15 +5,20 @@ its state (the server's, and the cohort's private rows, in a file of their own) 
 what is there; then ``commit.json`` is renamed into place; then the private rows go to their places
 in the store. After a kill at any point the last commit's state is whole: log lines beyond the
 committed lengths are cut off, and the rows are written again.
+
+The state of the best round so far, the one that will be reported, stays beside the last one: its
+file of the server's state (for the global model's best round, too), and the private rows that have
+been overwritten since (see `engine.client_store`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +26,38 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ..engine.client_store import SEEN, PrivateStates, staged_path
+from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, staged_path
 from ..engine.costs import peak_memory_mb
 from ..engine.rounds import Round
+from ..engine.row_file import sync_folder
+from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
+from ..report.select import Metric
+from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
+PRIVATE_FILE = "private.safetensors"
+START_FILE = "start.json"
+
+# all that a run directory holds; a command that writes something else there adds it here
+OWN_FILES = frozenset(
+    {
+        ".lock",
+        "environment.json",
+        "experiment.json",
+        "factory",
+        "methods",
+        "partitions",
+        "report.html",
+        "run.log",
+        "tensorboard",
+        "trace.json.gz",
+    }
+)
+
+_MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -39,9 +68,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    sync_folder(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -66,6 +93,42 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def check_removable(out: Path) -> None:
+    """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
+
+    Raises:
+        InputError: it is not, or it does.
+    """
+    if not (out / "experiment.json").is_file():
+        if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock"}):
+            raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+        return
+    if not {"methods", "rounds", "seeds"} <= read_json(out / "experiment.json").keys():
+        raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
+    others = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+    if others:
+        raise InputError(
+            f"{out} holds {', '.join(others)} beside the run: --overwrite removes nothing but runs"
+        )
+
+
+def remove_run(out: Path) -> None:
+    """Remove what `check_removable` allows; the mark of a run goes last, the folder stays."""
+    if not out.exists():
+        return
+    with locked(out):
+        check_removable(out)
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "experiment.json"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name.removesuffix(".new") in OWN_FILES and not path.is_symlink()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for this process alone.
@@ -86,42 +149,100 @@ def locked(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Commit:
-    """What ``commit.json`` says."""
+    """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
 
     round: int
     rounds: int
     finished: bool
     bytes: dict[str, int]
     diverged: str | None = None  # why it stopped after that round, and will not go on
+    best: dict[str, BestRound] = field(default_factory=dict)
+    stopped: bool = False  # a callback stopped it after that round; it can go on
 
     @property
     def ended(self) -> bool:
+        """Whether no round will follow."""
         return self.finished or self.diverged is not None
 
+    @property
+    def best_round(self) -> int:
+        """The reported round of the personal models; the last one if they were never evaluated."""
+        return self.best["personal"].round if "personal" in self.best else self.round
 
-def _read_commit(path: Path) -> Commit:
+    @property
+    def best_global_round(self) -> int:
+        """The reported round of the global model; `best_round` if it was never evaluated."""
+        return self.best["global"].round if "global" in self.best else self.best_round
+
+
+def read_commit(folder: Path) -> Commit:
+    """What the ``commit.json`` in ``folder`` says.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    path = folder / "commit.json"
     content = read_json(path)
-    names = {field.name for field in fields(Commit)}
-    if content.keys() != names or content["bytes"].keys() != set(LOGS):
+    names = {each.name for each in fields(Commit)}
+    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
-    return Commit(**content)
+    best = content["best"]
+    if any(about.keys() != {"round", "validation"} for about in best.values()):
+        raise InputError(f"{path}: each of best must hold round and validation")
+    best = {model: BestRound(**about) for model, about in best.items()}
+    return Commit(**{**content, "best": best})
 
 
 class RunDirectory:
     """The folder of one method with one seed."""
 
-    def __init__(self, path: Path, rounds: int) -> None:
-        """Open or make it; what was not committed is cut off."""
+    def __init__(
+        self,
+        path: Path,
+        rounds: int,
+        metric: Metric = "accuracy",
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Open or make it; what was not committed is cut off. One that has finished with fewer
+        ``rounds`` goes on. The best round is the one of the best mean ``metric`` over clients on
+        validation data. ``names`` are those of all clients, by number."""
         self.path = path
+        self._metric = metric
+        self._names = names
         path.mkdir(parents=True, exist_ok=True)
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
-            self.commit = _read_commit(path / "commit.json")
+            self.commit = read_commit(path)
+        if self.commit.ended:
+            self._drop_states()
         if self.commit.finished:
-            self._drop_states(keep=0)
+            if self.commit.rounds < rounds:
+                self._reopen(rounds)
             return
+        if not self.commit.ended:
+            self.commit = replace(self.commit, rounds=rounds)
+        self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
             self._cut(log)
+
+    @property
+    def _result(self) -> Path:
+        return self.path / "server.safetensors"
+
+    def _reopen(self, rounds: int) -> None:
+        """Undo `finish`: the result is the last round's state again, as `write` left it."""
+        number = self.commit.round
+        state = add_prefix(read_server(self.path, self.commit, number), "server/")
+        if (self.path / PRIVATE_FILE).exists():
+            state["clients"] = torch.tensor(self._last_line("history")["cohort"])
+        write_atomically(state_path(self.path, number), encode(state))
+        self._commit(replace(self.commit, rounds=rounds, finished=False))
+        self._result.unlink()
+
+    def _last_line(self, log: str) -> Any:
+        """What the log says of the last committed round."""
+        committed = self._log(log).read_bytes()[: self.commit.bytes[log]]
+        return json.loads(committed.splitlines()[-1])
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -136,17 +257,21 @@ class RunDirectory:
                 )
             file.truncate(committed)
 
-    def _state(self, number: int) -> Path:
-        return self.path / f"round-{number:06d}.safetensors"
+    @property
+    def has_begun(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states."""
+        return (self.path / "commit.json").exists()
 
     def restore(self, store: PrivateStates) -> Server | None:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
-        if self.commit.round == 0:
+        if not self.has_begun:
             return None
-        path = self._state(self.commit.round)
+        path = state_path(self.path, self.commit.round)
         if not path.exists():
             raise InputError(f"{path} is missing; restore it, or choose another --out")
         state = load_file(path)
+        self._keep_best(store)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
             store.commit()
@@ -157,43 +282,56 @@ class RunDirectory:
         """What ran the clients of the last committed round; None if nothing was chosen yet."""
         if self.commit.round == 0:
             return None
-        last = self._log("timings").read_bytes()[: self.commit.bytes["timings"]].splitlines()[-1]
-        name: str | None = json.loads(last)["executor"]
+        name: str | None = self._last_line("timings")["executor"]
         return name
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
-            "history": self._append("history", [_history(done)]),
-            "clients": self._append("clients", [_clients(done, e) for e in done.evaluations]),
+            "history": self._append("history", [_history(done)] if done.number else []),
+            "clients": self._append(
+                "clients", [_clients(done, e, self._names) for e in done.evaluations]
+            ),
             "timings": self._append("timings", [_timings(done)]),
         }
         state = add_prefix(done.server, "server/")
         if store.staged:
             store.sync()
             state["clients"] = torch.tensor(store.staged)
-        write_atomically(self._state(done.number), encode({n: v.cpu() for n, v in state.items()}))
+        write_atomically(
+            state_path(self.path, done.number), encode({n: v.cpu() for n, v in state.items()})
+        )
         if done.diagnostics:
             path = self.path / f"diagnostics-{done.number:06d}.safetensors"
             write_atomically(path, encode(done.diagnostics))
-        if not (self.path / "costs.json").exists():
+        if confusion := _confusion(done):
+            path = self.path / f"confusion-{done.number:06d}.safetensors"
+            write_atomically(path, encode(confusion))
+        if done.costs is not None and not (self.path / "costs.json").exists():
             write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
-        self._commit(Commit(done.number, self.commit.rounds, False, lengths))
-        self._drop_states(keep=done.number)
+        best = best_rounds(self.commit.best, done, self._metric)
+        self._commit(Commit(done.number, self.commit.rounds, False, lengths, best=best))
+        self._keep_best(store)
+        self._drop_states()
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result. The store must be committed."""
         if self.commit.finished:
             return
-        server = strip_prefix(load_file(self._state(self.commit.round)), "server/")
-        write_atomically(self.path / "server.safetensors", encode(server))
-        self._commit(replace(self.commit, finished=True))
-        self._drop_states(keep=0)
+        server = read_server(self.path, self.commit, self.commit.round)
+        write_atomically(self._result, encode(server))
+        self._commit(replace(self.commit, finished=True, stopped=False))
+        self._drop_states()
+
+    def stop(self) -> None:
+        """End for now with the last committed round; the next rounds can still be run. The store
+        must be committed."""
+        self._commit(replace(self.commit, stopped=True))
 
     def diverge(self, reason: str) -> None:
         """End with the last committed round: the next one's numbers are not finite."""
         self._commit(replace(self.commit, diverged=reason))
-        self._drop_states(keep=self.commit.round)
+        self._drop_states()
 
     def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
         with self._log(log).open("ab") as file:
@@ -206,8 +344,20 @@ class RunDirectory:
         write_atomically(self.path / "commit.json", as_json(asdict(commit)))
         self.commit = commit
 
-    def _drop_states(self, keep: int) -> None:
-        kept = self._state(keep), staged_path(self.path / "private.safetensors", keep)
+    def _keep_best(self, store: PrivateStates) -> None:
+        if self.commit.best:
+            store.keep(self.commit.best_round)
+
+    def _drop_states(self) -> None:
+        """Remove all states but the last one and those of the best rounds."""
+        commit, private = self.commit, self.path / PRIVATE_FILE
+        rounds = {commit.round, commit.best_round, commit.best_global_round}
+        kept = {best_path(private, commit.best_round)}
+        if commit.finished:  # the last one has files of its own
+            rounds.discard(commit.round)
+        else:
+            kept.add(staged_path(private, commit.round))
+        kept |= {state_path(self.path, number) for number in rounds}
         for path in (*self.path.glob("round-*"), *self.path.glob("private-*")):
             if path not in kept:
                 path.unlink()
@@ -226,8 +376,24 @@ def _history(done: Round) -> dict[str, Any]:
     }
 
 
-def _clients(done: Round, evaluation: Any) -> dict[str, Any]:
-    return {"round": done.number, **asdict(evaluation)}
+def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
+    line = {"round": done.number, **vars(evaluation)}
+    del line["confusion"]
+    if not line["metrics"]:  # none were asked for
+        del line["metrics"]
+    if names is not None and len(evaluation.clients) <= _MAX_NAMED:
+        line["names"] = [names[client] for client in evaluation.clients]
+    return line
+
+
+def _confusion(done: Round) -> Params:
+    """``MODEL/SPLIT`` ``[n, classes, classes]`` and the clients ``MODEL/clients`` ``[n]``."""
+    tensors: Params = {}
+    for one in done.evaluations:
+        if one.confusion is not None:
+            tensors[f"{one.model}/{one.split}"] = torch.from_numpy(one.confusion).int()
+            tensors[f"{one.model}/clients"] = torch.tensor(one.clients)
+    return tensors
 
 
 def _timings(done: Round) -> dict[str, Any]:
@@ -240,9 +406,52 @@ def _timings(done: Round) -> dict[str, Any]:
     }
 
 
+def state_path(folder: Path, number: int) -> Path:
+    """Where the server's state after a round is, until another one is the last, or the best."""
+    return folder / f"round-{number:06d}.safetensors"
+
+
+def read_server(folder: Path, commit: Commit, number: int) -> Server:
+    """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
+    one.
+
+    Raises:
+        InputError: it is missing.
+    """
+    last = commit.finished and number == commit.round
+    path = folder / "server.safetensors" if last else state_path(folder, number)
+    if not path.exists():
+        raise InputError(f"{path} is missing; restore it")
+    state = load_file(path)
+    return aligned(state if last else strip_prefix(state, "server/"))
+
+
+def model_seed(folder: Path, seed: int) -> int:
+    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
+    the part's own, or that of the run it goes on from, since frozen values have to stay."""
+    path = folder / START_FILE
+    number: int = read_json(path)["model_seed"] if path.exists() else seed
+    return number
+
+
 def read_private(path: Path, client: int) -> Params:
     """A client's tensors in a store's file; empty if it never trained."""
     with safe_open(path, "pt") as file:
-        if not file.get_slice(SEEN)[client]:
-            return {}
-        return {n: file.get_slice(n)[client] for n in file.keys() if n != SEEN}  # noqa: SIM118
+        return _row(file, client) if file.get_slice(SEEN)[client] else {}
+
+
+def read_private_after(folder: Path, number: int, client: int) -> Params:
+    """A client's tensors after round ``number``, the last one or the best; empty if it had not
+    trained."""
+    path = best_path(folder / PRIVATE_FILE, number)
+    if path.exists():
+        with safe_open(path, "pt") as file:
+            where = file.get_slice(KEPT)[client]
+            if where:
+                return _row(file, client) if where == HERE else {}
+    path = folder / PRIVATE_FILE
+    return read_private(path, client) if path.exists() else {}
+
+
+def _row(file: Any, client: int) -> Params:
+    return {n: file.get_slice(n)[client] for n in file.keys() if n not in (SEEN, KEPT)}  # noqa: SIM118

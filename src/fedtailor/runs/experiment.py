@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tomllib
 import typing
@@ -20,9 +21,21 @@ from ..errors import InputError, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
+from ..user_code import Origin, absolute, origin
+from ..user_code import load as load_object
 from . import builtin
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """A finished run whose models the methods go on from. A file may name the run alone:
+    ``start_from = "runs/mine"``."""
+
+    run: str | None = None  # its directory; None: the pretrained model
+    method: str | None = None  # the label in it; None: the method's own
+    seed: Annotated[int, Ge(0)] | None = None  # in it; None: the method's own, or the run's first
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Experiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
         """Refuse what would only show when it is too late."""
@@ -54,6 +68,10 @@ class Experiment:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
+        if isinstance(self.start_from, (str, Path)):  # the short form, as in a file
+            object.__setattr__(self, "start_from", StartConfig(str(self.start_from)))
+        if self.start_from.run is None and self.start_from != StartConfig():
+            raise InputError("start_from has no run; name the directory of a finished one")
         if self.has_public:
             self._check_public()
 
@@ -85,10 +103,27 @@ class Experiment:
             if f.name != "methods"
         }
         plain["methods"] = [
-            {"label": label, "name": method.name, **_plain(method)}
+            {"label": label, "name": method.name, **_own(method), **_plain(method)}
             for label, method in self.methods.items()
         ]
         return plain
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where the methods that are not the package's own are defined, by label."""
+        return {
+            label: origin(type(method))
+            for label, method in self.methods.items()
+            if METHODS.get(method.name) is not type(method)
+        }
+
+
+def _own(method: Method) -> dict[str, Any]:
+    """Where a method that is not the package's own comes from."""
+    if METHODS.get(method.name) is type(method):
+        return {}
+    found = origin(type(method))
+    return {"class": found.reference, "sha256": found.sha256}
 
 
 def _plain(value: Any) -> Any:
@@ -97,24 +132,43 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
-    """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor.tune`."""
+Settings = str | Sequence[str] | Mapping[str, Any]
+
+
+def load(path: str | Path, settings: Settings = ()) -> Experiment:
+    """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor tune`."""
     return parse({key: value for key, value in read(path, settings).items() if key != "tune"})
 
 
-def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Read an experiment file (TOML) and change it by ``key=value`` settings; plain values.
+def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
+    """Read an experiment file (TOML) and change it by settings; plain values.
 
-    ``path`` may be the name of a built-in experiment; a file that exists goes before it.
-    A setting's key is dotted (``methods.fedsdg.lr_gate=0.01``), its value TOML or a bare word.
-    ``preset=NAME`` applies the file's ``[presets.NAME]`` first, ``preset=A,B`` one after the other;
-    ``methods=["a", "b"]`` keeps those.
+    Args:
+        path: the file, or the name of a built-in experiment; a file that exists goes before it.
+            Other files that it names under ``class`` are relative to its folder.
+        settings: ``key=value``, one or several, the value TOML or a bare word; or a mapping from
+            keys to values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the
+            file's ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those
+            of a list.
 
     Raises:
         InputError: no such file, not TOML, unknown keys, values out of range.
     """
-    content = read_toml(builtin.find(path, builtin.experiments()))
-    pairs = dict(_setting(text) for text in settings)
+    path = builtin.find(Path(path), builtin.experiments())
+    content = read_toml(path)
+    content.setdefault("name", path.stem)
+    content = changed(content, settings)
+    _resolve_files(content, path.parent)
+    return content
+
+
+def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The plain values of an experiment, changed in place by ``key=value`` settings; see `read`.
+
+    Raises:
+        InputError: a setting can't be read, or names something unknown.
+    """
+    pairs = _pairs(settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
     named = str(chosen).split(",") if chosen is not None else []
@@ -127,10 +181,31 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
         set_dotted(content, key, value)
-    content.setdefault("name", path.stem)
     if keep is not None:
         content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
     return content
+
+
+def _pairs(settings: Settings) -> dict[str, Any]:
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
+
+
+def _resolve_files(content: dict[str, Any], folder: Path) -> None:
+    """Give the whole paths of the user's own files, which are relative to the experiment file: of
+    methods (``class``), of the model (``factory``) and of metrics."""
+    tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
+    for table in tables:
+        for key in ("class", "factory"):
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = absolute(table[key], folder)
+    evaluate = content.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
+        evaluate["metrics"] = [
+            absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
+            for metric in evaluate["metrics"]
+        ]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -150,14 +225,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
     methods = content.get("methods")
-    if isinstance(methods, list):  # as `Experiment.as_dict` writes it
-        if not all(isinstance(m, Mapping) and "label" in m for m in methods):
-            raise InputError("methods must be a table, or a list of tables that have a label")
-        methods = {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
+    if isinstance(methods, list):
+        methods = by_label(methods)
     if not isinstance(methods or {}, Mapping):
         raise InputError(f"methods must be a table, got {methods!r}")
+    if isinstance(start := content.get("start_from"), str):
+        content = {**content, "start_from": {"run": start}}
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
+
+
+def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The methods as a table, from the list that `Experiment.as_dict` writes."""
+    if not all(isinstance(m, Mapping) and "label" in m for m in methods):
+        raise InputError("methods must be a table, or a list of tables that have a label")
+    return {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
 
 
 def _method(label: str, fields: Any) -> Method:
@@ -165,11 +247,70 @@ def _method(label: str, fields: Any) -> Method:
         raise InputError(f"methods.{label} must be a table of fields")
     if "/" in label or label.startswith("."):
         raise InputError(f"method label {label!r} can't name a folder; no '/', no leading '.'")
-    name = str(fields.get("name", label))
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    changes = {key: value for key, value in fields.items() if key != "name"}
-    return build(METHODS[name](), changes, f"methods.{label}")
+    changes = {k: v for k, v in fields.items() if k not in ("name", "class", "sha256")}
+    if "class" in fields:
+        method = own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
+        if fields.get("name", method.name) != method.name:
+            raise InputError(
+                f"methods.{label}.name = {fields['name']!r}, but the class is called "
+                f"{method.name!r}; leave name out"
+            )
+    else:
+        name = str(fields.get("name", label))
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        method = METHODS[name]()
+    return build(method, changes, f"methods.{label}")
+
+
+def own_method(reference: str, sha256: str | None = None, where: str = "") -> Method:
+    """A method of the user's own, with its defaults.
+
+    Args:
+        reference: ``FILE.py:CLASS`` or ``package.module:CLASS``.
+        sha256: what the file's must be; None: anything.
+        where: stands before the message of an error.
+
+    Raises:
+        InputError: it can't be loaded, or is not a frozen dataclass that derives from `Method`, has
+            a name, and a default for every field.
+    """
+    try:
+        kind = load_object(reference, sha256)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from error
+    name = reference.rpartition(":")[2]
+    if not isinstance(kind, type) or not issubclass(kind, Method):
+        raise InputError(f"{where}{name} is not a class that derives from fedtailor.Method")
+    if "__dataclass_params__" not in vars(kind) or not vars(kind)["__dataclass_params__"].frozen:
+        raise InputError(f"{where}{name} must be a frozen dataclass: @dataclass(frozen=True)")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise InputError(f'{where}{name} has no name; write name: ClassVar[str] = "mine"')
+    missing = dataclasses.MISSING
+    without = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.init and f.default is missing and f.default_factory is missing
+    ]
+    if without:
+        raise InputError(f"{where}{name} needs a default for {', '.join(without)}")
+    return kind()
+
+
+def configured_method(name: str, settings: Settings = ()) -> Method:
+    """A method by its name, or as ``FILE.py:CLASS`` or ``package.module:CLASS``, with some fields
+    set.
+
+    Raises:
+        InputError: no such method or field, or a value that the field doesn't take.
+
+    >>> configured_method("fedprox", ["mu=0.5"]).mu
+    0.5
+    """
+    fields: dict[str, Any] = {}
+    for key, value in _pairs(settings).items():
+        set_dotted(fields, key, value)
+    return _method("method", {"class" if ":" in name else "name": name, **fields})
 
 
 def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
@@ -195,7 +336,7 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    hint = _hints(kind)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
@@ -213,6 +354,12 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
 
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
 from ..engine.rounds import Round
-from ..errors import DivergedError
+from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial
-from ..report.select import Metric, headline
-from .directory import RunDirectory, locked
+from ..report.select import Metric, headline, selection_metric
+from .callbacks import CommittedRound, OnRound, wants_stop
+from .directory import START_FILE, RunDirectory, locked, model_seed, read_json
 from .experiment import Experiment
-from .manifest import check_same, write_manifest
+from .manifest import write_manifest
+from .progress import LOG, Progress, Stage
+from .summary import StartSummary, rounds_left
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class Part:
     method: Method
     federation: Federation
     directory: RunDirectory
+    select: Metric  # chooses the reported round
+    progress: Progress
+
+    @property
+    def model_seed(self) -> int:
+        """The seed of the values that the model begins with."""
+        return model_seed(self.directory.path, self.seed)
 
     @property
     def title(self) -> str:
@@ -42,67 +50,152 @@ def has_ended(part: Part) -> bool:
     return part.directory.commit.ended
 
 
+def chosen(
+    seeds: Sequence[int], labels: Sequence[str], portion: str | None = None
+) -> list[tuple[int, str]]:
+    """The (seed, label) of all parts, or of a ``portion`` of them: ``"2/5"`` is every fifth one
+    from the second on.
+
+    For portions they stand method by method, so that each portion gets its share of every method,
+    whatever it costs.
+
+    Raises:
+        InputError: ``portion`` is not K/N with 1 <= K <= N, or is empty.
+
+    >>> [chosen((0, 1), ("a", "b"), portion) for portion in ("1/2", "2/2")]
+    [[(0, 'a'), (0, 'b')], [(1, 'a'), (1, 'b')]]
+    """
+    if portion is None:
+        return [(seed, label) for seed in seeds for label in labels]
+    numbers = re.fullmatch(r"(\d+)/(\d+)", portion)
+    k, n = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= k <= n:
+        raise InputError(f"part {portion!r}: must be K/N with 1 <= K <= N, for example 2/5")
+    parts = [(seed, label) for label in labels for seed in seeds]
+    if k > len(parts):
+        raise InputError(
+            f"part {portion!r} is empty: methods x seeds are {len(parts)} parts; allowed: K up to "
+            f"{len(parts)}"
+        )
+    return parts[k - 1 :: n]
+
+
 def run_parts(
     experiment: Experiment,
     federations: Mapping[int, Federation],
     out: Path,
     run_part: Callable[[Part], None],
     is_done: Callable[[Part], bool] = has_ended,
+    portion: str | None = None,
+    summary: StartSummary | None = None,
 ) -> Path:
-    """Run every part that is not done, into ``out``; returns it.
+    """Run every part that is not done, into ``out``; returns it. With ``portion``, only the parts
+    that are `chosen`.
 
-    A method that diverges ends there with that seed, and the others go on.
+    A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
+    before the first part, and all that is printed goes into ``run.log``, too.
 
     Raises:
         InputError: ``out`` holds a different run, or another process writes to it.
         DivergedError: every method has diverged with every seed.
     """
     ends: list[str | None] = []
-    several = len(federations) * len(experiment.methods) > 1
+    parts = chosen(experiment.seeds, list(experiment.methods), portion)
+    several = len(parts) > 1
     with locked(out):
-        check_same(experiment, out)
         write_manifest(experiment, federations, out)
-        for seed, federation in federations.items():
-            for label, method in experiment.methods.items():
+        left = rounds_left(experiment, out, parts)
+        with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:
+            if summary is not None and any(left.values()):
+                progress.say_all(summary.lines())
+            for seed, label in parts:
                 path = out / "methods" / label / f"seed-{seed}"
-                directory = RunDirectory(path, experiment.rounds)
-                part = Part(label, seed, method, federation, directory)
+                federation = federations[seed]
+                is_lm = federation.dataset.task == "causal-lm"
+                select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
+                directory = RunDirectory(
+                    path, experiment.rounds, metric=select, names=federation.names
+                )
+                method = experiment.methods[label]
+                part = Part(label, seed, method, federation, directory, select, progress)
                 if not is_done(part):
-                    try:
-                        run_part(part)
-                        if several:
-                            _print_result(part)
-                    except DivergedError as error:
-                        directory.diverge(str(error))
-                        if several:
-                            print(f"{part.title} ends here: {error}", file=sys.stderr)
+                    progress.begin(_stage(part, experiment), directory.commit.round)
+                    _end_well(part, run_part, several=several)
                 ends.append(directory.commit.diverged)
     if all(ends):
         raise DivergedError(ends[0])
     return out
 
 
-def _print_result(part: Part) -> None:
-    """One line, so that results are seen before the last method has finished."""
+def _start(part: Part) -> str:
+    """What the part goes on from, and how good that is on its data."""
+    about = read_json(part.directory.path / START_FILE)
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
-    metric: Metric = "loss" if part.federation.dataset.task == "causal-lm" else "accuracy"
-    if result := headline(trial, metric):
-        print(f"{part.title}: {result}", file=sys.stderr)
+    result = headline(trial, part.select)
+    return (
+        f"goes on from round {about['round']} of {about['method']}, seed {about['seed']}, in "
+        f"{about['run']}, with {about['clients']} of its clients; before: {result}"
+    )
 
 
-def commit_rounds(part: Part, rounds: Iterable[Round], store: PrivateStates, total: int) -> None:
-    """Commit each of the part's ``rounds`` as it comes, and show the progress towards ``total``:
-    a bar in a terminal; else a line for each round that is evaluated or lost clients."""
-    done = part.directory.commit.round
-    if done:
-        print(f"{part.title}: goes on after round {done} of {total}", file=sys.stderr)
-    progress = tqdm(rounds, desc=part.title, total=total, initial=done, unit="round", disable=None)
-    for round_ in progress:
+def _stage(part: Part, experiment: Experiment) -> Stage:
+    """What the progress has to know of a part."""
+    federation, cohort = part.federation, experiment.cohort
+    evaluated = federation.evaluation_clients(experiment.evaluate.clients, cohort.novel)
+    clients = {
+        "train": cohort.count(federation.num_clients - cohort.novel),
+        "evaluate": len(evaluated),
+    }
+    return Stage(
+        part.label,
+        part.title,
+        experiment.rounds,
+        clients,
+        "loss" if federation.dataset.task == "causal-lm" else "accuracy",
+        federation.remote,
+    )
+
+
+def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) -> None:
+    """Run a part to its end, which may be that it diverges. One line says how it ended, so that
+    results are seen before the last method has finished."""
+    directory, progress = part.directory, part.progress
+    try:
+        run_part(part)
+        trial = read_trial(directory.path, part.label, part.method.name, part.seed)
+        if result := headline(trial, part.select):
+            progress.say(f"{part.title}: {result}", only_log=not several)
+    except DivergedError as error:
+        directory.diverge(str(error))
+        progress.skip(part.label, directory.commit.rounds - directory.commit.round)
+        progress.say(f"{part.title} ends here: {error}", only_log=not several)
+
+
+def commit_rounds(
+    part: Part, rounds: Iterable[Round], store: PrivateStates, on_round: OnRound | None = None
+) -> None:
+    """Commit each of the part's ``rounds`` as it comes, and show the progress. ``on_round`` is
+    called after each, and may stop the part there."""
+    rounds = iter(rounds)
+    if not part.directory.has_begun and (part.directory.path / START_FILE).exists():
+        part.directory.write(next(rounds), store)
+        part.progress.say(f"{part.title}: {_start(part)}")
+    for round_ in rounds:
         part.directory.write(round_, store)
-        loss = f"{sum(round_.losses) / len(round_.losses):.3f}"
-        progress.set_postfix(loss=loss)
-        if progress.disable and (round_.evaluations or part.federation.remote):
-            size = f", {len(round_.cohort.clients)} clients" if part.federation.remote else ""
-            number = f"round {round_.number} of {total}{size}"
-            print(f"{part.title}: {number}, loss {loss}", file=sys.stderr)
+        part.progress.round(round_)
+        if on_round and _stops(on_round, part, round_):
+            store.commit()
+            part.directory.stop()
+            return
     part.directory.finish()
+
+
+def _stops(on_round: OnRound, part: Part, round_: Round) -> bool:
+    """Whether ``on_round`` stops the part after this round, which is not its last one."""
+    folder, total = part.directory.path, part.directory.commit.rounds
+    done = CommittedRound(part.label, part.seed, total, folder, part.select, round_)
+    if not wants_stop(on_round, done) or round_.number == total:
+        return False
+    part.progress.skip(part.label, total - round_.number)
+    part.progress.say(f"{part.title}: stopped after round {round_.number} of {total}")
+    return True

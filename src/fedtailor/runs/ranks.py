@@ -33,7 +33,7 @@ class LeadingRank:
 
     def begin(self, part: Part) -> None:
         """Tell the other ranks which part is next."""
-        self._group.broadcast((part.seed, part.label))
+        self._group.broadcast((part.seed, part.label, part.model_seed))
 
     def executor(self, works: Mapping[str, Work]) -> RankExecutor:
         """What shares a part's work over all ranks."""
@@ -58,12 +58,12 @@ def follow_parts(inputs: Inputs, group: ProcessGroup) -> None:
     """On every rank but the first: do a share of each part, until none is left."""
     plan = inputs.experiment.plan
     while (part := group.receive()) is not None:
-        seed, label = part
+        seed, label, model_seed = part
         method, federation = inputs.experiment.methods[label], inputs.federations[seed]
-        task = inputs.task(method, seed)
+        task = inputs.task(method, model_seed)
         keep_freed_memory()
         federation = with_example_cache(method, task, federation, plan.engine)
-        works = client_works(method, task, federation, plan)
+        works = client_works(method, task, federation, plan, inputs.metrics)
         follow(group, share_executor(plan.engine, works, task.device, group.local_size))
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from ..data.table import Dataset
+from ..data import Data, Dataset
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
+from ..engine.metrics import MetricFunction
 from ..engine.rounds import new_store, rounds
-from ..errors import DivergedError
+from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
-from .build import Inputs, named
-from .experiment import Experiment
-from .manifest import check_same
-from .parts import Part, commit_rounds, run_parts
+from .build import Inputs, named, with_metrics
+from .callbacks import OnRound
+from .directory import PRIVATE_FILE, check_removable, remove_run
+from .experiment import Experiment, Settings, load
+from .manifest import check_same, open_run
+from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
-from .trained import PRIVATE_FILE, check_private_states
+from .start import Start, check_starts, open_start
+from .summary import StartSummary, rounds_left, start_summary
+from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
 
@@ -26,47 +32,78 @@ _MANY = 10_000  # clients; to evaluate them all takes far longer than a round
 
 
 def run(
-    experiment: Experiment,
-    out: Path | str,
+    experiment: Experiment | Path | str,
+    out: Path | str | None = None,
     *,
-    dataset: Dataset | None = None,
+    settings: Settings = (),
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
     trace: Trace | None = None,
     group: ProcessGroup | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
+    summary: bool = True,
+    metrics: Mapping[str, MetricFunction] | None = None,
+    on_round: OnRound | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
     What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
-    unfinished one goes on after its last committed round and ends as if it had never stopped. A
-    method whose loss is no longer finite ends there with that seed, and the others go on.
+    unfinished one goes on after its last committed round and ends as if it had never stopped. The
+    experiment may have more methods, seeds or rounds than before: they are added. A method whose
+    loss is no longer finite ends there with that seed, and the others go on.
 
     Args:
-        experiment: what to run.
-        out: the run directory.
-        dataset: instead of what ``experiment.data`` names.
+        experiment: what to run: an `Experiment`, an experiment file, or a run directory, which goes
+            on as it is.
+        out: the run directory; None: ``runs/NAME``.
+        settings: change an experiment file, as ``--set`` does: ``"rounds=3"``, several of them, or
+            a mapping from dotted keys to values.
+        data: instead of what ``experiment.data`` names: a `Data`, e.g. from `Data.from_pandas`, or
+            a `Dataset`, which is tokenised already.
         backbone: instead of what ``experiment.model`` names, e.g. from `fedtailor.from_module`.
         trace: writes the profile of one round.
         group: the ranks that torchrun has started, from `fedtailor.init_process_group`: all of them
             call this, and share the clients' work. Only the first one reads and writes ``out``.
+        overwrite: remove the run in ``out`` first, if the input is good.
+        part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
+            five machines; `fedtailor.merge` puts their directories together.
+        summary: print what the run is going to do before anything trains.
+        metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
+            ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher
+            the better.
+        on_round: called after each committed round; `fedtailor.STOP` as its result stops the method
+            with this seed there, and the same call goes on later. Of several ranks only the first
+            one calls it.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
-    out = Path(out)
-    if group is None or group.is_leader:
-        check_same(named(experiment, dataset, backbone), out)
-    inputs = Inputs.load(experiment, dataset, backbone)
+    experiment, out = open_experiment(experiment, out, settings)
+    experiment = with_metrics(experiment, metrics or {})
+    parts = chosen(experiment.seeds, list(experiment.methods), part)
+    is_leader = group is None or group.is_leader
+    if is_leader and overwrite:
+        check_removable(out)
+    elif is_leader:
+        check_same(named(experiment, data, backbone), out)
+    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     device = inputs.check()  # bad input shows before anything is written
+    if is_leader:
+        check_starts(inputs, out, parts, anew=overwrite)
+    if is_leader and overwrite:
+        remove_run(out)
     if group is None:
-        return _run_parts(inputs, out, trace)
+        return _run_parts(inputs, out, trace, on_round, part, summary)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
-        _run_parts(inputs, out, trace, leader.executor, leader.begin)
+        ranks = leader.executor, leader.begin, group.size
+        _run_parts(inputs, out, trace, on_round, part, summary, *ranks)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -74,33 +111,110 @@ def run(
     return out
 
 
+def open_experiment(
+    source: Experiment | Path | str, out: Path | str | None, settings: Settings = ()
+) -> tuple[Experiment, Path]:
+    """Return an experiment, and its run directory.
+
+    Args:
+        source: the experiment, an experiment file or a run directory.
+        out: the run directory; None: ``runs/NAME``.
+        settings: change an experiment file.
+
+    Raises:
+        InputError: the source can't be read, or is not to be changed.
+    """
+    if isinstance(source, Experiment):
+        if settings:
+            raise InputError("settings change an experiment file; of an Experiment replace fields")
+        return source, Path(out or Path("runs") / source.name)
+    source = Path(source)
+    if not (source / "experiment.json").is_file():
+        experiment = load(source, settings)
+        return experiment, Path(out or Path("runs") / experiment.name)
+    if out:
+        raise InputError(f"{source} is a run directory: it goes on there, without --out")
+    return open_run(source, settings), source
+
+
 def _run_parts(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
+    on_round: OnRound | None,
+    portion: str | None,
+    summary: bool,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
+    ranks: int = 1,
 ) -> Path:
-    """Run every part; ``begin`` is called before each."""
+    """Run every part of the portion; ``begin`` is called before each."""
     _advise(inputs)
+    experiment = inputs.experiment
+    parts = chosen(experiment.seeds, list(experiment.methods), portion)
+    left = rounds_left(experiment, out, parts)
+    start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
 
     def run_part(part: Part) -> None:
+        start = None
+        if inputs.experiment.start_from.run is not None and not part.directory.has_begun:
+            start = open_start(inputs, part.label, part.seed)
+            start.describe(part.directory.path)
         begin(part)
-        _run_part(inputs, part, trace, make_executor)
+        _run_part(inputs, part, trace, on_round, make_executor, start)
 
-    return run_parts(inputs.experiment, inputs.federations, out, run_part)
+    return run_parts(
+        inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start
+    )
+
+
+def dry_run(
+    experiment: Experiment | Path | str,
+    out: Path | str | None = None,
+    *,
+    settings: Settings = (),
+    data: Data | Dataset | None = None,
+    backbone: Backbone | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
+) -> StartSummary:
+    """Return what `run` would do; nothing is written or removed. The arguments are those of `run`.
+
+    Raises:
+        InputError: bad input, or a different run in ``out``.
+    """
+    experiment, out = open_experiment(experiment, out, settings)
+    if overwrite:
+        check_removable(out)
+    else:
+        check_same(named(experiment, data, backbone), out)
+    inputs = Inputs.load(experiment, data, backbone)
+    inputs.check()
+    parts = chosen(experiment.seeds, list(experiment.methods), part)
+    left = rounds_left(inputs.experiment, out, parts)
+    if overwrite:
+        left = dict.fromkeys(left, experiment.rounds)
+    return start_summary(inputs, left)
 
 
 def _run_part(
-    inputs: Inputs, part: Part, trace: Trace | None, make_executor: MakeExecutor | None
+    inputs: Inputs,
+    part: Part,
+    trace: Trace | None,
+    on_round: OnRound | None,
+    make_executor: MakeExecutor | None,
+    start: Start | None,
 ) -> None:
+    """Run the rounds that are left, from ``start`` if none is done."""
     plan, directory = inputs.experiment.plan, part.directory
-    task = inputs.task(part.method, part.seed)
-    path = directory.path / PRIVATE_FILE
-    if directory.commit.round:
-        check_private_states(part.method, task, path)
-    store = new_store(part.method, task, part.federation, path)
-    server = directory.restore(store)
+    task = inputs.task(part.method, part.model_seed)
+    if directory.has_begun:
+        check_private_states(part.method, task, directory.path, directory.commit)
+    store = new_store(part.method, task, part.federation, directory.path / PRIVATE_FILE)
+    server, number = directory.restore(store), directory.commit.round + 1
+    if start is not None:
+        server, number = start.server(), 0
+        start.stage(store)
     todo = rounds(
         part.method,
         task,
@@ -108,11 +222,14 @@ def _run_part(
         plan,
         store=store,
         server=server,
-        start=directory.commit.round + 1,
+        start=number,
         executor=directory.executor,
         make_executor=make_executor,
+        on_result=part.progress.on_result,
+        metrics=inputs.metrics,
     )
-    commit_rounds(part, trace.follow(todo, part.title) if trace else todo, store, plan.rounds)
+    followed = trace.follow(todo, part.title) if trace else todo
+    commit_rounds(part, followed, store, on_round)
 
 
 def _advise(inputs: Inputs) -> None:

@@ -6,31 +6,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load_file
 
 from .. import random
+from ..data import Data
 from ..data.federation import Federation
+from ..data.names import client_number
 from ..data.table import Dataset
+from ..engine.client import ClientEvaluation
+from ..engine.client_store import best_path, staged_path
+from ..engine.executors.work import ClientRequest, Work
+from ..engine.joining import join_requests
+from ..engine.rounds import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
-from ..params import Params
+from ..params import Params, aligned, clone
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
-from .directory import read_json, read_private
+from .directory import (
+    PRIVATE_FILE,
+    Commit,
+    model_seed,
+    read_commit,
+    read_json,
+    read_private_after,
+    read_server,
+    state_path,
+)
 from .experiment import Experiment
-from .manifest import open_run
+from .manifest import data_manifest, open_run, same_data, with_stored_factory
 
-PRIVATE_FILE = "private.safetensors"
+STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
+
+Which = Literal["best", "last"]
 
 
 @dataclass(frozen=True)
 class TrainedMethod:
-    """One method with one seed of a finished run, at its reported round.
+    """One method with one seed of a finished run, at its reported round or, with ``which`` "last",
+    at its last one.
 
-    ``data`` is `runs.manifest.data_manifest` of the run's data.
+    ``data`` is `runs.manifest.data_manifest` of the run's data; ``server`` is the server's state
+    after ``round``.
     """
 
     run: Path
@@ -39,8 +59,10 @@ class TrainedMethod:
     seed: int
     data: Mapping[str, Any]
     task: Task
+    commit: Commit
     server: Server
-    dataset: Dataset | None = None  # instead of what the experiment names
+    which: Which = "best"
+    dataset: Data | Dataset | None = None  # instead of what the experiment names
     backbone: Backbone | None = None
 
     @property
@@ -53,61 +75,125 @@ class TrainedMethod:
         """The part of the run directory that belongs to the method and the seed."""
         return self.run / "methods" / self.label / f"seed-{self.seed}"
 
+    @property
+    def round(self) -> int:
+        """The round whose states the clients' models have: the best on validation data, or the last
+        one."""
+        return self.commit.round if self.which == "last" else self.commit.best_round
+
+    @property
+    def global_round(self) -> int:
+        """The round of the global model: its own best, or the last one."""
+        return self.commit.round if self.which == "last" else self.commit.best_global_round
+
     @cached_property
     def federation(self) -> Federation:
         """The clients with their examples, which are loaded for this.
 
         Raises:
-            InputError: the data can't be loaded.
+            InputError: the data can't be loaded, or are not those of the run.
         """
         experiment = named(self.experiment, self.dataset, self.backbone)
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
-        return inputs.federations[self.seed]
+        federation = inputs.federations[self.seed]
+        if not same_data(data_manifest(federation), self.data):
+            raise InputError(f"the data or their split are not those of {self.run}")
+        return federation
 
     def number(self, client: str | int) -> int:
-        """The number of a client, from its name or its number.
+        """The number of a client, from its name or its number; see `data.names.client_number`.
 
         Raises:
             InputError: there is no such client.
         """
-        try:
-            number = int(client)
-        except ValueError:
-            number = -1
-        if not 0 <= number < self.data["clients"]:
-            raise InputError(f"no client {client}; allowed: 0 to {self.data['clients'] - 1}")
-        return number
+        return client_number(client, self.data["clients"], self.data.get("names"))
+
+    def onboarded(self, client: str | int) -> Path | None:
+        """The folder of a client that joined after the training; None: there is no such client."""
+        name = str(client)
+        if name != Path(name).name:
+            return None
+        folder = self.folder / "onboarded" / name
+        return folder if (folder / STATE_FILE).is_file() else None
 
     def global_state(self) -> Params:
         """The global model's tensors.
 
         Raises:
-            InputError: the method has no global model.
+            InputError: the method has no global model; a file is missing.
         """
-        state = self.method.global_state(self.task, self.server)
+        server = self.server
+        if self.global_round != self.round:
+            server = read_server(self.folder, self.commit, self.global_round)
+        state = self.method.global_state(self.task, server)
         if state is None:
             raise InputError(f"{self.label} has no global model; name a --client")
         return state
 
-    def client_state(self, client: str | int) -> Params:
-        """The tensors that a client uses: what the server sends it and what it keeps.
+    def private_state(self, client: str | int) -> Params:
+        """The tensors that a client keeps, of its last training up to ``round``; its first ones if
+        it had not trained.
 
         Raises:
             InputError: there is no such client; a file is missing.
         """
         number, method = self.number(client), self.method
-        if method.finetune_passes:
-            raise InputError(
-                f"{self.label} fine-tunes a client's model only when it is evaluated and keeps "
-                f"none; leave out --client to use the global model"
-            )
-        path = self.folder / PRIVATE_FILE
-        check_private_states(method, self.task, path)
-        private = read_private(path, number) if path.exists() else {}
+        check_private_states(method, self.task, self.folder, self.commit)
+        private = read_private_after(self.folder, self.round, number)
         if not private:
             key = random.key(self.seed, "client", number)
             private = method.init_client(self.task, number, key)
-        return {**method.send(self.task, self.server, number), **private}
+        return aligned(private)
+
+    def client_state(self, client: str | int) -> Params:
+        """The tensors that a client uses: what the server sends it and what it keeps; or those that
+        a client has been fitted to that joined afterwards.
+
+        What is worked out for an evaluation is worked out again, on the client's training data, as
+        in that of ``round``: where the method fine-tunes a state before use, and what a novel
+        client keeps. The values are those that were evaluated, up to the rounding of another
+        executor or device.
+
+        Raises:
+            InputError: there is no such client; a file is missing; the data can't be loaded.
+        """
+        if (onboarded := self.onboarded(client)) is not None:
+            return aligned(load_file(onboarded / STATE_FILE))
+        number, passes = self.number(client), self.method.finetune_passes
+        private = self.private_state(number)
+        if private and self._is_novel(number):
+            private = self._joined(number, private)
+        if passes == 0:
+            return {**aligned(self.method.send(self.task, self.server, number)), **private}
+        work = self._works["evaluate"]
+        assert isinstance(work, ClientEvaluation)
+        request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
+        inputs = work.prepare(self.server, request)
+        return work.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+
+    def _is_novel(self, number: int) -> bool:
+        novel = self.experiment.cohort.novel
+        if novel == 0 or read_private_after(self.folder, self.round, number):
+            return False
+        return number in self.federation.novel(novel)
+
+    def _joined(self, number: int, private: Params) -> Params:
+        """What a novel client keeps after its few passes."""
+        passes = self.experiment.evaluate.novel_passes
+        if passes == 0:
+            return private
+        local = self.experiment.local
+        requests = join_requests(
+            self.federation, local, [number], self.round, passes, lambda client: private
+        )
+        update = self._works["train"].one(self.server, next(requests))
+        return clone(update.private)
+
+    @cached_property
+    def _works(self) -> dict[str, Work]:
+        context, plan = (self.method, self.task), self.experiment.plan
+        federation = with_example_cache(*context, self.federation, plan.engine)
+        return client_works(*context, federation, plan)
 
 
 def open_trained(
@@ -115,7 +201,8 @@ def open_trained(
     label: str,
     seed: int | None = None,
     *,
-    dataset: Dataset | None = None,
+    which: Which = "best",
+    data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
     """Open a method that a finished run has trained.
@@ -124,30 +211,46 @@ def open_trained(
         run: the run directory.
         label: the method's label in the experiment.
         seed: None: the experiment's first.
-        dataset: the data, if the run was given them from Python.
+        which: the states of the reported round, or of the last one.
+        data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Raises:
-        InputError: no run, or no such method or seed in it; the run is unfinished.
+        InputError: no run, or no such method or seed in it; the run is unfinished, or diverged in
+            its first round; a file is missing.
     """
     run = Path(run)
-    experiment = open_run(run)
+    experiment = with_stored_factory(open_run(run), run)
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
     if seed not in experiment.seeds:
         raise InputError(f"no seed {seed} in {run}; allowed: {experiment.seeds}")
-    path = run / "methods" / label / f"seed-{seed}" / "server.safetensors"
-    if not path.exists():
+    folder = run / "methods" / label / f"seed-{seed}"
+    commit = read_commit(folder) if (folder / "commit.json").exists() else None
+    if commit is None or not (commit.ended or commit.stopped):
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
-    data = read_json(run / "partitions" / f"seed-{seed}.json")
-    task = task_again(experiment, experiment.methods[label], data, seed, backbone)
+    if commit.round == 0 and not state_path(folder, 0).exists():
+        raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
+    number = commit.round if which == "last" else commit.best_round
+    server = read_server(folder, commit, number)
+    manifest = read_json(run / "partitions" / f"seed-{seed}.json")
+    start = model_seed(folder, seed)
+    task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(
-        run, experiment, label, seed, data, task, load_file(path), dataset, backbone
+        run, experiment, label, seed, manifest, task, commit, server, which, data, backbone
     )
 
 
-def check_private_states(method: Method, task: Task, path: Path) -> None:
-    """Raise InputError if the method has private states, and ``path`` holds none."""
-    if method.init_client(task, 0, random.key(0)) and not path.exists():
-        raise InputError(f"{path} is missing: the clients' private states; restore it")
+def check_private_states(method: Method, task: Task, folder: Path, commit: Commit) -> None:
+    """Raise InputError if the method has private states, and one of their files is missing in
+    ``folder``: that of the last ones, or of those as of the best round that have changed since."""
+    if not method.init_client(task, 0, random.key(0)):
+        return
+    store = folder / PRIVATE_FILE
+    needed = [store]
+    if commit.best_round < commit.round and not staged_path(store, commit.round).exists():
+        needed.append(best_path(store, commit.best_round))
+    for path in needed:
+        if not path.exists():
+            raise InputError(f"{path} is missing: the clients' private states; restore it")

@@ -17,10 +17,10 @@ from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
-from ..report.select import by_round, metric_of, summary
+from ..report.select import by_round, higher_is_better, metric_of, summary
 from . import builtin
 from .directory import as_json, write_atomically
-from .experiment import Experiment, build, parse, read, read_toml, set_dotted
+from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Tuning:
         return self.config.trials or min([*grids, *([] if grids else [_DEFAULT_TRIALS])])
 
 
-def load(path: Path, settings: Sequence[str] = (), grid: Path | None = None) -> Tuning:
+def load(path: str | Path, settings: Settings = (), grid: Path | None = None) -> Tuning:
     """The search that an experiment file's ``[tune]`` asks for; that of ``grid`` goes first.
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
@@ -313,12 +313,12 @@ def _evaluate(
 ) -> Outcome:
     experiment = replace(_with(tuning.experiment, label, settings), seeds=(tuning.seed,))
     try:
-        run(experiment, folder)
+        run(experiment, folder, summary=False)
     except DivergedError as error:
         return Outcome(label, number, settings, None, None, str(error))
     done = read_run(folder)
     metric = metric_of([done])
-    higher = metric == "accuracy"
+    higher = higher_is_better(metric)
     evaluated = by_round(done.trials[0], "personal", "validation")
     means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
     round_ = best_round(means, higher_is_better=higher)
@@ -331,10 +331,14 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     methods = dict(tuning.experiment.methods)
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
-    plain = json.loads(as_json(replace(tuning.experiment, methods=methods).as_dict()))
+    experiment = replace(tuning.experiment, methods=methods)
+    plain = json.loads(as_json(experiment.as_dict()))
     plain["methods"] = {
-        m["label"]: {k: v for k, v in m.items() if k != "label"} for m in plain["methods"]
+        m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}
+        for m in plain["methods"]
     }
+    for label, origin in experiment.origins.items():
+        plain["methods"][label]["class"] = origin.location
     return tomli_w.dumps(_for_toml(plain))
 
 

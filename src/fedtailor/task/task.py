@@ -83,6 +83,7 @@ class Task:
         """
         self.precision = precision
         self.device = torch.device(device)
+        self.original = backbone  # as it was before any method adapted it
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(random.key(seed, "adapters")))
             self.backbone = copy.copy(backbone)

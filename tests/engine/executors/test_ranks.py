@@ -37,7 +37,7 @@ EXPERIMENT = ft.Experiment(
 def run_on(size: int, experiment: ft.Experiment, out: Path) -> Path:
     def work() -> None:
         with init_process_group() as group:
-            ft.run(experiment, out, dataset=digits(), backbone=digits_backbone(), group=group)
+            ft.run(experiment, out, data=digits(), backbone=digits_backbone(), group=group)
 
     said = out.with_suffix(".txt")
     codes = forked.run(size, work, said)
@@ -168,7 +168,7 @@ def test_the_other_ranks_end_well_where_every_method_diverges(tmp_path: Path) ->
 
     def work() -> None:
         with init_process_group() as group:
-            ft.run(experiment, tmp_path / "out", dataset=digits(), backbone=digits_backbone(),
+            ft.run(experiment, tmp_path / "out", data=digits(), backbone=digits_backbone(),
                    group=group)  # fmt: skip
 
     first, other = forked.run(2, work, said)
@@ -204,7 +204,7 @@ def test_no_rank_holds_all_private_states(tmp_path: Path) -> None:
             out = tmp_path / str(clients)
             with init_process_group() as group:
                 assert group is not None
-                ft.run(experiment, out, dataset=digits(), backbone=backbone, group=group)
+                ft.run(experiment, out, data=digits(), backbone=backbone, group=group)
             (tmp_path / f"{clients}-{group.rank}").write_text(str(most_memory() - before))
 
         assert forked.run(2, work, tmp_path / "said") == [0, 0], (tmp_path / "said").read_text()

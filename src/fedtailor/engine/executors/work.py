@@ -63,8 +63,8 @@ class ClientRequest:
     """What the server asks of one client.
 
     ``position`` counts the round's requests; ``private`` is the client's private state, None where
-    it lies elsewhere. The client works on as many rounds' worth of its data as ``passes``, in
-    batches drawn for ``purpose``; ``size`` is how much work that is.
+    it lies elsewhere. The client works on ``passes`` over its data, in batches drawn for
+    ``purpose``; ``size`` is how much work that is.
     """
 
     position: int

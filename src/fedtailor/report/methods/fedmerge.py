@@ -76,7 +76,8 @@ def weight_heat_map(entry: Entry) -> Drawing:
     panels = figure.subplots(len(trials), columns, squeeze=False, sharex=True)
     image = None
     for row, (trial, clients, maps) in zip(panels, trials, strict=True):
-        clusters = entry.run.partitions[trial.seed].clusters
+        partition = entry.run.partitions[trial.seed]
+        clusters = partition.clusters
         order = _order(clients, maps[-1][1], clusters) if maps else []
         groups = [0 if clusters is None else int(clusters[clients[i]]) for i in order]
         for axis, (number, w) in zip(row, maps, strict=False):
@@ -85,7 +86,7 @@ def weight_heat_map(entry: Entry) -> Drawing:
         for axis in row[len(maps) :]:
             axis.set_axis_off()
         if len(order) <= _MAX_NAMES:
-            row[0].set_yticks(range(len(order)), [str(clients[i]) for i in order])
+            row[0].set_yticks(range(len(order)), [partition.name(clients[i])[:24] for i in order])
         seed = f"seed {trial.seed}: " if len(trials) > 1 else ""
         row[0].set_ylabel(f"{seed}{len(order)} clients")
     for axis in panels[-1]:

@@ -51,7 +51,7 @@ def gate_heat_map(entry: Entry) -> Drawing:
         if untrained:
             edge = len(trained) - 0.5
             axis.axvspan(edge, len(m) - 0.5, facecolor="white", edgecolor="#b5b5b5", hatch="////")
-        client_ticks(axis, order)
+        client_ticks(axis, order, entry.run.partitions[trial.seed])
         axis.set_yticks(range(0, blocks, 1 + (blocks - 1) // 12))
         axis.set_title(f"seed {trial.seed}, after round {trial.commit.round}")
         axis.set_ylabel("block")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..drawing import Drawing, marker, new_figure, shared_legend, style
 from ..read import Trial
-from ..select import Entry, Metric, by_round, metric_of, summary
+from ..select import Entry, Metric, by_round, higher_is_better, is_percentage, metric_of, summary
 
 Floats = NDArray[np.float64]
 
@@ -20,8 +20,8 @@ def _best_so_far(trial: Trial, metric: Metric) -> tuple[list[int], Floats]:
     evaluations = by_round(trial, "personal", "validation")
     rounds = sorted(evaluations)
     means = np.array([summary(evaluations[number], metric).mean for number in rounds])
-    better = np.maximum if metric == "accuracy" else np.minimum
-    return rounds, better.accumulate(means) * (100 if metric == "accuracy" else 1)
+    better = np.maximum if higher_is_better(metric) else np.minimum
+    return rounds, better.accumulate(means) * (100 if is_percentage(metric) else 1)
 
 
 def rounds_to_best(entry: Entry) -> Drawing | None:
@@ -63,12 +63,12 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
             )
         if best_rounds:
             number, value = np.mean(best_rounds, axis=0)
-            unit = "%" if metric == "accuracy" else ""
+            unit = "%" if is_percentage(metric) else ""
             handles.append(line)
             names.append(f"{label}: {value:.1f}{unit} at round {number:.3g}")
     if not handles:
         return None
-    unit = " (%)" if metric == "accuracy" else ""
+    unit = " (%)" if is_percentage(metric) else ""
     axis.set(xlabel="round", ylabel=f"best mean validation {metric} so far{unit}")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=True)

@@ -165,7 +165,7 @@ def clustering(entry: Entry) -> Drawing:
             " The map below shows the labels of the same clients in the same order (white means "
             "none)." + _agreement(distances, shares)
         )
-    client_ticks(last, order)
+    client_ticks(last, order, partition)
     untrained = partition.clients - len(order)
     left_out = f"; left out, never took part: {untrained}" if untrained else ""
     last.set_xlabel(f"clients: {len(order)}{left_out}")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from fedtailor.errors import InputError
-from fedtailor.methods.fedalt import FedALT
+from fedtailor.export.adapter import write_adapter
+from fedtailor.export.network import Network
 from fedtailor.methods.flora import FLoRA
+from fedtailor.models import ModelConfig
 from fedtailor.random import key
-from fedtailor.runs.export import export_adapter
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 
@@ -40,15 +39,8 @@ def test_projections_of_different_ranks_load_in_peft(tmp_path: Path) -> None:
     method = FLoRA(rank=2)
     task = Task(backbone(), method.adapt)
     server = {n: torch.randn_like(v) for n, v in method.init_server(task, 2, key(0)).items()}
-    export_adapter(method, task, server, tmp_path)
+    network = Network(task.original, ModelConfig(factory="net.py:net"), {"task": "classification"})
+    write_adapter(network, method.portable(task, server).lora, tmp_path, None)
     peft = PeftModel.from_pretrained(backbone().model, str(tmp_path)).eval()
     x = torch.rand(4, 8)
     torch.testing.assert_close(peft(x), method.predict(task, server, {"x": x}))
-
-
-def test_a_mixture_that_no_adapter_can_stand_for_is_refused(tmp_path: Path) -> None:
-    method = FedALT(rank=2)
-    task = Task(backbone(), method.adapt)
-    with pytest.raises(InputError, match=r"fedalt as configured .* several that no one adapter"):
-        export_adapter(method, task, task.state, tmp_path / "new")
-    assert not (tmp_path / "new").exists()

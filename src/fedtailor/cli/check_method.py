@@ -1,0 +1,35 @@
+"""``fedtailor check-method``: check a method of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..errors import InputError
+from .options import add_json, add_settings
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    parser.add_argument(
+        "method", metavar="FILE.py:CLASS", help="or package.module:CLASS, or a name"
+    )
+    add_settings(parser, "a field of the method, e.g. trainable=lora; repeatable")
+    add_json(parser, "the outcomes")
+    parser.set_defaults(command=_check)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from ..runs.experiment import configured_method
+    from ..testing import outcomes
+
+    done = []
+    for outcome in outcomes(configured_method(options.method, options.settings)):
+        done.append(outcome)
+        if not options.json:
+            state = f"FAILS: {outcome.problem}" if outcome.problem else "ok"
+            print(f"{outcome.subject:<10}{outcome.check}: {state}", flush=True)
+    if options.json:
+        print(json.dumps([vars(outcome) for outcome in done], indent=2))
+    if failed := sum(bool(outcome.problem) for outcome in done):
+        raise InputError(f"{options.method} fails {failed} of {len(done)} checks")

@@ -1,0 +1,39 @@
+"""``fedtailor onboard``: let a new client join a finished run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .options import add_json, add_trained
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    add_trained(parser)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="the client's rows"
+    )
+    parser.add_argument("--client", required=True, metavar="NAME", help="the client's new name")
+    parser.add_argument(
+        "--passes", type=int, metavar="N",
+        help="rounds' worth of local training; default: evaluate.novel_passes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a client that joined under this name"
+    )
+    add_json(parser, "the result")
+    parser.set_defaults(command=_onboard)
+
+
+def _onboard(options: argparse.Namespace) -> None:
+    import json
+    from dataclasses import asdict
+
+    from ..inference.onboard import onboard
+
+    result = onboard(
+        options.run, options.method, options.data, options.client, options.seed,
+        passes=options.passes, overwrite=options.overwrite,
+    )  # fmt: skip
+    print(json.dumps(asdict(result), indent=2) if options.json else result)

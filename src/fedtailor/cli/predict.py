@@ -1,0 +1,55 @@
+"""``fedtailor predict``: use a model of a finished run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from .options import add_trained
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    add_trained(parser)
+    parser.add_argument("--client", help="a client's name or number; default: the global model")
+    parser.add_argument(
+        "--input", required=True, metavar="FILE",
+        help="csv, jsonl or txt; a picture or a folder of pictures; -: a text a line from stdin",
+    )  # fmt: skip
+    parser.add_argument("--text", metavar="COLUMN", help="the column of texts; default: the run's")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, not csv")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=32, metavar="N", help="of a language model's text"
+    )
+    parser.set_defaults(command=_predict)
+
+
+def _predict(options: argparse.Namespace) -> None:
+    import json
+
+    from ..inference.model import load_model
+    from ..inference.rows import accuracy, as_csv, as_objects, read_rows
+
+    model = load_model(options.run, options.method, options.client, options.seed)
+    trained = model.trained
+    images = trained.data["modality"] == "image"
+    rows = read_rows(options.input, trained.experiment.data, images=images, text=options.text)
+    results = model.predict(rows.inputs, max_new_tokens=options.max_new_tokens)
+    right = ""
+    if rows.labels is not None and model.kind == "classification":
+        right = accuracy(results, rows.labels, model.classes)
+    objects = as_objects(rows, results)
+    _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
+    if right:
+        print(right, file=sys.stderr)
+
+
+def _write(lines: Iterable[str], out: Path | None) -> None:
+    if out is None:
+        for line in lines:
+            print(line)
+    else:
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,354 @@
+"""Examples from Python: a DataFrame, arrays, a file or a data set of the hub, not tokenised yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..run_format import FROM_PYTHON
+from .columns import LABEL_NAMES, TEXT_NAMES, Columns
+from .config import DataConfig
+from .sources import Task, load_data
+from .table import Dataset, Indices
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from transformers import PreTrainedTokenizerBase
+
+_KEPT = ("task", "classes", "max_length", "limit", "skip", "limit_test")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples for `fedtailor.run`, not tokenised yet: the experiment says the tokenizer and the
+    length. Make one with `from_pandas`, `from_arrays`, `from_csv` or `from_hub`.
+
+    ``fields`` are the fields of the experiment's ``[data]`` that stand there instead of its own.
+    ``columns`` are the rows, if they are in memory.
+    """
+
+    fields: Mapping[str, Any]
+    columns: Columns | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        text: str | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        test: pd.DataFrame | None = None,
+        task: Task = "classification",
+        classes: Sequence[str] = (),
+    ) -> Data:
+        """Texts from a DataFrame, one example a row.
+
+        Args:
+            frame: the rows.
+            text: the column with the texts; None: the first one called text, sentence or content.
+            label: the column with the classes, words or whole numbers from 0; None: the first one
+                called label, labels, target or category.
+            client: the column that says who owns a row, words or whole numbers; None: the
+                experiment's ``[split]`` divides the rows.
+            test: rows for test alone, with the same columns; None: some of each client's rows.
+            task: ``causal-lm`` takes the texts alone.
+            classes: the names of all classes, in order; (): those of the rows.
+
+        Raises:
+            InputError: a column is missing, or a value in it; a value is of another kind.
+
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"note": ["well", "ill"], "ward": ["a", "b"], "label": [0, 1]})
+        >>> Data.from_pandas(frame, text="note", client="ward").columns.clients
+        ['a', 'b']
+        """
+        frames = [frame] if test is None else [frame, test]
+        names = {"text": _column(frame, "text", text, TEXT_NAMES)}
+        if task == "classification":
+            names["label"] = _column(frame, "label", label, LABEL_NAMES)
+        if client is not None:
+            names["client"] = _column(frame, "client", client, ())
+        for name in names.values():
+            if name not in frames[-1].columns:
+                raise InputError(f"no column {name!r} in the test rows; {_listed(frames[-1])}")
+        parts = [
+            {role: _values(rows[name].tolist(), f"column {name!r}") for role, name in names.items()}
+            for rows in frames
+        ]
+        values = {role: [value for part in parts for value in part[role]] for role in names}
+        _check_texts(values["text"], f"column {names['text']!r}")
+        return cls._in_memory(
+            values["text"], len(frame), values.get("label"), values.get("client"), task, classes
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: Any,
+        labels: Any = None,
+        clients: Any = None,
+        *,
+        test: tuple[Any, ...] | None = None,
+        task: Task = "classification",
+        classes: Sequence[str] = (),
+    ) -> Data:
+        """Pictures or texts from arrays or lists, N examples.
+
+        Args:
+            inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, bytes (which are scaled to [0, 1])
+                or floats (which are taken as they are); or N texts.
+            labels: the classes ``[N]``, words or whole numbers from 0; None for ``causal-lm``.
+            clients: who owns each example ``[N]``, words or whole numbers; None: the experiment's
+                ``[split]`` divides the examples.
+            test: examples for test alone: their inputs, labels and clients; None: some of each
+                client's.
+            task: ``causal-lm`` takes the texts alone.
+            classes: the names of all classes, in order; (): those of the examples.
+
+        Raises:
+            InputError: lengths or shapes don't fit; a value is missing or of another kind.
+
+        >>> data = Data.from_arrays(np.zeros((2, 8, 8), np.uint8), labels=["cat", "dog"])
+        >>> data.columns.read(np.arange(2)).shape
+        (2, 1, 8, 8)
+        """
+        train = _Arrays.of((inputs, labels, clients))
+        both = train if test is None else train.joined(_Arrays.of(test))
+        if task == "classification" and both.labels is None:
+            raise InputError("classification needs labels; give them, or task='causal-lm'")
+        labels = both.labels if task == "classification" else None
+        return cls._in_memory(both.inputs, len(train.inputs), labels, both.clients, task, classes)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        test: str | Path | None = None,
+        text: str | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        task: Task | None = None,
+        classes: Sequence[str] = (),
+    ) -> Data:
+        """A csv file with one example a row; jsonl, parquet and Arrow files work, too.
+
+        Args:
+            path: the file.
+            test: a file with rows for test alone.
+            text: the columns, as in `from_pandas`.
+            label: as ``text``.
+            client: as ``text``.
+            task: ``causal-lm`` takes the texts alone; None: what the experiment says, or
+                classification.
+            classes: the names of all classes, in order; (): those of the rows.
+        """
+        fields = {"path": str(path), "test_path": None if test is None else str(test)}
+        columns = {"text": text, "label": label, "client": client}
+        return cls({**fields, **columns, **_stated(task, classes)})
+
+    @classmethod
+    def from_hub(
+        cls,
+        name: str,
+        *,
+        subset: str | None = None,
+        text: str | None = None,
+        image: str | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        train_split: str = "train",
+        test_split: str | None = "test",
+        task: Task | None = None,
+        classes: Sequence[str] = (),
+    ) -> Data:
+        """A data set of the Hugging Face hub (``owner/set``), or a built-in one.
+
+        Args:
+            name: its name.
+            subset: its configuration.
+            text: the columns, as in `from_pandas`.
+            image: the column with the pictures, instead of ``text``.
+            label: as ``text``.
+            client: as ``text``.
+            train_split: the split with the training rows.
+            test_split: the split with rows for test alone; None: some of each client's rows.
+            task: ``causal-lm`` takes the texts alone; None: what the experiment says, or the
+                built-in data set's, or classification.
+            classes: the names of all classes, in order; (): those of the rows.
+        """
+        columns = {"text": text, "image": image, "label": label, "client": client}
+        splits = {"subset": subset, "train_split": train_split, "test_split": test_split}
+        return cls({"name": name, **splits, **columns, **_stated(task, classes)})
+
+    @classmethod
+    def _in_memory(
+        cls,
+        inputs: list[Any] | NDArray[Any],
+        num_train: int,
+        labels: list[Any] | None,
+        clients: list[Any] | None,
+        task: Task,
+        classes: Sequence[str],
+    ) -> Data:
+        def read(rows: Indices) -> Any:
+            return [inputs[row] for row in rows] if isinstance(inputs, list) else inputs[rows]
+
+        num_test = len(inputs) - num_train
+        columns = Columns(read, num_train, num_test, labels, clients=clients)
+        digest = _digest(inputs, num_train, labels, clients)
+        return cls({"name": FROM_PYTHON + digest, **_stated(task, classes)}, columns)
+
+    def config(self, config: DataConfig) -> DataConfig:
+        """An experiment's ``[data]`` with this source; the length of texts and limits stay."""
+        return DataConfig(**{**{name: getattr(config, name) for name in _KEPT}, **self.fields})
+
+    def load(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:
+        """Read and tokenise the examples; ``config`` as `config` returns it.
+
+        Raises:
+            InputError: they can't be read, or are of another kind.
+        """
+        return load_data(config, tokenizer, columns=self.columns)
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """Inputs, labels and clients of the same length."""
+
+    inputs: list[Any] | NDArray[Any]
+    labels: list[Any] | None
+    clients: list[Any] | None
+
+    @staticmethod
+    def of(values: Sequence[Any]) -> _Arrays:
+        inputs = _inputs(values[0])
+        others: list[list[Any] | None] = [None, None]
+        for at, (name, column) in enumerate(zip(("labels", "clients"), values[1:], strict=False)):
+            if column is not None:
+                others[at] = _values(np.asarray(column).tolist(), name)
+                if len(others[at] or ()) != len(inputs):
+                    raise InputError(
+                        f"{name} has {len(others[at] or ())} entries for {len(inputs)} inputs; "
+                        "there must be one for each"
+                    )
+        return _Arrays(inputs, *others)
+
+    def joined(self, test: _Arrays) -> _Arrays:
+        for name in ("labels", "clients"):
+            if (getattr(self, name) is None) != (getattr(test, name) is None):
+                raise InputError(f"{name} must be given for the training and the test examples")
+        inputs: list[Any] | NDArray[Any]
+        if isinstance(self.inputs, list) and isinstance(test.inputs, list):
+            inputs = self.inputs + test.inputs
+        elif isinstance(self.inputs, list) or isinstance(test.inputs, list):
+            raise InputError("the training and the test inputs must both be texts, or pictures")
+        elif self.inputs.shape[1:] != test.inputs.shape[1:]:
+            raise InputError(
+                f"training pictures are {self.inputs.shape[1:]}, test pictures "
+                f"{test.inputs.shape[1:]}; they must be alike"
+            )
+        else:
+            inputs = np.concatenate([self.inputs, test.inputs])
+        labels = None if self.labels is None else self.labels + (test.labels or [])
+        clients = None if self.clients is None else self.clients + (test.clients or [])
+        return _Arrays(inputs, labels, clients)
+
+
+def _inputs(values: Any) -> list[Any] | NDArray[Any]:
+    """N texts, or pictures ``[N, C, H, W]``, uint8 or float32."""
+    if isinstance(next((value for value in values if value is not None), None), str):
+        texts = _values(list(values), "inputs")
+        _check_texts(texts, "inputs")
+        return texts
+    array = np.asarray(values)
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise InputError(
+            f"inputs are {array.dtype}; pictures must be uint8 or floats, texts str: "
+            "images.astype('uint8')"
+        )
+    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[1] not in (1, 3)):
+        raise InputError(
+            f"pictures have the shape {array.shape}; allowed: [N, H, W], or [N, C, H, W] with 1 or "
+            "3 channels (of [N, H, W, C]: np.moveaxis(images, -1, 1))"
+        )
+    if array.dtype.kind == "f":
+        array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise InputError("the pictures hold values that are not finite")
+    return array[:, None] if array.ndim == 3 else array
+
+
+def _column(frame: pd.DataFrame, role: str, name: str | None, usual: Sequence[str]) -> str:
+    """The column called ``name``; None: the first one with a usual name."""
+    for candidate in usual if name is None else (name,):
+        if candidate in frame.columns:
+            return candidate
+    if name is not None:
+        raise InputError(f"no column {name!r} for {role}=; {_listed(frame)}")
+    raise InputError(f"no column has a usual name for {role}=; name it; {_listed(frame)}")
+
+
+def _listed(frame: pd.DataFrame) -> str:
+    return f"columns: {', '.join(map(str, frame.columns))}"
+
+
+def _values(values: list[Any], where: str) -> list[Any]:
+    """The same values, whole floats as ints.
+
+    Raises:
+        InputError: one is missing.
+    """
+    missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise InputError(
+            f"{where}: {len(missing)} of {len(values)} values are missing, the first in row "
+            f"{missing[0]}; fill them in, or leave these rows out"
+        )
+    if all(isinstance(value, float) and value.is_integer() for value in values):
+        return [int(value) for value in values]
+    return values
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, a NaN, NaT or pandas.NA: what differs from itself, or can't say."""
+    same = value == value
+    return value is None or not isinstance(same, bool) or not same
+
+
+def _check_texts(texts: Iterable[Any], where: str) -> None:
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{where} holds {text!r} in row {row}; texts must be str")
+
+
+def _stated(task: Task | None, classes: Sequence[str]) -> dict[str, Any]:
+    """The fields of ``[data]`` that are given; the experiment says the others."""
+    fields: dict[str, Any] = {} if task is None else {"task": task}
+    return {**fields, "classes": tuple(classes)} if classes else fields
+
+
+def _digest(
+    inputs: list[Any] | NDArray[Any],
+    num_train: int,
+    labels: list[Any] | None,
+    clients: list[Any] | None,
+) -> str:
+    digest = hashlib.sha256(repr((num_train, labels, clients)).encode())
+    if isinstance(inputs, list):
+        for text in inputs:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+    else:
+        digest.update(repr((inputs.shape, inputs.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(inputs).data)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,63 @@
+"""Clients by name: which number a name has, and lists of names in messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from ..errors import InputError
+
+FEW = 20  # names in one message
+
+
+def client_number(client: str | int, count: int, names: Sequence[str] | None) -> int:
+    """Return the number of a client, from its name or its number.
+
+    An ``int`` is always a number. Text is a name. It may also be a number, unless a client's name
+    is a whole number itself: among the hospitals "3" and "7", "1" is nobody.
+
+    Args:
+        client: a name or a number.
+        count: K.
+        names: of the K clients; None: they have none.
+
+    Raises:
+        InputError: there is no such client.
+
+    >>> client_number("rome", 2, ["oslo", "rome"]), client_number("1", 2, ["oslo", "rome"])
+    (1, 1)
+    >>> client_number("7", 2, ["3", "7"]), client_number(1, 2, ["3", "7"])
+    (1, 1)
+    """
+    if isinstance(client, str) and names is not None:
+        if client and client in names:
+            return names.index(client)
+        if not client.isdecimal() or any(name.isdecimal() for name in names):
+            raise InputError(_unknown(client, names))
+    is_number = not isinstance(client, str) or client.isdecimal()
+    number = int(client) if is_number else -1
+    if not 0 <= number < count:
+        raise InputError(f"no client {client}; allowed: 0 to {count - 1}")
+    return number
+
+
+def _unknown(client: str, names: Sequence[str]) -> str:
+    known = [name for name in names if name]  # a site knows the names of its own clients alone
+    if len(known) > FEW:
+        return f"no client {client!r}; {len(known):,} clients have names: {listed(known[:3])}, ..."
+    similar = difflib.get_close_matches(client, known, n=1)
+    hint = f"did you mean {similar[0]!r}? " if similar else ""
+    return f"no client {client!r}; {hint}allowed: {', '.join(known)}"
+
+
+def listed(names: Sequence[str], counts: Sequence[int] | None = None) -> str:
+    """Return up to `FEW` names, each followed by its count, and how many are not shown.
+
+    >>> listed(["oslo", "rome"], [4, 9])
+    'oslo (4), rome (9)'
+    """
+    shown = [name or repr(name) for name in names[:FEW]]
+    if counts is not None:
+        shown = [f"{name} ({count:,})" for name, count in zip(shown, counts, strict=False)]
+    more = f", and {len(names) - FEW:,} more" if len(names) > FEW else ""
+    return ", ".join(shown) + more

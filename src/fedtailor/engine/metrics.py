@@ -1,0 +1,192 @@
+"""Metrics of a client's predictions beside loss and accuracy: macro-F1, AUC, and own functions.
+
+They are computed where a client's examples are. Only their values leave that place, and the counts
+of the confusion matrix where these are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, unknown
+from ..task.backbone import Kind
+from ..user_code import load
+from .config import EvaluateConfig
+
+Labels = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+MetricFunction = Callable[[Labels, Probabilities], float]
+
+
+def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
+    """The mean F1 over the classes that occur in ``labels``, each against all others.
+
+    Args:
+        labels: the true classes ``[n]``.
+        probabilities: of each class ``[n, classes]``; the highest one is the prediction.
+
+    >>> P = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
+    >>> round(macro_f1(np.array([0, 1, 1]), P), 4)
+    0.6667
+    """
+    predicted, classes = probabilities.argmax(1), probabilities.shape[1]
+    hits = np.bincount(labels[labels == predicted], minlength=classes)
+    examples = np.bincount(labels, minlength=classes)
+    predictions = np.bincount(predicted, minlength=classes)
+    present = examples > 0
+    return float((2 * hits[present] / (examples + predictions)[present]).mean())
+
+
+def auc(labels: Labels, probabilities: Probabilities) -> float:
+    """The area under the ROC curve: for two classes that of the second one, else the mean over the
+    classes that occur in ``labels``, each against all others. NaN if only one class occurs.
+
+    Args:
+        labels: the true classes ``[n]``.
+        probabilities: of each class ``[n, classes]``.
+
+    >>> P = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    >>> auc(np.array([0, 0, 1, 1]), P)
+    0.75
+    """
+    from scipy.stats import rankdata
+
+    present = np.unique(labels)
+    if len(present) < 2:
+        return math.nan
+    chosen = np.array([1]) if probabilities.shape[1] == 2 else present
+    positive = labels[:, None] == chosen  # [n, chosen]
+    p = positive.sum(0)
+    ranks = rankdata(probabilities[:, chosen], axis=0)  # equal values share their mean rank
+    pairs = (ranks * positive).sum(0) - p * (p + 1) / 2
+    return float((pairs / (p * (len(labels) - p))).mean())
+
+
+METRICS: Mapping[str, MetricFunction] = {"macro_f1": macro_f1, "auc": auc}
+
+
+@dataclass(frozen=True)
+class MetricValues:
+    """One client's metrics on one split, in the order of their names; None where a metric is
+    undefined. ``confusion`` has the examples by true class (row) and predicted class, if asked for.
+    """
+
+    values: tuple[float | None, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What is computed beside loss and accuracy.
+
+    ``given`` are functions from Python, by the names that ``config.metrics`` has for them.
+    """
+
+    config: EvaluateConfig = EvaluateConfig()
+    given: Mapping[str, MetricFunction] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics' names, in the order of their values."""
+        return metric_names(self.config)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.config.metrics) or self.config.confusion
+
+    @cached_property
+    def functions(self) -> tuple[MetricFunction, ...]:
+        """The functions of `names`; those in files are loaded.
+
+        Raises:
+            InputError: there is no such metric, file or function.
+        """
+        return tuple(self._function(spec) for spec in self.config.metrics)
+
+    def _function(self, spec: str) -> MetricFunction:
+        if spec in self.given:
+            return self.given[spec]
+        if ":" in spec:
+            return _from_file(spec)
+        if spec not in METRICS:
+            raise unknown(
+                "metric",
+                spec,
+                {*METRICS, *self.given, "FILE.py:FUNCTION"},
+                where="evaluate.metrics",
+            )
+        return METRICS[spec]
+
+    def check(self, kind: Kind, *, remote: bool = False) -> None:
+        """Raise InputError where the metrics can't be computed. With ``remote`` the functions are
+        at the clients' sites, and not looked for."""
+        if self.asked and kind != "classification":
+            what = "metrics" if self.config.metrics else "confusion"
+            raise InputError(
+                f"evaluate.{what} is for classification; language models have loss and accuracy"
+            )
+        double = [name for name, count in Counter(self.names).items() if count > 1]
+        if double or {"loss", "accuracy"} & set(self.names):
+            raise InputError(
+                f"evaluate.metrics = {list(self.config.metrics)}: names must differ from each "
+                "other, and from loss and accuracy"
+            )
+        select = self.config.select
+        if select not in {None, "accuracy", "loss", *self.names}:
+            allowed = {"accuracy", "loss", *self.names}
+            raise unknown("metric", str(select), allowed, where="evaluate.select")
+        if not remote:
+            _ = self.functions
+
+    def __call__(self, labels: Labels, probabilities: Probabilities) -> MetricValues:
+        """The metrics of one client's examples.
+
+        Where a prediction is not a number, as after a fine-tuning that diverged, all metrics are
+        NaN, and the confusion matrix leaves that example out.
+        """
+        if not len(labels):
+            none = (None,) * len(self.names)
+            return MetricValues(none, () if self.config.confusion else None)
+        finite = np.isfinite(probabilities).all(1)
+        values: tuple[float | None, ...] = (math.nan,) * len(self.names)
+        if finite.all():
+            pairs = zip(self.names, self.functions, strict=True)
+            values = tuple(_value(name, f(labels, probabilities)) for name, f in pairs)
+        if not self.config.confusion:
+            return MetricValues(values)
+        classes = probabilities.shape[1]
+        cells = labels[finite] * classes + probabilities[finite].argmax(1)
+        counts = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+        return MetricValues(values, tuple(map(tuple, counts.tolist())))
+
+
+def metric_names(config: EvaluateConfig) -> tuple[str, ...]:
+    """The names of ``config.metrics``: of ``my_file.py:my_metric`` it is ``my_metric``."""
+    return tuple(spec.rpartition(":")[2] for spec in config.metrics)
+
+
+def _value(name: str, value: object) -> float | None:
+    """None for NaN: the metric is undefined for this client."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.inf
+    if math.isinf(number):
+        raise InputError(f"metric {name!r} returned {value!r}; it must return one finite number")
+    return None if math.isnan(number) else number
+
+
+def _from_file(reference: str) -> MetricFunction:
+    function = load(reference)
+    if not callable(function):
+        raise InputError(f"evaluate.metrics: {reference!r} is no function")
+    made: MetricFunction = function
+    return made

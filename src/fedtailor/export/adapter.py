@@ -1,0 +1,46 @@
+"""A client's LoRA in PEFT's adapter format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from .network import Network, write_tensors
+
+HEAD_FILE = "head.safetensors"
+
+
+def write_adapter(
+    network: Network, lora: Mapping[str, tuple[Tensor, Tensor]], out: Path, base: str | None
+) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` for ``peft.PeftModel``.
+
+    Args:
+        network: the base model.
+        lora: A ``[r, d_in]`` and B ``[d_out, r]`` by projection, any scaling inside B.
+        out: the folder.
+        base: the base model's name or folder.
+    """
+    from peft import LoraConfig
+
+    strip = network.backbone.encoder_prefix
+    ranks: dict[str, int] = {}
+    tensors: dict[str, Tensor] = {}
+    for path, (A, B) in lora.items():
+        name = f"base_model.model.{path.removeprefix(strip)}"
+        ranks[path.removeprefix(strip)] = len(A)
+        tensors[f"{name}.lora_A.weight"] = A
+        tensors[f"{name}.lora_B.weight"] = B
+    rank = next(iter(ranks.values()))
+    others = {path: client_rank for path, client_rank in ranks.items() if client_rank != rank}
+    # B holds the scaling already, so alpha = rank: PEFT's factor alpha / rank is 1
+    config = LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=list(ranks), rank_pattern=others,
+        alpha_pattern=dict(others), base_model_name_or_path=base,
+        task_type="CAUSAL_LM" if network.data["task"] == "causal-lm" else None,
+        inference_mode=True,
+    )  # fmt: skip
+    config.save_pretrained(str(out))
+    write_tensors(out / "adapter_model.safetensors", dict(tensors))

@@ -1,0 +1,167 @@
+"""The texts of an export: a model card from what the run says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..inference.onboard import Onboarded
+from ..report.read import Evaluation, Trial
+from ..report.select import Model, by_round
+from ..runs.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model's result on one split, after a round."""
+
+    split: str
+    round: int
+    examples: int
+    accuracy: float | None
+    loss: float | None
+
+
+def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
+    """Return the results of a client's model, or of the global one, after a round.
+
+    Args:
+        trial: of the method and the seed.
+        client: its number; None: the global model, over all clients.
+        round_: the round whose state the model has.
+    """
+    models: tuple[Model, ...] = ("global",) if client is None else ("personal", "novel")
+    evaluations = [
+        by_round(trial, model, split).get(round_)
+        for split in ("validation", "test")
+        for model in models
+    ]
+    found = [_score(evaluation, client) for evaluation in evaluations if evaluation is not None]
+    return [score for score in found if score is not None]
+
+
+def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
+    """The results of the model that a client keeps who joined after ``round_``."""
+    found = []
+    for split, values in joined.scores[joined.kept].items():
+        if count := values["count"]:
+            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
+    return found
+
+
+def _score(evaluation: Evaluation, client: int | None) -> Score | None:
+    """The result of one client, or the mean over all predictions."""
+    places = [i for i, number in enumerate(evaluation.clients) if client in (None, number)]
+    examples = sum(evaluation.num_examples[i] for i in places)
+    if not examples:
+        return None
+
+    def mean(values: Any) -> float:
+        total = sum(evaluation.num_examples[i] * (values[i] or 0.0) for i in places)
+        return float(total / examples)
+
+    accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
+    return Score(evaluation.split, evaluation.round, examples, accuracy, loss)
+
+
+def licence(base: str | None) -> str:
+    """The licence of a model on the hub or in a folder, or where to find it; None: an own one."""
+    if base is None:
+        return "that of your own module"
+    if not Path(base).is_dir():
+        return f"see https://huggingface.co/{base}"
+    readme = Path(base) / "README.md"
+    lines = readme.read_text().splitlines() if readme.is_file() else []
+    stated = (line.partition(":")[2].strip() for line in lines if line.startswith("license:"))
+    return next(stated, "not stated in the model's folder")
+
+
+def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score]) -> str:
+    """Return the model card, in Markdown."""
+    lm = about["task"] == "causal-lm"
+    paper = experiment.methods[about["label"]].paper()
+    cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
+    library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
+    whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
+    data, split = experiment.data, experiment.split
+    clients = f"{about['clients']} clients"
+    lines = [
+        "---",
+        f"base_model: {about['base']['name']}",
+        f"license: {about['base']['licence']}",
+        f"library_name: {'peft' if about['form'] == 'adapter' else library}",
+        "---",
+        "",
+        f"# {experiment.name}: the model of {whose}",
+        "",
+        f"A model that {clients} trained together, each on its own data, with federated learning.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| method | {about['method']}{cited} |",
+        f"| data | {data.name or data.path}, divided {split.scheme} among {clients} |",
+        f"| client | {whose} |",
+        f"| seed | {about['seed']} |",
+        f"| base model | {about['base']['name']} |",
+        f"| licence of the base model | {about['base']['licence']} |",
+    ]
+    if about["base"]["get"]:
+        lines.append(f"| the base model comes from | `{about['base']['get']}` |")
+    if about["id2label"]:
+        lines.append(f"| classes | {', '.join(about['id2label'].values())} |")
+    if about["max_length"]:
+        lines.append(f"| longest input | {about['max_length']} tokens |")
+    lines += ["", "## Results", ""]
+    if results:
+        lines += [
+            f"Of this model, as it was after round {results[0].round}, on data of {whose}:",
+            "",
+            f"| split | {'tokens' if lm else 'examples'} | {'loss' if lm else 'accuracy | loss'} |",
+            f"|---|---|---|{'' if lm else '---|'}",
+            *(_row(result, lm) for result in results),
+        ]
+    else:
+        lines.append("No results of this model were at hand where it was written.")
+    lines += ["", "## Use", "", *_USE, *_uses(about), ""]
+    return "\n".join(lines)
+
+
+_USE = [
+    "It needs Python with torch, safetensors, transformers and, for an adapter, peft:",
+    "",
+    "```",
+    'python use.py "some text"      # or the path of a picture',
+    "```",
+    "",
+    "In Python, `Model` of `model.py` has `predict(texts or paths)` and `logits(batch)`.",
+]
+
+
+def _row(score: Score, lm: bool) -> str:
+    accuracy = "" if lm else f"{score.accuracy:.3f} | "
+    return f"| {score.split} | {score.examples} | {accuracy}{score.loss:.3f} |"
+
+
+def _uses(about: Mapping[str, Any]) -> list[str]:
+    """What else a reader should know of the form."""
+    network = about["network"]
+    if about["form"] == "plain" and network.get("source") == "." and "auto_class" in network:
+        auto = network["auto_class"]
+        return ["", f"`transformers.{auto}.from_pretrained` loads this folder."]
+    if network.get("source") == "encoder":
+        return ["", "`transformers.AutoModel.from_pretrained` loads the folder `encoder`."]
+    if about["form"] == "adapter":
+        return ["", "`peft.PeftModel.from_pretrained(base, folder)` adds the adapter to the base."]
+    if about["form"] == "gated_blocks":
+        if about["settings"]["gates_of"] == "row":
+            return ["", "Each row has gates of its own."]
+        return [
+            "",
+            "**A prediction depends on the rows that share its batch.** The gates are predicted "
+            "for a whole batch: `predict` sorts the rows by length, and takes "
+            f"{about['batch_size']} at a time, as when the results above were measured. A row by "
+            "itself is a batch of one: it has the gates that are predicted for that row alone.",
+        ]
+    return []

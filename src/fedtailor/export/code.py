@@ -1,0 +1,73 @@
+"""The code that goes with an export: files of this package whose imports become plain ones, and the
+architecture's, where a stranger could not have it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from ..errors import InputError
+from .network import Network
+
+_PACKAGE = files(__package__.rpartition(".")[0])
+_ERROR = re.compile(r"^from \.+errors import InputError$", re.MULTILINE)
+_NEEDED = re.compile(r"^from (\.+)((?:\w+\.)*\w+) import", re.MULTILINE)
+_RELATIVE = re.compile(r"^( *)from \.+(?:\w+\.)*(\w+) import", re.MULTILINE)
+_LIBRARY = re.compile(r"^(?:import|from) fedtailor\b", re.MULTILINE)
+_EFFICIENTNET = "efficientnet_lite_pytorch"
+
+
+def write_code(network: Network, form: str, out: Path) -> None:
+    """Write ``model.py``, ``use.py`` and what they import.
+
+    Args:
+        network: the base model.
+        form: the forward pass, a file in ``templates``.
+        out: the folder.
+
+    Raises:
+        InputError: the code of a module of one's own is missing, or needs this library.
+    """
+    _copy(f"export/templates/{form}.py", out / "model.py")
+    use = (_PACKAGE / "export/templates/use.py").read_text()
+    (out / "use.py").write_text(use.replace("from .plain import", "from model import"))
+    kind = network.about(None, False)["kind"]
+    if kind == "built-in":
+        _copy("models/cnn.py", out / "cnn.py")
+    elif kind == "efficientnet":
+        spec = importlib.util.find_spec(_EFFICIENTNET)
+        assert spec is not None
+        assert spec.origin is not None
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(spec.origin).parent, out / _EFFICIENTNET, ignore=ignore)
+    elif network.config.factory is not None:
+        _copy_own(Path(network.config.factory.rpartition(":")[0]), out)
+    elif kind == "pickled":
+        for file in network.own_code.values():
+            _copy_own(file, out)
+        structure = copy.deepcopy(network.model).to("meta")  # without values
+        torch.save(structure, out / "network.pt")
+
+
+def _copy(source: str, target: Path) -> None:
+    """Copy a file of this package and those that it needs, as plain modules of one folder."""
+    text = _ERROR.sub("InputError = ValueError", (_PACKAGE / source).read_text())
+    for dots, path in _NEEDED.findall(text):
+        folder, name = Path(source).parents[len(dots) - 1], path.rpartition(".")[2]
+        _copy(f"{folder}/{path.replace('.', '/')}.py", target.with_name(f"{name}.py"))
+    target.write_text(_RELATIVE.sub(r"\1from \2 import", text))
+
+
+def _copy_own(file: Path, out: Path) -> None:
+    if _LIBRARY.search(file.read_text()):
+        raise InputError(
+            f"{file} imports fedtailor, and an export is used without it; let the file define the "
+            f"nn.Module alone, and give head and targets in the experiment's [model]"
+        )
+    shutil.copyfile(file, out / file.name)

@@ -1,0 +1,324 @@
+"""A model of a finished run as a folder that works without this library."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..data import Data, Dataset
+from ..errors import InputError
+from ..inference.onboard import read_result
+from ..layers.lora import base_params
+from ..method import Method, Portable
+from ..models.packages import BUILTIN
+from ..params import Params
+from ..report.read import Trial, read_trial
+from ..runs.experiment import Experiment
+from ..runs.trained import TrainedMethod, Which, open_trained
+from ..task.backbone import Backbone
+from ..task.task import Task
+from .adapter import HEAD_FILE, write_adapter
+from .card import Score, card, joined_scores, licence, scores
+from .code import write_code
+from .network import WEIGHTS, Network, padded, write_tensors
+
+ABOUT = "export.json"
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A client's model, or the global one (``client`` None), and where it comes from.
+
+    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's.
+    """
+
+    experiment: Experiment
+    label: str
+    seed: int
+    data: dict[str, Any]
+    task: Task
+    state: Params
+    client: str | None = None
+    results: list[Score] = field(default_factory=list)
+
+    @property
+    def method(self) -> Method:
+        """The method with its settings."""
+        return self.experiment.methods[self.label]
+
+    @property
+    def network(self) -> Network:
+        """The base model."""
+        return Network(self.task.original, self.experiment.model, self.data)
+
+
+def export_model(
+    run: Path | str,
+    method: str,
+    out: Path | str,
+    *,
+    client: str | int | None = None,
+    seed: int | None = None,
+    which: Which = "best",
+    merge: bool = False,
+    all_clients: bool = False,
+    data: Data | Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> Path:
+    """Write a model of a finished run into the folder ``out``, for use without this library.
+
+    Args:
+        run: the run directory.
+        method: the method's label in the experiment.
+        out: a new folder, or an empty one.
+        client: whose model; None: the global one.
+        seed: None: the experiment's first.
+        which: the state of the reported round, or of the last one.
+        merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
+            large as the base.
+        all_clients: write a folder for each client into ``out``; what they share is there once.
+        data: the data, if the run was given them from Python.
+        backbone: the model, if the run was given it from Python.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
+            ``out`` holds something.
+    """
+    trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
+    with new_folder(Path(out)) as stage:
+        if all_clients:
+            if client is not None:
+                raise InputError(f"client {client} and all clients; name one, or take all")
+            _write_all(trained, stage, merge)
+        else:
+            write_model(_client_model(trained, _trial(trained), client), stage, merge)
+    return Path(out)
+
+
+def _trial(trained: TrainedMethod) -> Trial:
+    return read_trial(trained.folder, trained.label, trained.method.name, trained.seed)
+
+
+def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None) -> ClientModel:
+    state = trained.global_state() if client is None else trained.client_state(client)
+    model = ClientModel(
+        trained.experiment,
+        trained.label,
+        trained.seed,
+        dict(trained.data),
+        trained.task,
+        state,
+        None if client is None else str(client),
+    )
+    if client is None:
+        return replace(model, results=scores(trial, None, trained.global_round))
+    if (joined := trained.onboarded(client)) is not None:
+        return replace(model, results=joined_scores(read_result(joined), trained.round))
+    return replace(model, results=scores(trial, trained.number(client), trained.round))
+
+
+def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
+    """A folder for each client, and ``base`` if they share it."""
+    trial = _trial(trained)
+    names = trained.data.get("names") or range(trained.data["clients"])
+    folders = {name: _folder_name(str(name)) for name in names}
+    base = "base"
+    while base in folders.values():
+        base += "_"
+    for name, folder in folders.items():
+        (out / folder).mkdir()
+        write_model(_client_model(trained, trial, name), out / folder, merge, base=out / base)
+
+
+def _folder_name(client: str) -> str:
+    """A client's name as that of a folder.
+
+    >>> _folder_name("Berlin"), _folder_name("a/b"), _folder_name("..")
+    ('Berlin', 'a%2Fb', '%2E.')
+    """
+    quoted = quote(client, safe=" ")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def write_model(
+    model: ClientModel, out: Path, merge: bool = False, base: Path | None = None
+) -> None:
+    """Write a model into the folder ``out``, which is there and empty.
+
+    Args:
+        model: the model.
+        out: the folder.
+        merge: as in `export_model`.
+        base: where the base model is written, if it is not there; None: into ``out``. A folder
+            beside or inside ``out``.
+
+    Raises:
+        InputError: the model can't be merged, or has no plain description.
+    """
+    network, portable = model.network, _portable(model)
+    if merge:
+        portable = _merged(model, portable)
+    own, tensors = network.tensors, dict(portable.tensors)
+    is_plain = portable.form == "plain"
+    if is_plain and (base is None or merge):
+        tensors = {**own, **tensors}
+    complete = network.stored <= tensors.keys()
+    fits = is_plain and complete and not _is_smaller(tensors, own)
+    if fits and network.is_transformer:
+        files = _write_transformer(network, tensors, out)
+    else:
+        files = _write_parts(model, portable, tensors, out, base or out / "base", complete)
+    _write_rest(model, portable, out, files)
+
+
+def _portable(model: ClientModel) -> Portable:
+    """What the method says of the model.
+
+    Raises:
+        InputError: it says nothing, and has a forward pass of its own.
+    """
+    method, task = model.method, model.task
+    portable = method.portable(task, model.state)
+    if type(method).portable is Method.portable:
+        added = set()
+        if portable.form == "plain":
+            names = (name for name in task.trained if ".lora_" not in name)
+            added = {name for name in names if not base_params(task, {name: task.state[name]})}
+        if added or type(method).predict is not Method.predict:
+            what = f"layers of its own ({min(added)})" if added else "a predict of its own"
+            raise InputError(
+                f"{method.name} has {what}, and no portable that says as data what predicts; "
+                f"add one to its class"
+            )
+    return portable
+
+
+def _is_smaller(tensors: Params, own: Params) -> bool:
+    """Whether any of the base model's tensors has fewer units."""
+    return any(value.shape != own[name].shape for name, value in tensors.items())
+
+
+def _write_parts(
+    model: ClientModel, portable: Portable, tensors: Params, out: Path, base: Path, complete: bool
+) -> dict[str, Any]:
+    """The base model, and what the client has beside it: an adapter, or tensors."""
+    network = model.network
+    head = {name: value for name, value in network.tensors.items() if model.task.in_head(name)}
+    tensors = {**head, **tensors}  # a new head is not in the pretrained weights
+    source = _write_base(network, out, base, weights=not complete)
+    file = WEIGHTS
+    if portable.form == "adapter":
+        write_adapter(network, portable.lora, out, source)
+        file = HEAD_FILE
+    if tensors:
+        write_tensors(out / file, tensors)
+    return {"network": network.about(source, not complete), "tensors": file if tensors else None}
+
+
+def _merged(model: ClientModel, portable: Portable) -> Portable:
+    """The same as other values of the base model's tensors."""
+    if portable.form not in ("plain", "adapter"):
+        raise InputError(
+            f"{model.method.name} needs more than one set of weights, which no merged model has; "
+            f"leave out --merge"
+        )
+    own, tensors = model.network.tensors, dict(portable.tensors)
+    for path, (A, B) in portable.lora.items():
+        name = f"{path}.weight"
+        tensors[name] = tensors.get(name, own[name]) + B @ A
+    return Portable("plain", padded(tensors, own))
+
+
+def _write_transformer(network: Network, tensors: Params, out: Path) -> dict[str, Any]:
+    """The full model for ``from_pretrained``, or its encoder and head."""
+    if network.is_whole:
+        network.write(tensors, out, weights=True, whole=True)
+        if network.data["modality"] == "image":
+            network.write_image_processor(out)
+        return {"network": network.about(".", True, whole=True), "tensors": None}
+    network.write(tensors, out / "encoder", weights=True)
+    head = {n: v for n, v in tensors.items() if not n.startswith("encoder.")}
+    write_tensors(out / HEAD_FILE, head)
+    return {"network": network.about("encoder", True), "tensors": HEAD_FILE}
+
+
+def _write_base(network: Network, out: Path, base: Path, *, weights: bool) -> str | None:
+    """The base model, unless it has a name; where it is, seen from ``out``."""
+    if network.name is not None and weights:
+        return network.name
+    if not base.exists():
+        network.write(network.tensors, base, weights)
+    if not base.exists():
+        return None
+    return "base" if base.parent == out else f"../{base.name}"
+
+
+def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[str, Any]) -> None:
+    """What every export has: its description, tokenizer, code and card."""
+    experiment, network, data = model.experiment, model.network, model.data
+    builtin = None if network.is_own else BUILTIN.get(experiment.model.name)
+    text = data["modality"] == "text"
+    about: dict[str, Any] = {
+        "form": portable.form,
+        "settings": _settings(network, portable),
+        "method": model.method.name,
+        "label": model.label,
+        "client": model.client,
+        "clients": data["clients"],
+        "seed": model.seed,
+        "task": data["task"],
+        "modality": data["modality"],
+        "picture": data.get("picture"),
+        "id2label": dict(enumerate(data["classes"])),
+        "max_length": experiment.data.max_length if text else None,
+        "pooling": network.pooling or ("native" if text and network.is_transformer else None),
+        "batch_size": experiment.evaluate.batch_size,
+        "batch_order": "by length",
+        "base": {
+            "name": network.name or network.backbone.name,
+            "licence": builtin.licence if builtin else licence(network.name),
+            "get": builtin.get if builtin is not None else None,
+        },
+        "inputs": network.inputs(),
+        **files,
+    }
+    about["id2label"] = {str(number): label for number, label in about["id2label"].items()}
+    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    if network.backbone.tokenizer is not None:
+        network.backbone.tokenizer.save_pretrained(str(out))
+    write_code(network, portable.form, out)
+    (out / "README.md").write_text(card(experiment, about, model.results))
+
+
+def _settings(network: Network, portable: Portable) -> dict[str, Any]:
+    if portable.form == "adapter":
+        return {"adapted": network.backbone.encoder_prefix.removesuffix(".")}
+    return dict(portable.settings)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that becomes ``out`` when all is written."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; the output must be a directory")
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out} holds something already; choose a new --out, or an empty folder")
+    stage = out.with_name(f".{out.name}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    try:
+        yield stage
+        if out.is_dir():
+            out.rmdir()
+        stage.rename(out)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,265 @@
+"""The base model of an export: how it is built again, and where its weights come from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+from ..errors import InputError
+from ..models.config import ModelConfig
+from ..models.inputs import ImageInputs, ModuleInputs
+from ..models.packages import BUILTIN, quiet
+from ..models.pooled import Pooled
+from ..models.source import locate
+from ..params import Params
+from ..run_format import FROM_PYTHON
+from ..task.backbone import Backbone
+
+WEIGHTS = "model.safetensors"
+
+_DEFAULTS = {field.name: field.default for field in fields(Backbone)}
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A base model before any training, and what the run's data are.
+
+    ``data`` is `runs.manifest.data_manifest` of them.
+    """
+
+    backbone: Backbone
+    config: ModelConfig
+    data: Mapping[str, Any]
+
+    @property
+    def model(self) -> nn.Module:
+        """The module."""
+        return self.backbone.model
+
+    @property
+    def tensors(self) -> Params:
+        """All of its tensors by name, each once."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: value.detach() for name, value in named.items()}
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The names of those that the architecture alone does not tell."""
+        return frozenset(self.tensors.keys() & self.model.state_dict().keys())
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's own module."""
+        return self.config.factory is not None or self.config.name.startswith(FROM_PYTHON)
+
+    @cached_property
+    def own_code(self) -> dict[str, Path]:
+        """The files that define the classes of a module that was given from Python, by the names of
+        their Python modules; classes of installed packages are not among them.
+
+        Raises:
+            InputError: a class is in no file, or is this library's.
+        """
+        for name in ("prepare", "logits"):
+            function = getattr(self.backbone, name)
+            if function is not _DEFAULTS[name] and not isinstance(function, ModuleInputs):
+                raise InputError(
+                    f"the backbone has a function {name!r} of its own, which no export can take "
+                    f"along; let the module's forward do its work"
+                )
+        found = {}
+        for kind in {type(module) for module in self.model.modules()}:
+            file = getattr(sys.modules[kind.__module__], "__file__", None)
+            if file is None or kind.__module__.startswith("fedtailor."):
+                raise InputError(
+                    f"the class {kind.__qualname__} of {kind.__module__} is in no file that an "
+                    f"export can take along; define it in a file of its own, or set model.factory"
+                )
+            if not any(part in _INSTALLED for part in Path(file).parts):
+                found[kind.__module__] = Path(file)
+        return found
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the library transformers builds it."""
+        builtin = BUILTIN.get(self.config.name)
+        ours = builtin is not None and (builtin.network is not None or builtin.build is not None)
+        return not self.is_own and not ours
+
+    @property
+    def pooling(self) -> str | None:
+        """How a text classifier with a head of ours pools its tokens; None: there is none."""
+        return self.model.pooling if isinstance(self.model, Pooled) else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``from_pretrained`` of transformers can load all of it, its head too."""
+        return self.is_transformer and self.pooling != "mean"
+
+    @property
+    def name(self) -> str | None:
+        """The hub name or the folder of the pretrained weights; None: they must be stored."""
+        if not self.is_transformer or not self.config.pretrained or self.config.name in BUILTIN:
+            return None
+        source = locate(self.config, None)
+        return str(Path(source).resolve()) if Path(source).is_dir() else source
+
+    def about(self, source: str | None, weights: bool, whole: bool = False) -> dict[str, Any]:
+        """How ``base.py`` builds it.
+
+        Args:
+            source: where its files are: a folder relative to the export, or a hub name.
+            weights: whether its weights are there, too.
+            whole: whether the source has all of it in transformers' own architecture.
+        """
+        about = {"source": source, "weights": weights, "classes": len(self.data["classes"])}
+        if self.config.factory is not None:
+            file, _, function = self.config.factory.rpartition(":")
+            return about | {"kind": "module", "file": Path(file).name, "function": function}
+        if self.is_own:
+            return about | {
+                "kind": "pickled",
+                "code": {n: f.name for n, f in self.own_code.items()},
+            }
+        if self.is_transformer:
+            pooling = None if whole else self.pooling
+            about |= {"auto_class": self._auto_class(whole), "pooling": pooling}
+            if isinstance(self.model, Pooled):
+                about["head_bias"] = self.model.head.bias is not None
+            return about | {"kind": "transformers"}
+        if self.config.name == "efficientnet-lite0":
+            return about | {"kind": "efficientnet"}
+        prepare: Any = self.backbone.prepare
+        picture = [prepare.channels, *prepare.size(0, 0)]
+        return about | {
+            "kind": "built-in",
+            "name": self.config.name,
+            "picture": picture,
+            "width": self.config.width,
+        }
+
+    def _auto_class(self, whole: bool) -> str:
+        if self.pooling and not whole:
+            return "AutoModel"
+        if self.data["modality"] == "image":
+            return "AutoModelForImageClassification"
+        lm = self.data["task"] == "causal-lm"
+        return "AutoModelForCausalLM" if lm else "AutoModelForSequenceClassification"
+
+    def inputs(self) -> dict[str, Any]:
+        """How ``base.py`` turns a batch into the arguments of its forward."""
+        prepare: Any = self.backbone.prepare
+        if isinstance(prepare, ModuleInputs):
+            return {"kind": "module", "arguments": list(prepare.arguments)}
+        if self.is_own:
+            return {"kind": "module", "arguments": None}  # any, by name
+        if not isinstance(prepare, ImageInputs):
+            return {"kind": "text", "positions": prepare.max_length}
+        return {
+            "kind": "image",
+            "size": list(prepare.size(*self.data["picture"][1:])),
+            "channels": prepare.channels,
+            "mean": list(prepare.mean),
+            "std": list(prepare.std),
+            "argument": prepare.argument,
+            "options": {"interpolate_pos_encoding": True} if prepare.interpolate else {},
+        }
+
+    def write(self, tensors: Params, folder: Path, weights: bool, whole: bool = False) -> None:
+        """Write it into ``folder``, in Hugging Face's format if transformers builds it.
+
+        Args:
+            tensors: its tensors.
+            folder: made if need be.
+            weights: False: its configuration alone.
+            whole: in transformers' own architecture, with the head.
+        """
+        if not self.is_transformer:
+            if weights:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_tensors(folder / WEIGHTS, tensors)
+            return
+        import transformers
+        from transformers.pytorch_utils import Conv1D
+
+        part: Any = self.model.encoder if isinstance(self.model, Pooled) else self.model
+        config = copy.deepcopy(part.config)
+        if hasattr(config, "use_cache"):
+            config.use_cache = True
+        if self.data["task"] == "classification":
+            config.id2label = dict(enumerate(self.data["classes"]))
+            config.label2id = {name: number for number, name in enumerate(self.data["classes"])}
+        if self.backbone.tokenizer is not None and config.pad_token_id is None:
+            config.pad_token_id = self.backbone.tokenizer.pad_token_id
+        with torch.device("meta"), quiet():
+            auto = getattr(transformers, self._auto_class(whole))
+            like: Any = auto.from_config(config)
+        config.architectures = [type(like).__name__]
+        config.save_pretrained(str(folder))
+        if not weights:
+            return
+        if self.pooling:
+            prefix = f"{like.base_model_prefix}." if whole else ""
+            tensors = {
+                name.replace("encoder.", prefix, 1).replace("head.", "score.", 1): value
+                for name, value in tensors.items()
+                if whole or name.startswith("encoder.")
+            }
+        transposed = {f"{p}.weight" for p, m in like.named_modules() if isinstance(m, Conv1D)}
+        known = like.state_dict().keys()
+        write_tensors(
+            folder / WEIGHTS,
+            {n: v.t() if n in transposed else v for n, v in tensors.items() if n in known},
+        )
+
+    def write_image_processor(self, out: Path) -> None:
+        """Write the file by which transformers prepares pictures as this library does."""
+        about = self.inputs()
+        channels = about["channels"]
+
+        def by_channel(values: Sequence[float]) -> list[float]:
+            return [*values] if len(values) == channels else [values[0]] * channels
+
+        height, width = about["size"]
+        processor = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_convert_rgb": channels == 3,
+            "do_resize": True,
+            "size": {"height": height, "width": width},
+            "resample": 2,  # bilinear
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": by_channel(about["mean"]),
+            "image_std": by_channel(about["std"]),
+        }
+        (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def write_tensors(path: Path, tensors: Params) -> None:
+    """Write a safetensors file that transformers reads, too."""
+    plain = {n: v.detach().cpu().clone(memory_format=torch.contiguous_format)
+             for n, v in tensors.items()}  # fmt: skip
+    save_file(plain, path, metadata={"format": "pt"})
+
+
+def padded(tensors: Params, like: Params) -> Params:
+    """The tensors at the shapes of ``like``: zeros take the place of units that they lack."""
+    full = {}
+    for name, value in tensors.items():
+        missing = [b - a for a, b in zip(value.shape, like[name].shape, strict=True)]
+        widths = [width for m in reversed(missing) for width in (0, m)]
+        full[name] = F.pad(value, widths) if any(missing) else value
+    return full

@@ -1,0 +1,261 @@
+"""The base model of an exported model: its architecture, what it reads, and its predictions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+HERE = Path(__file__).parent
+
+Tensors = dict[str, Tensor]
+Batch = dict[str, Tensor]
+
+
+class Base(ABC):
+    """An exported model, read from its folder; `logits` is its forward pass.
+
+    ``about`` is the content of ``export.json``, ``network`` the base model, ``tensors`` are those
+    that the forward pass uses beside the network's own.
+    """
+
+    def __init__(self, folder: Path | str = HERE) -> None:
+        self.folder = Path(folder)
+        self.about: dict[str, Any] = json.loads((self.folder / "export.json").read_text())
+        self.settings: dict[str, Any] = self.about["settings"]
+        self.labels: list[str] = list(self.about["id2label"].values())
+        self.network = build(self.folder, self.about["network"]).eval().requires_grad_(False)
+        file = self.about["tensors"]
+        tensors: Tensors = load_file(self.folder / file) if file else {}
+        assign(self.network, {n: value for n, value in tensors.items() if "/" not in n})
+        self.tensors = {n: value for n, value in tensors.items() if "/" in n}
+        self.tokenizer: Any = None
+        if (self.folder / "tokenizer_config.json").is_file():
+            from transformers import AutoTokenizer
+
+            self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Tensor:
+        """Compute the logits ``[b, classes]``, or ``[b, L, vocabulary]`` of a language model.
+
+        ``batch`` has ``input_ids`` and ``attention_mask`` ``[b, L]``, or ``pixel_values``
+        ``[b, C, H, W]`` from 0 to 1.
+        """
+
+    def part(self, name: str) -> Tensors:
+        """Return the tensors whose name begins with ``name/``, under the rest of their name."""
+        start = f"{name}/"
+        return {n[len(start) :]: value for n, value in self.tensors.items() if n.startswith(start)}
+
+    def forward(self, batch: Batch, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Run the network, with ``tensors`` in the place of its own."""
+        output = functional_call(self.network, dict(tensors or {}), (), self.inputs(batch))
+        logits: Tensor = output if isinstance(output, Tensor) else output.logits
+        return logits.float()
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """Return the arguments of the network's forward."""
+        about = self.about["inputs"]
+        if about["kind"] == "text":
+            mask = batch["attention_mask"].long()
+            return {"input_ids": batch["input_ids"], "attention_mask": mask}
+        if about["kind"] == "module":
+            named = [n for n in batch if n not in ("labels", "weight")]
+            allowed = about["arguments"]
+            arguments = named if allowed is None or set(named) <= set(allowed) else allowed[:1]
+            return {argument: batch[n] for argument, n in zip(arguments, named, strict=True)}
+        x = resized(batch["pixel_values"], about["size"]).expand(-1, about["channels"], -1, -1)
+        mean, std = (x.new_tensor(about[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+        return {about["argument"]: (x - mean) / std, **about["options"]}
+
+    def batch(self, inputs: Sequence[str]) -> Batch:
+        """Return the batch of several texts, or of several files with pictures."""
+        if self.about["modality"] == "image":
+            return {"pixel_values": torch.cat([self._picture(path) for path in inputs])}
+        ids = [self._ids(text) for text in inputs]
+        longest = max(map(len, ids))
+        pad = self.tokenizer.pad_token_id or 0
+        return {
+            "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
+            "attention_mask": torch.tensor([[i < len(row) for i in range(longest)] for row in ids]),
+        }
+
+    def _ids(self, text: str) -> list[int]:
+        length = self.about["max_length"]
+        ids: list[int] = self.tokenizer(text, truncation=True, max_length=length)["input_ids"]
+        return ids or [next(iter(self.tokenizer.all_special_ids), 0)]
+
+    def _picture(self, path: str) -> Tensor:
+        import numpy as np
+        from PIL import Image
+
+        channels, *size = self.about["picture"]
+        with Image.open(path) as image:
+            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None] / 255
+        return resized(x, self.about["inputs"].get("size", size))
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
+        """Return the probability of each class, for every text or file with a picture.
+
+        Inputs of similar length share a batch, as when the model was evaluated.
+        """
+        texts = self.tokenizer is not None
+        order = sorted(range(len(inputs)), key=lambda i: len(self._ids(inputs[i])) if texts else 0)
+        size = self.about["batch_size"]
+        rows: dict[int, dict[str, float]] = {}
+        for start in range(0, len(order), size):
+            some = order[start : start + size]
+            p = torch.softmax(self.logits(self.batch([inputs[i] for i in some])), -1)
+            values = (dict(zip(self.labels, row, strict=True)) for row in p.tolist())
+            rows |= dict(zip(some, values, strict=True))
+        return [rows[i] for i in range(len(inputs))]
+
+    @torch.no_grad()
+    def generate(self, text: str, tokens: int = 40) -> str:
+        """Continue ``text`` by at most so many tokens, each time the most probable one."""
+        ids = torch.tensor([self._ids(text)])
+        positions = self.about["inputs"]["positions"] or 0  # the model's; 0: no limit
+        for _ in range(tokens):
+            seen = ids[:, -positions:]
+            logits = self.logits({"input_ids": seen, "attention_mask": torch.ones_like(seen)})
+            following = logits[:, -1].argmax(-1)
+            if int(following) == self.tokenizer.eos_token_id:
+                break
+            ids = torch.cat([ids, following[:, None]], 1)
+        return str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
+
+
+class Pooled(nn.Module):
+    """An encoder, its tokens' vectors pooled to one, and a linear head."""
+
+    def __init__(self, encoder: Any, pooling: str, classes: int, bias: bool) -> None:
+        super().__init__()
+        self.encoder, self.pooling = encoder, pooling
+        self.head = nn.Linear(encoder.config.hidden_size, classes, bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return ``[b, classes]``: of the mean over the real tokens, or of the last real one."""
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        real = attention_mask.to(hidden.dtype)
+        if self.pooling == "last":
+            real = real * (real.cumsum(1) == real.sum(1, keepdim=True))
+        pooled = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        logits: Tensor = self.head(pooled)
+        return logits
+
+
+def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:
+    """Return the network that ``about`` describes, with its weights if they are stored."""
+    source = folder / about["source"] if about["source"] else folder
+    network: nn.Module
+    if about["kind"] == "transformers":
+        return _transformer(str(source) if source.is_dir() else about["source"], about)
+    if about["kind"] == "built-in":
+        from ...models.cnn import cnn, lenet, resnet9
+
+        make = {"cnn": cnn, "lenet": lenet, "resnet9": resnet9}[about["name"]]
+        network = make(tuple(about["picture"]), about["classes"], about["width"])
+    elif about["kind"] == "efficientnet":
+        from efficientnet_lite_pytorch import EfficientNet
+
+        network = EfficientNet.from_name(
+            "efficientnet-lite0", image_size=None, num_classes=about["classes"]
+        )
+    elif about["kind"] == "pickled":
+        network = _unpickled(folder, about["code"])
+    else:
+        made = getattr(_code(folder / about["file"]), about["function"])()
+        network = made if isinstance(made, nn.Module) else made.model
+    if about["weights"]:
+        assign(network, load_file(source / "model.safetensors"))
+    return network
+
+
+def assign(network: nn.Module, tensors: Tensors) -> None:
+    """Give the network's tensors of these names new values, of any shape."""
+    known: Tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, value in tensors.items():
+        known[name].data = value
+
+
+def resized(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Return the pictures ``[b, C, H, W]`` in another height and width."""
+    if tuple(x.shape[2:]) == tuple(size):
+        return x
+    return F.interpolate(x, tuple(size), mode="bilinear", align_corners=False, antialias=True)
+
+
+def _transformer(source: str, about: Mapping[str, Any]) -> nn.Module:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    options: dict[str, Any] = {}
+    if about["auto_class"].endswith("Classification"):
+        options["num_labels"] = about["classes"]
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    kind = getattr(transformers, about["auto_class"])
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if about["weights"]:
+        model: Any = kind.from_pretrained(
+            source, config=config, ignore_mismatched_sizes=True, **options
+        )
+    else:
+        model = kind.from_config(config, **options)
+    _linearise(model)
+    if about["pooling"]:
+        model = Pooled(model, about["pooling"], about["classes"], about["head_bias"])
+    result: nn.Module = model
+    return result
+
+
+def _linearise(model: nn.Module) -> None:
+    """Replace every Conv1D (in GPT-2) by the nn.Linear that computes the same."""
+    from transformers.pytorch_utils import Conv1D
+
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            d_in, d_out = module.weight.shape
+            linear = nn.Linear(d_in, d_out, device="meta")
+            linear.weight = nn.Parameter(module.weight.detach().t().contiguous())
+            linear.bias = module.bias
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, linear)
+
+
+def _unpickled(folder: Path, code: Mapping[str, str]) -> nn.Module:
+    """Return the module of ``network.pt``; ``code`` has the files of its classes, by the names of
+    the Python modules in which they were defined."""
+    for name, file in code.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            parent = ".".join(parts[:end])
+            sys.modules.setdefault(parent, ModuleType(parent))
+        for key, value in vars(_code(folder / file)).items():
+            sys.modules[name].__dict__.setdefault(key, value)
+    structure: nn.Module = torch.load(folder / "network.pt", weights_only=False)
+    return structure.to_empty(device="cpu")
+
+
+def _code(file: Path) -> ModuleType:
+    """Run a Python file, and return it as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(code)
+    return code

@@ -1,0 +1,155 @@
+"""New clients at sites of their own join a run that has ended: the federation stays as it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import MessageType, RecordDict
+
+from ..errors import InputError
+from ..inference.onboard import to_new_client
+from ..params import Params, add_prefix
+from ..runs.directory import as_json, locked, read_json, write_atomically
+from ..runs.experiment import Experiment
+from ..runs.trained import TrainedMethod, open_trained
+from ..task.backbone import Backbone
+from .codec import pack, unpack
+from .messages import JoinReply, JoinRequest, digest
+from .nodes import Nodes, Timeouts
+
+# beside the logs: ``run``, the name under which clients keep their states, and ``models``, whose
+# clients have kept their models of its round
+FLOWER = "flower.json"
+_JOINED = "joined.json"  # beside it: the ``clients`` that have joined
+
+
+def has_ended(experiment: Experiment, out: Path) -> bool:
+    """Whether no round of a run is left."""
+    return all(
+        (folder / "commit.json").exists() and _ended(folder)
+        for _, _, folder in _parts(experiment, out)
+    )
+
+
+def _parts(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]:
+    for label in experiment.methods:
+        for seed in experiment.seeds:
+            yield label, seed, out / "methods" / label / f"seed-{seed}"
+
+
+def _ended(folder: Path) -> bool:
+    commit = read_json(folder / "commit.json")
+    return bool(commit["finished"] or commit["diverged"])
+
+
+@dataclass(frozen=True)
+class Joining:
+    """``clients``, numbered from K on, that join the run in ``out``."""
+
+    nodes: Nodes
+    experiment: Experiment
+    out: Path
+    clients: Sequence[int]
+    timeouts: Timeouts
+    backbone: Backbone | None
+
+    def join_all(self) -> bool:
+        """Let every new client that has not joined yet fit its models; whether there was one."""
+        if not self.clients:
+            return False
+        with locked(self.out):
+            todo = [
+                (label, seed, folder, missing)
+                for label, seed, folder in _parts(self.experiment, self.out)
+                if (missing := self._missing(folder))
+            ]
+            self._wait({client for *_, missing in todo for client in missing})
+            for label, seed, folder, missing in todo:
+                self._join(label, seed, folder, missing)
+        return bool(todo)
+
+    def _missing(self, folder: Path) -> list[int]:
+        """The clients that have not joined a method with a seed; none if it has no model."""
+        if not read_json(folder / "commit.json")["round"]:
+            return []
+        path = folder / _JOINED
+        joined = read_json(path)["clients"] if path.exists() else []
+        return [client for client in self.clients if client not in joined]
+
+    def _wait(self, clients: set[int]) -> None:
+        """Wait until each of ``clients`` has a node, for as long as the start of a run may take."""
+        end = time.monotonic() + self.timeouts.start
+        self.nodes.refresh()
+        while not clients <= self.nodes.node_of_new.keys() and time.monotonic() < end:
+            time.sleep(self.timeouts.poll)
+            self.nodes.refresh()
+
+    def _join(self, label: str, seed: int, folder: Path, missing: Sequence[int]) -> None:
+        title = f"{label}, seed {seed}"
+        trained = open_trained(self.out, label, seed, backbone=self.backbone)
+        by_node: dict[int, list[int]] = {}
+        for client in missing:
+            if client in self.nodes.node_of_new:
+                by_node.setdefault(self.nodes.node_of_new[client], []).append(client)
+            else:
+                _warn(f"{title}: no node serves the new client {client}")
+        run: str = read_json(folder / FLOWER)["run"]
+        contents = [(node, self._content(trained, run, k)) for node, k in by_node.items()]
+        limit = self.timeouts.reply
+        for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):
+            try:
+                joined = _joined(content, (run, label, seed), by_node[node], title)
+            except InputError as error:
+                _warn(f"{title}: without the new clients {by_node[node]}: {error}")
+                continue
+            _record(folder, joined)
+
+    def _content(self, trained: TrainedMethod, run: str, clients: Sequence[int]) -> RecordDict:
+        head = JoinRequest(
+            digest(self.experiment), run, trained.label, trained.seed, trained.round,
+            tuple(clients),
+        )  # fmt: skip
+        return pack(head, [_payload(trained, client) for client in clients])
+
+
+def _payload(trained: TrainedMethod, client: int) -> Params:
+    received, shared = to_new_client(trained, client)
+    return {**add_prefix(received, "received/"), **add_prefix(shared or {}, "global/")}
+
+
+def _joined(
+    content: RecordDict | str, part: tuple[str, str, int], clients: Sequence[int], title: str
+) -> list[int]:
+    """The clients that have joined, by a node's answer; the others are printed.
+
+    Raises:
+        InputError: there is no answer, or one to something else.
+    """
+    if isinstance(content, str):
+        raise InputError(content)
+    reply, _ = unpack(content, JoinReply)
+    if (reply.run, reply.label, reply.seed) != part:
+        raise InputError(f"an answer about {reply.label}, seed {reply.seed}")
+    results = {result.client: result for result in reply.results if result.client in clients}
+    for client in clients:
+        if client not in results:
+            _warn(f"{title}: without the new client {client}: its node says nothing of it")
+        elif (error := results[client].error) is not None:
+            _warn(f"{title}: without the new client {client}: {error}")
+        else:
+            _warn(f"{title}: client {client} has joined; it keeps {results[client].kept}")
+    return [client for client, result in results.items() if result.error is None]
+
+
+def _record(folder: Path, clients: Sequence[int]) -> None:
+    path = folder / _JOINED
+    before = read_json(path)["clients"] if path.exists() else []
+    write_atomically(path, as_json({"clients": sorted({*before, *clients})}))
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)

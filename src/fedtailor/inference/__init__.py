@@ -1,0 +1,1 @@
+"""Using what a run has trained: predictions, and new clients."""

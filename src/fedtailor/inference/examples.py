@@ -1,0 +1,113 @@
+"""Texts, pictures and arrays, as the examples of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.table import Images, Tokens
+from ..data.tokens import encode
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+def text_examples(
+    values: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int
+) -> Tokens:
+    """Texts as token sequences of at most ``max_length``; `Tokens` as they are.
+
+    Raises:
+        InputError: these are no texts, or there is no tokenizer for them.
+    """
+    if isinstance(values, Tokens):
+        return values
+    texts = [values] if isinstance(values, str) else list(values)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(
+                f"input {number} is a {type(text).__name__}; this model reads texts (str)"
+            )
+    if tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer; give its inputs as fedtailor.data.table.Tokens"
+        )
+    return encode(texts, tokenizer, max_length)
+
+
+def picture_examples(values: Any, shape: Sequence[int]) -> Images:
+    """Pictures of the run's ``shape`` (channels, height, width).
+
+    Args:
+        values: an array ``[n, C, H, W]`` or, of grey pictures, ``[n, H, W]``: uint8, or float as
+            the model reads them; or a list of paths, of PIL's pictures, or of arrays without n.
+            `Images` as they are.
+        shape: to which pictures of another size are resized.
+
+    Raises:
+        InputError: a file is no picture, or an array has other channels.
+    """
+    if isinstance(values, Images):
+        return values
+    if isinstance(values, str | Path):
+        values = picture_paths(Path(values)) if Path(values).is_dir() else [values]
+    pictures = [_picture(value, shape) for value in values]
+    empty = np.zeros((0, *shape), np.uint8)
+    return Images(np.stack(pictures) if pictures else empty)
+
+
+def picture_paths(folder: Path) -> list[Path]:
+    """The pictures in a folder and below it, in the order of their names.
+
+    Raises:
+        InputError: there is none.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
+    if not paths:
+        raise InputError(f"{folder} holds no pictures; allowed: {', '.join(PICTURES)}")
+    return paths
+
+
+def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
+    channels, height, width = shape
+    if isinstance(value, str | Path):
+        value = _opened(Path(value))
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "convert"):
+            raise InputError(
+                f"an input is a {type(value).__name__}; this model reads pictures: paths, arrays "
+                "or PIL's images"
+            )
+        value = np.asarray(value.convert("L" if channels == 1 else "RGB"))
+        value = value.reshape(*value.shape[:2], -1).transpose(2, 0, 1)
+    array = value[None] if value.ndim == 2 else value
+    if array.ndim != 3 or len(array) != channels:
+        raise InputError(
+            f"a picture has the shape {list(value.shape)}; allowed: {channels} channels, height, "
+            f"width, as {list(shape)} in training"
+        )
+    array = array if array.dtype == np.uint8 else array.astype(np.float32)
+    if array.shape[1:] != (height, width):
+        array = Images(array[None]).resized(height, width).values[0]
+    fitting: NDArray[Any] = array
+    return fitting
+
+
+def _opened(path: Path) -> Any:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except FileNotFoundError:
+        raise InputError(f"no file {str(path)!r}") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{path} is no picture that can be read: {error}") from None

@@ -1,0 +1,164 @@
+"""A model of a finished run, ready to predict: a client's own, or the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Data
+from ..data.table import Dataset, Images, Tokens
+from ..engine.scoring import by_length
+from ..errors import InputError
+from ..params import Batch, Params, to_device
+from ..runs.trained import TrainedMethod, open_trained
+from ..task.backbone import Backbone
+from .examples import picture_examples, text_examples
+from .generation import generate
+from .module import LogitsModule
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable class, its probability, and that of every class."""
+
+    label: str
+    probability: float
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """The model that a client uses, or the global one (``client`` None). ``state`` has its tensors,
+    beside the frozen ones of the model that the run began with."""
+
+    trained: TrainedMethod
+    client: str | int | None
+    state: Params
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the logits; none for language modelling."""
+        return tuple(self.trained.data["classes"])
+
+    @property
+    def kind(self) -> str:
+        """``classification`` or ``causal-lm``."""
+        return self.trained.task.backbone.kind
+
+    @cached_property
+    def module(self) -> LogitsModule:
+        """The model as an ``nn.Module`` that has the client's tensors and returns logits."""
+        return LogitsModule(self.trained.method, self.trained.task, self.state)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits of a batch, float32 ``[b, classes]`` or ``[b, L, vocabulary]``.
+
+        Args:
+            batch: ``input_ids`` int64 and ``attention_mask`` ``[b, L]``, padded on the right; or
+                ``pixel_values`` float ``[b, C, H, W]``, bytes divided by 255.
+        """
+        task = self.trained.task
+        if "attention_mask" in batch:
+            batch = {**batch, "attention_mask": batch["attention_mask"].float()}
+        with torch.no_grad():
+            return self.trained.method.predict(task, self.state, to_device(batch, task.device))
+
+    def predict(self, inputs: Any, *, max_new_tokens: int = 32) -> list[Any]:
+        """Predict each of some inputs; the results are in the order of the inputs.
+
+        The inputs go through the model in batches of ``evaluate.batch_size``, the shortest texts
+        first, as in an evaluation. Only a method whose predictions depend on the batch (pFedGate)
+        can tell.
+
+        Args:
+            inputs: texts; or pictures as paths, a folder, PIL's images or arrays ``[n, C, H, W]``.
+            max_new_tokens: of a language model's text.
+
+        Returns:
+            A `Prediction` for each input; from a causal language model the text (str) that goes on
+            from it, by the most probable tokens.
+
+        Raises:
+            InputError: the model reads inputs of another kind, or one of them can't be read.
+        """
+        examples = self.examples(inputs)
+        if isinstance(examples, Tokens) and self.kind == "causal-lm":
+            return self._texts(examples, max_new_tokens)
+        size = self.trained.experiment.evaluate.batch_size
+        predictions: list[Any] = [None] * len(examples)
+        for rows in by_length(examples.lengths(np.arange(len(examples))), size):
+            scores = torch.softmax(self.logits(examples.batch(rows)), 1).tolist()
+            for row, values in zip(rows, scores, strict=True):
+                predictions[row] = self._prediction(values)
+        return predictions
+
+    def examples(self, inputs: Any) -> Tokens | Images:
+        """Inputs as `predict` takes them, tokenised or decoded as in the run.
+
+        Raises:
+            InputError: the model reads inputs of another kind, or one of them can't be read.
+        """
+        if isinstance(inputs, Dataset):
+            inputs = inputs.inputs
+        data = self.trained.data
+        if data["modality"] == "image":
+            return picture_examples(inputs, data["picture"])
+        max_length = self.trained.experiment.data.max_length
+        return text_examples(inputs, self.trained.task.backbone.tokenizer, max_length)
+
+    def _prediction(self, values: list[float]) -> Prediction:
+        best = int(np.argmax(values))
+        names = self.classes
+        return Prediction(names[best], values[best], dict(zip(names, values, strict=True)))
+
+    def _texts(self, prompts: Tokens, max_new_tokens: int) -> list[str]:
+        backbone = self.trained.task.backbone
+        if backbone.tokenizer is None:
+            raise InputError("this language model has no tokenizer, so it can't generate text")
+        end = backbone.tokenizer.eos_token_id
+        longest = getattr(backbone.prepare, "max_length", None)
+        size = self.trained.experiment.evaluate.batch_size
+        texts = [""] * len(prompts)
+        for rows in by_length(prompts.lengths(np.arange(len(prompts))), size):
+            ids = [
+                prompts.values[prompts.offsets[row] : prompts.offsets[row + 1]].tolist()
+                for row in rows
+            ]
+            new = generate(self.logits, ids, max_new_tokens, end, longest)
+            for row, tokens in zip(rows, new, strict=True):
+                texts[row] = backbone.tokenizer.decode(tokens, skip_special_tokens=True)
+        return texts
+
+
+def load_model(
+    run: Path | str,
+    method: str,
+    client: str | int | None = None,
+    seed: int | None = None,
+    *,
+    data: Data | Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> PersonalModel:
+    """Load a model of a finished run.
+
+    Args:
+        run: the run directory.
+        method: the method's label in the experiment.
+        client: a client, also one that joined afterwards; None: the global model.
+        seed: None: the experiment's first.
+        data: the data, if the run was given them from Python.
+        backbone: the model, if the run was given it from Python.
+
+    Raises:
+        InputError: there is no such run, method, seed or client; the method has no global model.
+    """
+    trained = open_trained(run, method, seed, data=data, backbone=backbone)
+    state = trained.global_state() if client is None else trained.client_state(client)
+    return PersonalModel(trained, client, to_device(state, trained.task.device))

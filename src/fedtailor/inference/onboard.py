@@ -1,0 +1,342 @@
+"""A new client of a finished run: only what the method keeps by client is fitted, to its data."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import random
+from ..data import Data
+from ..data.federation import Federation, Split
+from ..data.table import Dataset, Images
+from ..engine.client import ClientEvaluation, Training
+from ..engine.executors.work import ClientRequest
+from ..engine.joining import Candidate, fits_anything, join, join_requests
+from ..engine.rounds import client_works
+from ..engine.scoring import SPLITS
+from ..errors import InputError
+from ..params import Params, aligned, clone, encode, to_device
+from ..runs.build import federation_of, public_of, with_new_clients
+from ..runs.directory import as_json, locked, read_json, write_atomically
+from ..runs.trained import STATE_FILE, TrainedMethod, open_trained
+from ..task.backbone import Backbone
+
+RESULT_FILE = "result.json"
+_ALL: tuple[Split, ...] = ("train", *SPLITS)
+_NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
+_MODELS = {  # as results name them, in the order in which equal ones are preferred
+    "fitted": "fitted to the new client",
+    "guess": "the federation's best guess",
+    "global": "the global model",
+}
+
+Scores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, split and metric
+
+
+@dataclass(frozen=True)
+class Onboarded:
+    """A client that has joined a finished run.
+
+    ``number`` is its number, from K on. ``scores`` has, for ``majority`` (always its most frequent
+    class), ``global``, ``guess`` (what the server can say before the client has fitted anything)
+    and ``fitted``, on its ``validation`` and ``test`` examples the ``accuracy``, the ``loss`` and
+    the ``count`` of predictions. ``kept`` names the model that the client uses: the best on
+    validation examples. ``note`` says what else there is to say.
+    """
+
+    client: str
+    number: int
+    method: str
+    seed: int
+    passes: int
+    num_examples: Mapping[str, int]
+    scores: Scores
+    kept: str
+    note: str
+    data: str
+
+    def __str__(self) -> str:
+        from tabulate import tabulate
+
+        counts = ", ".join(f"{count} {split}" for split, count in self.num_examples.items())
+        rows = [
+            [_MODELS.get(model, "always the most frequent class")]
+            + [_shown(scores[split], metric) for split in SPLITS for metric in ("accuracy", "loss")]
+            for model, scores in self.scores.items()
+        ]
+        heads = ["model", "validation %", "loss", "test %", "loss"]
+        table = tabulate(rows, heads, colalign=["left", *["right"] * 4], disable_numparse=True)
+        title = f"{self.client} (client {self.number}) joins {self.method}, seed {self.seed}"
+        return f"{title}: {counts} examples\n\n{table}\n\nkept: {_MODELS[self.kept]}; {self.note}"
+
+
+def onboard(
+    run: Path | str,
+    method: str,
+    data: Path | str | Data | Dataset,
+    client: str,
+    seed: int | None = None,
+    *,
+    passes: int | None = None,
+    overwrite: bool = False,
+    backbone: Backbone | None = None,
+) -> Onboarded:
+    """Let a new client join a finished run, and keep its model there.
+
+    The federation's own files don't change, and nothing of the client is sent. `load_model` and
+    ``fedtailor predict`` find the client by its name.
+
+    Args:
+        run: the run directory.
+        method: the method's label in the experiment.
+        data: the client's file, with the columns and classes of the run's data; or a `Data` or
+            a `Dataset`.
+        client: the client's new name.
+        seed: None: the experiment's first.
+        passes: how often it goes through a round's worth of local training; None:
+            ``evaluate.novel_passes``.
+        overwrite: replace a client that has joined before under this name.
+        backbone: the model, if the run was given it from Python.
+
+    Raises:
+        InputError: there is no such run or method; the name is taken or can't be one; the data
+            can't be used, such as a label that the run doesn't know.
+    """
+    trained = open_trained(run, method, seed, backbone=backbone)
+    if passes is not None and passes < 1:
+        raise InputError(f"passes = {passes}: must be 1 or more")
+    _check_name(trained, client, overwrite)
+    dataset = _dataset(trained, data)
+    folder = trained.folder / "onboarded"
+    with locked(folder):
+        number = _number(trained, folder, client)
+        passes = passes or trained.experiment.evaluate.novel_passes or 1
+        federation = _federation(trained, dataset, number, backbone)
+        result, state = fit_new_client(trained, federation, client, number, passes)
+        stage = folder / f".{client}.new"
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir()
+        write_atomically(stage / STATE_FILE, encode(clone(to_device(state, torch.device("cpu")))))
+        write_atomically(stage / RESULT_FILE, as_json(asdict(result)))
+        if (folder / client).exists():
+            shutil.rmtree(folder / client)
+        stage.rename(folder / client)
+    return result
+
+
+def read_result(folder: Path) -> Onboarded:
+    """What is known of a client that has joined, from its folder."""
+    return Onboarded(**read_json(folder / RESULT_FILE))
+
+
+def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
+    if not _NAME.fullmatch(client):
+        raise InputError(
+            f"client name {client!r}: allowed are letters, digits, ' ', '.', '-' and '_', "
+            "beginning with a letter or a digit, and not a number alone"
+        )
+    if not overwrite and (folder := trained.onboarded(client)) is not None:
+        raise InputError(f"{folder} has joined already; --overwrite replaces it")
+    try:
+        number = trained.number(client)
+    except InputError:
+        return
+    raise InputError(f"{client!r} is client {number} of the federation; choose another name")
+
+
+def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
+    """The client's number: the one that it had, or the next one, from K on."""
+    numbers = {
+        path.parent.name: int(read_json(path)["number"])
+        for path in folder.glob(f"[!.]*/{RESULT_FILE}")
+    }
+    first: int = trained.data["clients"]
+    return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
+
+
+def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset) -> Dataset:
+    """The new client's data, like the federation's."""
+    wanted = trained.data
+    if not isinstance(data, Dataset):
+        classes = tuple(wanted["classes"]) if wanted["task"] == "classification" else ()
+        ours = trained.experiment.data
+        columns = {"text": ours.text, "image": ours.image, "label": ours.label}
+        source = data if isinstance(data, Data) else Data({"path": str(data), **columns})
+        config = replace(
+            source.config(ours), task=wanted["task"], client=None,
+            classes=classes, limit=None, skip=0, limit_test=None,
+        )  # fmt: skip
+        data = source.load(config, trained.task.backbone.tokenizer)
+    for what in ("task", "modality", "classes"):
+        value = list(data.classes) if what == "classes" else getattr(data, what)
+        if value != wanted[what]:
+            raise InputError(
+                f"the new client's data have {what} {value!r}; the run's have {wanted[what]!r}"
+            )
+    if isinstance(data.inputs, Images):
+        channels, height, width = wanted["picture"]
+        if data.picture != (channels, height, width):
+            if data.inputs.values.shape[1] != channels:
+                raise InputError(
+                    f"the new client's pictures have {data.inputs.values.shape[1]} channels; the "
+                    f"run's have {channels}"
+                )
+            data = replace(data, inputs=data.inputs.resized(height, width))
+    return data
+
+
+def _federation(
+    trained: TrainedMethod, dataset: Dataset, number: int, backbone: Backbone | None
+) -> Federation:
+    """The new client alone, with its rows divided by the run's rules."""
+    clients = range(number, number + 1)
+    experiment = with_new_clients(trained.experiment, clients)
+    federation = federation_of(experiment, dataset, trained.seed, clients)
+    if not trained.method.needs_public:
+        return federation
+    return replace(federation, public=public_of(experiment, dataset, backbone))
+
+
+def fit_new_client(
+    trained: TrainedMethod, federation: Federation, client: str, number: int, passes: int
+) -> tuple[Onboarded, Params]:
+    """Fit the new client, alone in ``federation``; the result, and the state that it uses."""
+    method, task, plan = trained.method, trained.task, trained.experiment.plan
+    private = aligned(method.init_client(task, number, random.key(trained.seed, "client", number)))
+    (request,) = join_requests(
+        federation, plan.local, [number], trained.round, passes, lambda client: private
+    )
+    works = client_works(method, task, federation, plan)
+    training, evaluation = works["train"], works["evaluate"]
+    assert isinstance(training, Training)
+    assert isinstance(evaluation, ClientEvaluation)
+    received, shared = to_new_client(trained, number)
+    candidates = join(training, evaluation, received, shared, request)
+    return decide(training, request, candidates, client=client, label=trained.label)
+
+
+def to_new_client(trained: TrainedMethod, number: int) -> tuple[Params, Params | None]:
+    """What the server sends to a new client, and the global model, if there is one."""
+    method, task, server = trained.method, trained.task, aligned(trained.server)
+    shared = None if method.global_state(task, server) is None else trained.global_state()
+    return method.send_new(task, server, number), shared
+
+
+def decide(
+    training: Training,
+    request: ClientRequest,
+    candidates: Mapping[str, Candidate],
+    *,
+    client: str,
+    label: str,
+) -> tuple[Onboarded, Params]:
+    """Choose among the models of `engine.joining.join`; the result, and the state of the kept one.
+
+    Args:
+        training, request: those of `join`.
+        candidates: what `join` has returned.
+        client: the new client's name.
+        label: the method's.
+    """
+    federation, number = training.federation, request.client
+    assert request.private is not None
+    fits = fits_anything(training.method, request.private)
+    if not fits and "global" in candidates:
+        candidates = {"global": candidates["global"]}
+    by_loss = training.task.backbone.kind == "causal-lm"
+    kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
+    scores = _all_scores(federation, number, candidates)
+    if _did_not_learn(scores, kept):
+        note += "; on its test examples it is no better than the most frequent class"
+    result = Onboarded(
+        client=client,
+        number=number,
+        method=label,
+        seed=federation.seed,
+        passes=request.passes,
+        num_examples={split: len(federation.rows(number, split)) for split in _ALL},
+        scores=scores,
+        kept=kept,
+        note=note,
+        data=federation.dataset.digest,
+    )
+    return result, candidates[kept].state
+
+
+def choose(
+    candidates: Mapping[str, Candidate], *, fits: bool, label: str, by_loss: bool = False
+) -> tuple[str, str]:
+    """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
+    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken."""
+    present = [name for name in _MODELS if name in candidates]
+    sums = {name: candidates[name].sums for name in present}
+    if not fits:
+        return present[-1], f"{label} keeps nothing by client, so there is nothing to fit"
+    same = all(np.array_equal(found, sums["fitted"]) for found in sums.values())
+    if "global" in present and same and sums["fitted"][:, 2].any():
+        return "global", f"what {label} keeps by client does not change its predictions"
+    if not sums["fitted"][0, 2]:
+        return "fitted", "there are no validation examples to choose by"
+    best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
+    return best, f"the best of {len(present)} on its validation examples"
+
+
+def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
+    """What is better is larger: hits, then minus the loss; or minus the loss alone."""
+    loss, hits, _ = sums
+    return 0.0 if by_loss else float(hits), -float(loss) if np.isfinite(loss) else -np.inf
+
+
+def _all_scores(
+    federation: Federation, number: int, candidates: Mapping[str, Candidate]
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    scores = {}
+    if federation.dataset.labels is not None:
+        scores["majority"] = _majority(federation, number)
+    for name in reversed(_MODELS):
+        if name in candidates:
+            by_split = zip(SPLITS, candidates[name].sums, strict=True)
+            scores[name] = {split: _means(sums) for split, sums in by_split}
+    return scores
+
+
+def _did_not_learn(scores: Scores, kept: str) -> bool:
+    most = scores["majority"]["test"]["accuracy"] if "majority" in scores else None
+    reached = scores[kept]["test"]["accuracy"]
+    return most is not None and reached is not None and reached <= most
+
+
+def _majority(federation: Federation, number: int) -> dict[str, dict[str, float | None]]:
+    labels = federation.dataset.labels
+    assert labels is not None
+    most = np.bincount(labels[federation.rows(number, "train")]).argmax()
+    hits = {split: labels[federation.rows(number, split)] == most for split in SPLITS}
+    return {
+        split: {
+            "accuracy": float(hit.mean()) if len(hit) else None,
+            "loss": None,
+            "count": len(hit),
+        }
+        for split, hit in hits.items()
+    }
+
+
+def _means(sums: NDArray[np.float64]) -> dict[str, float | None]:
+    loss, hits, count = sums.tolist()
+    if not count:
+        return {"accuracy": None, "loss": None, "count": 0}
+    return {"accuracy": hits / count, "loss": loss / count, "count": count}
+
+
+def _shown(scores: Mapping[str, float | None], metric: str) -> str:
+    value = scores[metric]
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if metric == "accuracy" else f"{value:.3f}"

@@ -1,0 +1,192 @@
+"""What ``fedtailor predict`` reads and writes: rows of a file, pictures of a folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.columns import usual_column
+from ..data.config import DataConfig
+from ..errors import InputError, unknown
+from .examples import PICTURES, picture_paths
+from .model import Prediction
+
+TABLES = (".csv", ".jsonl", ".txt")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs in their order: texts, or paths of pictures; and their labels, if they have any."""
+
+    inputs: Sequence[str] | Sequence[Path]
+    labels: Sequence[str] | None = None
+
+    @property
+    def are_pictures(self) -> bool:
+        """Whether the inputs are paths."""
+        return isinstance(self.inputs[0], Path)
+
+
+def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None = None) -> Rows:
+    """Read the inputs of predictions.
+
+    Args:
+        source: a csv or jsonl file with a column of texts; a txt file with one text a line; a
+            picture, or a folder of pictures; ``-``: stdin, with one text or one JSON object a line,
+            or a csv if ``text`` is given.
+        data: names the columns, as in the run.
+        images: whether the model reads pictures.
+        text: the column of texts, instead of the one that ``data`` names.
+
+    Raises:
+        InputError: there is no such file or column, or nothing in it.
+    """
+    path = Path(source)
+    if source != "-" and not path.exists():
+        raise InputError(f"no file {source!r}")
+    if images:
+        return _pictures(path, source)
+    if source == "-":
+        return _of_stdin(sys.stdin.read(), data, text)
+    if path.is_dir() or path.suffix not in TABLES:
+        raise InputError(
+            f"can't read {source!r}: this model reads texts; allowed: {', '.join(TABLES)} files, "
+            "or - for stdin"
+        )
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is not UTF-8 text: {error}") from None
+    return _of_text(content, path.suffix, source, data, text)
+
+
+def _pictures(path: Path, source: str) -> Rows:
+    if path.is_dir():
+        return Rows(picture_paths(path))
+    if path.suffix.lower() in PICTURES:
+        return Rows([path])
+    raise InputError(
+        f"can't read {source!r}: this model reads pictures; allowed: a folder of pictures, or one "
+        f"of {', '.join(PICTURES)}"
+    )
+
+
+def _of_stdin(content: str, data: DataConfig, text: str | None) -> Rows:
+    lines = content.lstrip().startswith("{")
+    kind = ".jsonl" if lines else ".txt" if text is None else ".csv"
+    return _of_text(content, kind, "stdin", data, text)
+
+
+def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str | None) -> Rows:
+    if kind == ".txt":
+        texts = content.splitlines()
+        if not texts:
+            raise InputError(f"{source} is empty; one text a line is needed")
+        return Rows(texts)
+    table = _csv(content, source) if kind == ".csv" else _jsonl(content, source)
+    if not table:
+        raise InputError(f"{source} has no rows; one is needed")
+    columns = list(table[0])
+    name = _text_column(columns, text or data.text, source)
+    label = usual_column("label", columns) if data.label is None else data.label
+    for number, row in enumerate(table, 1):
+        if not isinstance(row.get(name), str):
+            raise InputError(f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a text")
+    labels = None if label not in columns else [str(row.get(label, "")) for row in table]
+    return Rows([row[name] for row in table], labels)
+
+
+def _csv(content: str, source: str) -> list[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        table = list(csv.DictReader(io.StringIO(content, newline=""), strict=True))
+    except csv.Error as error:
+        raise InputError(f"{source} is not a csv file: {error}") from None
+    for number, row in enumerate(table, 1):
+        if None in row or None in row.values():
+            raise InputError(f"{source}, row {number} has not as many fields as the header")
+    return table
+
+
+def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
+    table = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{source}, line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{source}, line {number} is no JSON object: {line[:40]}")
+        table.append(row)
+    return table
+
+
+def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
+    if name is not None and name not in columns:
+        raise unknown("column", name, columns, where=source, kind="columns")
+    column = name or usual_column("text", columns)
+    if column is None:
+        raise InputError(
+            f"no column of {source} has a usual name for texts; name it with --text; columns: "
+            f"{', '.join(columns)}"
+        )
+    return column
+
+
+def accuracy(
+    predictions: Sequence[Prediction], labels: Sequence[str], classes: Sequence[str]
+) -> str:
+    """In words, how many predictions are right; labels may be class names or their numbers.
+
+    Raises:
+        InputError: a label is none of the model's classes.
+    """
+    numbered = {str(number): name for number, name in enumerate(classes)}
+    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name != ""]
+    names = {name: name if name in classes else numbered.get(name) for _, name in known}
+    if wrong := next((name for name, meaning in names.items() if meaning is None), None):
+        raise unknown("label", wrong, classes)
+    right = sum(p.label == names[name] for p, name in known)
+    if not known:
+        return "no row has a label"
+    return f"accuracy {right / len(known):.4f}: {right} of {len(known)} rows"
+
+
+def as_objects(rows: Rows, results: Iterable[Prediction | str]) -> Iterator[dict[str, Any]]:
+    """A JSON object for each result; pictures have the name of their ``file``."""
+    for value, result in zip(rows.inputs, results, strict=True):
+        of = {"file": str(value)} if rows.are_pictures else {}
+        if isinstance(result, str):
+            yield {**of, "text": result}
+        else:
+            probabilities = {name: round(p, 6) for name, p in result.probabilities.items()}
+            yield {
+                **of,
+                "label": result.label,
+                "probability": round(result.probability, 6),
+                "probabilities": probabilities,
+            }
+
+
+def as_csv(objects: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of a csv file, the header first; a column ``p(CLASS)`` for each class."""
+    for number, content in enumerate(objects):
+        flat = {name: value for name, value in content.items() if name != "probabilities"}
+        flat |= {f"p({name})": p for name, p in content.get("probabilities", {}).items()}
+        if number == 0:
+            yield _csv_line(flat)
+        yield _csv_line(flat.values())
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()

@@ -1,0 +1,172 @@
+"""The results of single clients: all of them where they have names and are few, and the worst."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .majority import majority_accuracy
+from .read import Evaluation
+from .select import (
+    Entry,
+    Metric,
+    higher_is_better,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    unit_of,
+    values_of,
+)
+from .text import TextTable
+
+MAX_NAMED = 20  # clients of a table that shows all of them
+_WORST = 5  # clients of a method and seed
+_WIDTH = 118  # columns of a terminal, with room for the edges
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client of one run: its examples, and the personal models' test results by method, each a
+    mean over seeds (None: not evaluated, or no test examples)."""
+
+    run: str
+    client: str
+    train: int
+    test: int
+    majority: float | None
+    results: Mapping[str, float | None]
+
+
+def worst_clients(evaluation: Evaluation, metric: Metric, count: int) -> list[int]:
+    """Return the ``count`` clients with the worst results, the worst first.
+
+    >>> e = Evaluation(3, "personal", "test", [4, 5, 6], [9, 0, 9], [0.1] * 3, [0.5, None, 0.25])
+    >>> worst_clients(e, "accuracy", 2)
+    [6, 4]
+    """
+    sign = 1 if higher_is_better(metric) else -1
+    results = [
+        (-np.inf if value is None or np.isnan(value) else sign * value, client)
+        for client, value, n in zip(
+            evaluation.clients,
+            values_of(evaluation, metric),
+            sizes_of(evaluation, metric),
+            strict=True,
+        )
+        if n
+    ]
+    return [client for _, client in sorted(results)[:count]]
+
+
+def client_rows(entries: Sequence[Entry], metric: Metric) -> list[ClientRow]:
+    """Return a row for each client of the runs whose clients have names and are few."""
+    by_run: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        partitions = entry.run.partitions.values()
+        if all(part.names is not None and part.clients <= MAX_NAMED for part in partitions):
+            by_run[str(entry.run.path)].append(entry)
+    return [row for run, group in by_run.items() for row in _rows(run, group, metric)]
+
+
+def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[ClientRow]:
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    majority: dict[str, list[float]] = defaultdict(list)
+    sizes: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        for trial in entry.trials:
+            partition = entry.run.partitions[trial.seed]
+            for client in range(partition.clients):
+                held = int(partition.train[client]), int(partition.test[client])
+                sizes.setdefault(partition.name(client), held)
+            selected = select_round(trial, "personal", select_by(entry.run))
+            if selected is None:
+                continue
+            test = selected.test
+            base = majority_accuracy(partition, test) or [None] * len(test.clients)
+            for client, value, known in zip(
+                test.clients, values_of(test, metric), base, strict=True
+            ):
+                if value is not None:
+                    values[partition.name(client)][entry.label].append(value)
+                if known is not None:
+                    majority[partition.name(client)].append(known)
+    for name, (train, tested) in sizes.items():
+        means = {
+            entry.label: float(np.mean(found)) if (found := values[name][entry.label]) else None
+            for entry in entries
+        }
+        base_mean = float(np.mean(majority[name])) if majority[name] else None
+        yield ClientRow(run, name, train, tested, base_mean, means)
+
+
+def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:
+    """Format the rows: a table a run, or several side by side where methods are many."""
+    tables = []
+    for run in dict.fromkeys(row.run for row in rows):
+        of_run = [row for row in rows if row.run == run]
+        has_majority = any(row.majority is not None for row in of_run)
+        for labels in _chunks(of_run, has_majority):
+            header = ["client", "train", "test"] + ["majority"] * has_majority + list(labels)
+            cells = [_cells(row, labels, has_majority, metric) for row in of_run]
+            more = f", {run}" if len({row.run for row in rows}) > 1 else ""
+            title = f"Clients: examples, and test {metric}{unit_of(metric)}, mean over seeds{more}"
+            tables.append(TextTable(title, header, cells))
+    return tables
+
+
+def _chunks(rows: Sequence[ClientRow], has_majority: bool) -> Iterator[list[str]]:
+    """Yield as many labels at a time as fit beside the clients' names."""
+    free = _WIDTH - max(len(row.client) for row in rows) - 20 - 12 * has_majority
+    labels: list[str] = []
+    for label in rows[0].results:
+        if labels and sum(max(len(one), 5) + 4 for one in [*labels, label]) > free:
+            yield labels
+            labels = []
+        labels.append(label)
+    yield labels
+
+
+def _number(value: float | None, metric: Metric) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if is_percentage(metric) else f"{value:.3f}"
+
+
+def _cells(row: ClientRow, labels: Sequence[str], has_majority: bool, metric: Metric) -> list[str]:
+    base = [_number(row.majority, "accuracy")] * has_majority
+    results = [_number(row.results[label], metric) for label in labels]
+    return [row.client, f"{row.train:,}", f"{row.test:,}", *base, *results]
+
+
+def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
+    """Show the worst clients of every method and seed, by name or else by number."""
+    cells = []
+    for entry in entries:
+        for trial in entry.trials:
+            selected = select_round(trial, "personal", select_by(entry.run))
+            if selected is None:
+                continue
+            partition, test = entry.run.partitions[trial.seed], selected.test
+            results = dict(zip(test.clients, values_of(test, metric), strict=True))
+            base = majority_accuracy(partition, test) or [None] * len(test.clients)
+            majority = dict(zip(test.clients, base, strict=True))
+            for client in worst_clients(test, metric, _WORST):
+                cells.append([
+                    entry.label, str(trial.seed), partition.name(client),
+                    _number(results[client], metric), _number(majority[client], "accuracy"),
+                    f"{partition.train[client]:,}", f"{partition.test[client]:,}",
+                ])  # fmt: skip
+    header = [
+        "method",
+        "seed",
+        "client",
+        f"test {metric}{unit_of(metric)}",
+        "majority class",
+        "train",
+        "test",
+    ]
+    return TextTable("Worst clients", header, cells)

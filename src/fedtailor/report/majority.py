@@ -1,0 +1,34 @@
+"""The row beside the methods: each client's most frequent training class, on the same examples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .metrics import Summary, summarise
+from .read import Evaluation, Partition
+
+NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
+
+
+def majority_accuracy(partition: Partition, evaluation: Evaluation) -> list[float | None] | None:
+    """Return the accuracy of each client's most frequent training class on the client's own test
+    examples, in the order of ``evaluation.clients``; None for a client without test examples.
+
+    None instead of a list where it is unknown: for language models, over Flower, in runs of older
+    versions.
+    """
+    if partition.majority_correct is None or not len(evaluation.clients):
+        return None
+    clients = np.array(evaluation.clients)
+    correct, sizes = partition.majority_correct[clients], partition.test[clients]
+    if (correct < 0).any():
+        return None
+    return [int(c) / int(n) if n else None for c, n in zip(correct, sizes, strict=True)]
+
+
+def majority_summary(partition: Partition, evaluation: Evaluation) -> Summary | None:
+    """Summarise `majority_accuracy` over clients."""
+    accuracy = majority_accuracy(partition, evaluation)
+    if accuracy is None:
+        return None
+    return summarise(accuracy, evaluation.num_examples, higher_is_better=True)

@@ -1,0 +1,357 @@
+"""A run as tables, models and a report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+import numpy as np
+
+from ..data import Data, Dataset
+from ..errors import InputError, unknown
+from ..report.metrics import best_round
+from ..report.page import write
+from ..report.read import Run, Trial, read
+from ..report.select import (
+    Metric,
+    Model,
+    by_round,
+    higher_is_better,
+    metric_of,
+    select_round,
+    summary,
+)
+from ..report.table import Row, Spread, compare, table, text_tables
+from ..runs.run import run as run_into_directory
+from ..task.backbone import Backbone
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..inference.model import PersonalModel
+
+P = ParamSpec("P")
+_MODELS: tuple[Model, ...] = ("personal", "global", "novel")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The method with the best results on validation data.
+
+    ``score`` is the mean over clients and seeds of the personal models' ``metric``, the one by
+    which rounds are selected, each seed at its reported round; ``scores`` has those of all methods
+    that could be chosen. ``rounds`` are the reported rounds, one a seed.
+    """
+
+    label: str
+    metric: Metric
+    score: float
+    rounds: tuple[int, ...]
+    scores: Mapping[str, float]
+
+    def __str__(self) -> str:
+        others = sorted(
+            (value, label) for label, value in self.scores.items() if label != self.label
+        )
+        others = others[::-1] if higher_is_better(self.metric) else others
+        behind = "".join(f", {label} {value:.4f}" for value, label in others)
+        seeds = f"{len(self.rounds)} seeds" if len(self.rounds) > 1 else "1 seed"
+        return (
+            f"{self.label}: {self.metric} {self.score:.4f} on validation (mean over clients and "
+            f"{seeds}, at the reported round){behind}"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run directory, as it is now: each call reads its files. It can stand for a path.
+
+    ``data`` and ``backbone`` are what the run was given from Python.
+    """
+
+    path: Path
+    data: Data | Dataset | None = field(default=None, compare=False)
+    backbone: Backbone | None = field(default=None, compare=False)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        try:
+            return f"Result({str(self.path)!r})\n\n{compare(self.path)}"
+        except InputError as error:
+            return f"Result({str(self.path)!r}): {error}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from tabulate import tabulate
+
+        comparison = table([read(self.path)])
+        parts = [f"<p><b>{escape(str(self.path))}</b></p>"]
+        for one in text_tables(comparison):
+            header = [name.replace("\n", " ") for name in one.header]
+            cells = tabulate(one.cells, headers=header, tablefmt="html", disable_numparse=True)
+            parts += [f"<p>{escape(one.title)}</p>", cells]
+        notes = [comparison.caption, *comparison.notes]
+        return "\n".join([*parts, *(f"<p><small>{escape(note)}</small></p>" for note in notes)])
+
+    def table(self) -> pd.DataFrame:
+        """Return the comparison, one row a method, in full precision.
+
+        ``accuracy`` (a fraction; ``loss`` for language modelling, or the metric by which rounds are
+        selected) is the mean over clients of the personal models on test data, then over seeds;
+        ``weighted``, ``std``, ``decile`` and ``worst`` are over clients, too. ``majority`` is the
+        mean of each client's most frequent class; a method that is not above it
+        ``did_not_learn``. ``global`` and ``novel`` are the same mean of the global model and of
+        novel clients, ``before`` that of the models from which the run went on. Columns with
+        ``seed_std`` are the standard deviation over seeds. Costs are those of a client and round.
+
+        Raises:
+            InputError: no round is committed yet, or a file is damaged.
+        """
+        import pandas as pd
+
+        comparison = table([read(self.path)])
+        rows = [_flat(row, comparison.metric) for row in comparison.rows]
+        return pd.DataFrame(rows).set_index("label")
+
+    def clients(
+        self,
+        method: str | None = None,
+        seed: int | None = None,
+        split: Literal["test", "validation"] = "test",
+    ) -> pd.DataFrame:
+        """Return the results of every client at the reported round, one row a client and model.
+
+        Columns: ``method`` (its label), ``seed``, ``model`` (personal, global or novel), ``round``,
+        ``client`` (its number), ``name`` (if clients have names), ``num_examples``, ``accuracy``
+        (a fraction), ``loss``, and the experiment's other metrics.
+
+        Args:
+            method: a label; None: all.
+            seed: None: all.
+            split: the examples: those for test or those for validation.
+
+        Raises:
+            InputError: no such method or seed, no round is committed yet, or a file is damaged.
+        """
+        import pandas as pd
+
+        done = read(self.path)
+        frames = [
+            pd.DataFrame(columns)
+            for trial in self._trials(done, method, seed)
+            for columns in self._client_columns(done, trial, split)
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _client_columns(self, done: Run, trial: Trial, split: str) -> Iterator[dict[str, Any]]:
+        names = done.partitions[trial.seed].names
+        for model in _MODELS:
+            selected = select_round(trial, model, metric_of([done]))
+            if selected is None:
+                continue
+            evaluation = by_round(trial, model, split).get(selected.round)
+            if evaluation is None:
+                continue
+            named = {} if names is None else {"name": [names[k] for k in evaluation.clients]}
+            yield {
+                "method": trial.label,
+                "seed": trial.seed,
+                "model": model,
+                "round": selected.round,
+                "client": evaluation.clients,
+                **named,
+                "num_examples": evaluation.num_examples,
+                "accuracy": np.array(evaluation.accuracy, np.float64),  # None becomes nan
+                "loss": np.array(evaluation.loss, np.float64),
+                **{
+                    name: np.array(values, np.float64)
+                    for name, values in evaluation.metrics.items()
+                },
+            }
+
+    def history(self, method: str | None = None, seed: int | None = None) -> pd.DataFrame:
+        """Return every round so far, one row a method, seed and round.
+
+        Columns: ``method``, ``seed``, ``round``, ``train_loss``, ``lr_scale``, ``bytes_down`` and
+        ``bytes_up`` of the whole cohort, ``seconds``; and for each model and split the mean over
+        clients, such as ``personal_validation``: an accuracy as a fraction, or a loss for language
+        modelling; not a number in rounds without an evaluation.
+
+        Args:
+            method: a label; None: all.
+            seed: None: all.
+
+        Raises:
+            InputError: no such method or seed, no round is committed yet, or a file is damaged.
+        """
+        import pandas as pd
+
+        done = read(self.path)
+        metric = metric_of([done])
+        rows: list[dict[str, Any]] = []
+        for trial in self._trials(done, method, seed):
+            means = _means(trial, metric)
+            seconds = {timing.round: sum(timing.seconds.values()) for timing in trial.timings}
+            rows += [
+                {
+                    "method": trial.label,
+                    "seed": trial.seed,
+                    "round": record.round,
+                    "train_loss": record.train_loss,
+                    "lr_scale": record.lr_scale,
+                    "bytes_down": record.bytes_down,
+                    "bytes_up": record.bytes_up,
+                    "seconds": seconds.get(record.round),
+                    **{name: values.get(record.round, np.nan) for name, values in means.items()},
+                }
+                for record in trial.history
+            ]
+        return pd.DataFrame(rows)
+
+    @property
+    def best(self) -> Best:
+        """The method with the best mean validation result of the personal models. Methods that
+        diverged with a seed, or lack one, can't be chosen. Test data play no part.
+
+        Raises:
+            InputError: there are no validation results to choose by.
+        """
+        done = read(self.path)
+        metric = metric_of([done])
+        higher = higher_is_better(metric)
+        scores: dict[str, float] = {}
+        rounds: dict[str, tuple[int, ...]] = {}
+        for label in dict.fromkeys(trial.label for trial in done.trials):
+            trials = [t for t in done.trials if t.label == label and t.commit.diverged is None]
+            means = [_means(trial, metric).get("personal_validation", {}) for trial in trials]
+            if len(means) < len(done.experiment["seeds"]) or not all(means):
+                continue
+            rounds[label] = tuple(best_round(one, higher_is_better=higher) for one in means)
+            best = [one[at] for one, at in zip(means, rounds[label], strict=True)]
+            if not np.isnan(np.mean(best)):
+                scores[label] = float(np.mean(best))
+        if not scores:
+            raise InputError(
+                f"{self.path}: no method has validation results with every seed; there is nothing "
+                "to choose by"
+            )
+        label = (max if higher else min)(scores, key=lambda name: scores[name])
+        return Best(label, metric, scores[label], rounds[label], scores)
+
+    def model(
+        self, method: str | None = None, client: str | int | None = None, seed: int | None = None
+    ) -> PersonalModel:
+        """Return a model of the reported round, which predicts (`fedtailor.load_model`).
+
+        Args:
+            method: a label; None: the `best`.
+            client: a client's name or number; None: the global model.
+            seed: None: the experiment's first.
+
+        Raises:
+            InputError: no such method, client or seed; the run is unfinished.
+        """
+        from ..inference.model import load_model
+
+        label = method or self.best.label
+        return load_model(self.path, label, client, seed, data=self.data, backbone=self.backbone)
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the table and the figures as one HTML file, and return its path.
+
+        Args:
+            path: the file; None: ``report.html`` in the run directory.
+        """
+        return write(self.path, self.path / "report.html" if path is None else path)
+
+    def _trials(self, done: Run, method: str | None, seed: int | None) -> Sequence[Trial]:
+        labels = dict.fromkeys(trial.label for trial in done.trials)
+        if method is not None and method not in labels:
+            raise unknown("method", method, labels)
+        seeds = sorted({trial.seed for trial in done.trials})
+        if seed is not None and seed not in seeds:
+            raise InputError(f"no seed {seed} in {self.path}; allowed: {seeds}")
+        return [
+            trial
+            for trial in done.trials
+            if method in (None, trial.label) and seed in (None, trial.seed)
+        ]
+
+
+def open_result(path: Path | str) -> Result:
+    """Open an old run.
+
+    Raises:
+        InputError: there is no run at ``path``.
+
+    >>> open_result("nowhere")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no run at nowhere; give a directory that `fedtailor run` wrote
+    """
+    path = Path(path)
+    if not (path / "experiment.json").is_file():
+        raise InputError(f"no run at {path}; give a directory that `fedtailor run` wrote")
+    return Result(path)
+
+
+def _returning_result(function: Callable[P, Path]) -> Callable[P, Result]:
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
+        data, backbone = (kwargs.get(name) for name in ("data", "backbone"))
+        return Result(function(*args, **kwargs), data, backbone)  # type: ignore[arg-type]
+
+    run.__module__ = __name__
+    return run
+
+
+run = _returning_result(run_into_directory)
+
+
+def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
+    """The means over clients by round, for each model and split with examples."""
+    means = {
+        f"{model}_{split}": {
+            number: summary(evaluation, metric).mean
+            for number, evaluation in by_round(trial, model, split).items()
+        }
+        for model in _MODELS
+        for split in ("validation", "test")
+    }
+    return {name: values for name, values in means.items() if values}
+
+
+def _flat(row: Row, metric: Metric) -> dict[str, Any]:
+    """A row of the comparison in plain columns."""
+    personal = row.personal_model
+    flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
+    flat["seeds"] = tuple(row.seeds)
+    if personal is not None:
+        over_clients = {
+            "weighted": personal.weighted,
+            "std": personal.std,
+            "decile": personal.bottom_decile,
+            "worst": personal.worst,
+        }
+        others = {"accuracy": personal.accuracy, "loss": personal.loss, **personal.metrics}
+        for name, value in {metric: personal.mean, **over_clients, **others}.items():
+            flat |= _columns(name, value)
+        flat["rounds"] = tuple(personal.rounds)
+        if personal.majority is not None:
+            flat |= _columns("majority", personal.majority)
+            flat["did_not_learn"] = personal.did_not_learn
+    for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
+        flat |= {} if model is None else _columns(name, model.mean)
+    flat |= {} if row.before is None else _columns("before", row.before)
+    costs = ("bytes_down", "bytes_up", "trained", "communicated", "private", "seconds")
+    return {**flat, **{name: getattr(row, name) for name in costs}}
+
+
+def _columns(name: str, value: Spread) -> dict[str, float]:
+    std = {} if value.std is None else {f"{name}_seed_std": value.std}
+    return {name: value.mean, **std}

@@ -1,0 +1,44 @@
+"""The best round so far: the one that `report.select` will select, known while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..engine.rounds import Round
+from ..engine.scoring import EvaluatedModel
+from ..report.metrics import best_round
+from ..report.select import Metric, higher_is_better, summary
+
+_MODELS: tuple[EvaluatedModel, ...] = ("personal", "global")
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """A round, and the mean over clients of its ``validation`` results; None where no client has
+    validation examples."""
+
+    round: int
+    validation: float | None
+
+
+def best_rounds(
+    so_far: Mapping[str, BestRound], done: Round, metric: Metric
+) -> dict[str, BestRound]:
+    """The best round of each model, personal or global, once ``done`` is evaluated: the best on
+    validation data, the earliest of equals; without such data the last evaluated one."""
+    best = dict(so_far)
+    for model in _MODELS:
+        splits = {e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)}
+        old = best.get(model)
+        if "validation" in splits:
+            higher = higher_is_better(metric)
+            mean = summary(splits["validation"], metric).mean
+            means = {done.number: mean}
+            if old is not None and old.validation is not None:
+                means[old.round] = old.validation
+            if best_round(means, higher_is_better=higher) == done.number:
+                best[model] = BestRound(done.number, mean)
+        elif "test" in splits and (old is None or old.validation is None):
+            best[model] = BestRound(done.number, None)
+    return best

@@ -1,0 +1,114 @@
+"""What is called after each committed round, and may stop a method with its seed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from ..engine.rounds import Round
+from ..errors import InputError
+from ..report.metrics import best_round
+from ..report.read import read_trial
+from ..report.select import Metric, Model, by_round, higher_is_better, summary
+
+
+class Stop(Enum):
+    """The type of `STOP`."""
+
+    STOP = "stop"
+
+
+STOP = Stop.STOP
+
+
+@dataclass(frozen=True)
+class CommittedRound:
+    """A round that counts: of the method ``label`` with ``seed``, of ``rounds`` in all. ``folder``
+    is the part of the run directory that belongs to both. ``select`` is the metric that chooses the
+    reported round.
+    """
+
+    label: str
+    seed: int
+    rounds: int
+    folder: Path
+    select: Metric
+    round: Round
+
+    @property
+    def number(self) -> int:
+        """The round's number; the first is 1."""
+        return self.round.number
+
+    @property
+    def train_loss(self) -> float:
+        """The mean training loss over the cohort."""
+        return sum(self.round.losses) / len(self.round.losses)
+
+    def score(
+        self,
+        metric: Metric | None = None,
+        *,
+        model: Model = "personal",
+        split: Literal["validation", "test"] = "validation",
+    ) -> float | None:
+        """The mean over clients of ``metric`` (None: `select`) after this round; None if it was not
+        evaluated, or no client has examples.
+
+        Raises:
+            InputError: the run has no such metric.
+        """
+        for one in self.round.evaluations:
+            if (one.model, one.split) == (model, split) and any(one.num_examples):
+                return summary(one, metric or self.select).mean
+        return None
+
+
+OnRound = Callable[[CommittedRound], Stop | None]
+
+
+@dataclass
+class EarlyStopping:
+    """A callback that stops a method with its seed once the validation score has not improved for
+    ``patience`` evaluations. It judges by the metric that chooses the reported round, so what is
+    reported stays the same."""
+
+    patience: int = 5
+    model: Model = "personal"
+    _scores: dict[Path, dict[int, float]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what would stop at once."""
+        if self.patience < 1:
+            raise InputError(f"patience = {self.patience}: must be at least 1")
+
+    def __call__(self, done: CommittedRound) -> Stop | None:
+        score = done.score(model=self.model)
+        if score is None:
+            return None
+        if done.folder not in self._scores:  # a resumed part has rounds that were not seen here
+            self._scores[done.folder] = self._earlier(done)
+        scores = self._scores[done.folder]
+        scores[done.number] = score
+        best = best_round(scores, higher_is_better=higher_is_better(done.select))
+        return STOP if sum(number > best for number in scores) >= self.patience else None
+
+    def _earlier(self, done: CommittedRound) -> dict[int, float]:
+        trial = read_trial(done.folder, done.label, "", done.seed)
+        evaluated = by_round(trial, self.model, "validation")
+        return {number: summary(one, done.select).mean for number, one in evaluated.items()}
+
+
+def wants_stop(on_round: OnRound, done: CommittedRound) -> bool:
+    """Call ``on_round``.
+
+    Raises:
+        InputError: it returned something else than None or `STOP`.
+    """
+    answer: object = on_round(done)
+    if answer is not None and answer is not STOP:
+        raise InputError(f"on_round returned {answer!r}; allowed: None, or fedtailor.STOP to stop")
+    return answer is STOP

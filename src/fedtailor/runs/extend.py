@@ -1,0 +1,106 @@
+"""What may change when an experiment goes on in a run directory: methods, seeds and more rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..engine.config import ScheduleConfig
+from ..errors import InputError
+from .directory import read_json
+from .experiment import flattened
+
+T = TypeVar("T")
+
+_WAY_OUT = "choose another --out, or start anew with --overwrite"
+
+
+def united(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of ``experiment.json`` after ``wanted`` has been run where ``present`` was: the
+    methods and seeds of both.
+
+    They stand in the order of ``wanted`` if it names all of them; else new ones come last.
+    """
+    old = {method["label"]: method for method in present["methods"]}
+    new = {method["label"]: method for method in wanted["methods"]}
+    return {
+        **wanted,
+        "name": present["name"],
+        "seeds": _in_order(present["seeds"], wanted["seeds"]),
+        "methods": [{**old, **new}[label] for label in _in_order([*old], [*new])],
+    }
+
+
+def _in_order(present: Sequence[T], wanted: Sequence[T]) -> list[T]:
+    first, then = (wanted, present) if set(present) <= set(wanted) else (present, wanted)
+    return list(dict.fromkeys([*first, *then]))
+
+
+def check_extends(
+    present: Mapping[str, Any], wanted: Mapping[str, Any], schedule: ScheduleConfig, out: Path
+) -> None:
+    """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
+
+    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added.
+
+    Raises:
+        InputError: another key differs; there are fewer rounds; more rounds would change the
+            learning rates of rounds that are done.
+    """
+    if differing := differences(present, wanted, f"in {out}", "now"):
+        raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
+    before, after = present["rounds"], wanted["rounds"]
+    if after < before:
+        raise InputError(
+            f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
+        )
+    for number in range(1, _rounds_done(out) + 1):
+        old, new = schedule.factor(number, before), schedule.factor(number, after)
+        if old != new:
+            raise InputError(
+                f"rounds is {before} in {out} and {after} now: with schedule.name = "
+                f'"{schedule.name}" that would change the learning rate of round {number}, which '
+                f"is done (its factor {old:.3g} would be {new:.3g}); {_WAY_OUT}; under a constant "
+                f"schedule rounds can be added, and start_from goes on from a finished run"
+            )
+
+
+def differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], where_a: str, where_b: str
+) -> list[str]:
+    """The keys that differ between two contents of ``experiment.json``, each with both values.
+
+    The name, the number of rounds, and methods and seeds of one of them alone don't count.
+
+    >>> one = {"rounds": 1, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 8}]}
+    >>> other = {"rounds": 2, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 4}]}
+    >>> differences(one, other, "in runs/x", "now")
+    ['methods.fedavg.rank is 8 in runs/x and 4 now']
+    """
+    labels = {m["label"] for m in a["methods"]} & {m["label"] for m in b["methods"]}
+    flat_a, flat_b = _flat(a, labels), _flat(b, labels)
+    return [
+        f"{key} is {shown(flat_a.get(key))} {where_a} and {shown(flat_b.get(key))} {where_b}"
+        for key in dict.fromkeys([*flat_a, *flat_b])
+        if flat_a.get(key) != flat_b.get(key)
+    ]
+
+
+def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
+    """What has to be the same, keys dotted. A key without a value may be missing."""
+    kept = {k: v for k, v in content.items() if k not in {"name", "rounds", "seeds", "methods"}}
+    methods = {m["label"]: m for m in content["methods"] if m["label"] in labels}
+    return flattened({**kept, "methods": methods})
+
+
+def shown(value: Any) -> str:
+    """A value as an experiment file has it."""
+    return "none" if value is None else json.dumps(value)
+
+
+def _rounds_done(out: Path) -> int:
+    """The largest number of rounds that any method has done with any seed."""
+    commits = out.glob("methods/*/seed-*/commit.json")
+    return max((read_json(path)["round"] for path in commits), default=0)

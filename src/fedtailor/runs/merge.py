@@ -1,0 +1,153 @@
+"""One run directory from several: the parts of a grid that ran on several machines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .directory import as_json, read_commit, read_json, write_atomically
+from .extend import differences, united
+from .manifest import read_experiment, same_data
+
+_CHUNK = 1 << 24  # bytes that are copied at a time
+
+
+@dataclass(frozen=True)
+class _Run:
+    path: Path
+    experiment: Mapping[str, Any]
+
+    def parts(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """((label, seed), folder) of every part that has a committed round."""
+        for method in self.experiment["methods"]:
+            for seed in self.experiment["seeds"]:
+                folder = self.path / "methods" / method["label"] / f"seed-{seed}"
+                if (folder / "commit.json").is_file():
+                    yield (method["label"], seed), folder
+
+
+def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
+    """Copy the parts of several run directories into one new directory; returns it.
+
+    The directories are those of one experiment, run with ``part="1/2"`` and ``part="2/2"``, or with
+    some of its methods or seeds. The result has the bytes of one machine's run, but for timings and
+    the environment, which are those of the machines.
+
+    Args:
+        runs: the run directories; they are left as they are.
+        out: the new directory, which must not exist, or be empty.
+
+    Raises:
+        InputError: the experiments or the data differ; a part is missing, unfinished, or in two
+            directories; ``out`` is not empty.
+    """
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is not an empty directory; choose another --out")
+    opened = [_Run(path, read_experiment(path)) for path in map(Path, runs)]
+    _check_same(opened)
+    experiment = reduce(united, (run.experiment for run in opened))
+    parts = _all_parts(opened, experiment)
+    fresh = out.parent / f"{out.name}.merging"
+    shutil.rmtree(fresh, ignore_errors=True)  # of a merge that was stopped
+    fresh.mkdir(parents=True)
+    for run in opened:
+        shutil.copytree(run.path / "partitions", fresh / "partitions", dirs_exist_ok=True)
+        _copy_own_code(run.path, fresh)
+    for (label, seed), folder in parts.items():
+        target = fresh / "methods" / label / f"seed-{seed}"
+        shutil.copytree(folder, target, copy_function=copy_sparse)
+    shutil.copyfile(opened[0].path / "environment.json", fresh / "environment.json")
+    write_atomically(fresh / "experiment.json", as_json(experiment))
+    fresh.replace(out)
+    return out
+
+
+def _check_same(runs: Sequence[_Run]) -> None:
+    """Raise InputError where the experiments or the data differ."""
+    for first, other in combinations(runs, 2):
+        where = f"in {first.path}", f"in {other.path}"
+        differing = differences(first.experiment, other.experiment, *where)
+        if (a := first.experiment["rounds"]) != (b := other.experiment["rounds"]):
+            differing.append(f"rounds is {a} {where[0]} and {b} {where[1]}")
+        if differing:
+            raise InputError(f"different experiments can't be merged: {'; '.join(differing)}")
+    manifests: dict[str, Path] = {}
+    for run in runs:
+        for path in sorted((run.path / "partitions").glob("seed-*.json")):
+            before = manifests.setdefault(path.name, path)
+            if not same_data(read_json(before), read_json(path)):
+                raise InputError(
+                    f"runs of different data, or of other splits, can't be merged: {before} and "
+                    f"{path} differ"
+                )
+
+
+def _all_parts(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tuple[str, int], Path]:
+    """The folder of every part of ``experiment``."""
+    parts: dict[tuple[str, int], Path] = {}
+    twice, unfinished, rounds = [], [], experiment["rounds"]
+    for run in runs:
+        for key, folder in run.parts():
+            if key in parts:
+                twice.append(f"{_title(key)} (in {parts[key].parents[2]} and {run.path})")
+                continue
+            parts[key], commit = folder, read_commit(folder)
+            if commit.diverged is None and commit.round < rounds:
+                unfinished.append(f"{_title(key)} (round {commit.round} of {rounds} in {run.path})")
+    wanted = [(m["label"], s) for m in experiment["methods"] for s in experiment["seeds"]]
+    missing = [_title(key) for key in wanted if key not in parts]
+    problems = {"twice": twice, "unfinished": unfinished, "missing": missing}
+    if any(problems.values()):
+        raise InputError(
+            "; ".join(f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
+        )
+    return parts
+
+
+def _copy_own_code(run: Path, out: Path) -> None:
+    """Copy the files of the user's own methods and of a network of the user's own."""
+    for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*")]:
+        target = out / path.relative_to(run)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _title(key: tuple[str, int]) -> str:
+    return f"{key[0]} with seed {key[1]}"
+
+
+def copy_sparse(source: str, target: str) -> str:
+    """Copy a file, without room on the disk for what takes none in ``source``: the private states
+    of clients that never trained."""
+    with Path(source).open("rb") as old, Path(target).open("wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        new.truncate(size)
+        start = _next_data(old.fileno(), 0)
+        while start < size:
+            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            for place in range(start, end, _CHUNK):
+                os.pwrite(
+                    new.fileno(), os.pread(old.fileno(), min(_CHUNK, end - place), place), place
+                )
+            start = _next_data(old.fileno(), end)
+        os.fsync(new.fileno())
+    return target
+
+
+def _next_data(file: int, start: int) -> int:
+    """Where the next bytes are that take room; the end of the file if there are none."""
+    try:
+        return os.lseek(file, start, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.fstat(file).st_size

@@ -1,0 +1,213 @@
+"""The progress of a run: a bar in a terminal, else lines on stderr, and the lines in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from ..engine.rounds import Round
+from ..report.metrics import summarise
+from ..report.select import Metric
+
+LOG = "run.log"
+
+_REFRESH = 0.2  # seconds between two looks of the bar
+_FIRST_PAUSE = 10.0  # seconds between two lines within the first minute
+_PAUSE = 50.0  # afterwards: a line a minute, also where a client takes some seconds
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in the units that a reader would use.
+
+    >>> [in_words(seconds) for seconds in (0.2, 42, 200, 8000, 200_000)]
+    ['1 s', '42 s', '3 min', '2 h 13 min', '2 d 7 h']
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A bar whose time left is set from outside."""
+
+    left = "?"
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        return {**super().format_dict, "left": self.left}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part that runs: its method's label, its title, its rounds, and how many clients each of
+    an executor's works has in a round. ``metric`` is what models are scored by. ``every_round``: a
+    line for each round."""
+
+    label: str
+    title: str
+    rounds: int
+    clients: Mapping[str, int]
+    metric: Metric = "accuracy"
+    every_round: bool = False
+
+
+class Progress:
+    """Shows how far a run is.
+
+    Args:
+        log: the file that gets every line.
+        left: the rounds that are left of each part, by label and seed.
+        expected: seconds of a round by label, as far as known.
+    """
+
+    def __init__(
+        self, log: Path, left: Mapping[tuple[str, int], int], expected: Mapping[str, float]
+    ) -> None:
+        self._log = log.open("a", encoding="utf-8")
+        self._left: dict[str, int] = defaultdict(int)
+        for (label, _), rounds in left.items():
+            self._left[label] += rounds
+        self._expected = dict(expected)
+        self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
+        self._total = sum(self._left.values())
+        self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
+        self._stage: Stage | None = None
+        self._number = 0
+        self._scores: dict[str, str] = {}  # the last ones
+        self._shown = ""  # of the last round, in the bar
+        self._bar = _Bar(
+            total=self._total,
+            disable=None,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds "
+            "[{elapsed}<{left}{postfix}]",
+        )
+
+    def say(self, line: str, *, only_log: bool = False) -> None:
+        """Write a line to stderr, above the bar, and into the log."""
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        self._log.write(f"{now}  {line}\n")
+        self._log.flush()
+        self._last_line = time.monotonic()
+        if not only_log:
+            tqdm.write(line, file=sys.stderr)
+
+    def say_all(self, lines: Iterable[str]) -> None:
+        """`say` several lines."""
+        for line in lines:
+            self.say(line)
+
+    def begin(self, stage: Stage, done: int) -> None:
+        """The next part begins, or goes on after round ``done``."""
+        self._stage, self._number = stage, done
+        self._scores, self._shown = {}, ""
+        self._round_begun = time.monotonic()
+        self._bar.set_description_str(stage.title, refresh=False)
+        self._bar.set_postfix_str("", refresh=True)
+        if done:
+            self.say(f"{stage.title}: goes on after round {done} of {stage.rounds}")
+
+    def skip(self, label: str, rounds_left: int) -> None:
+        """A part has ended, ``rounds_left`` rounds before its goal."""
+        self._left[label] -= rounds_left
+        self._total -= rounds_left
+        self._bar.total = self._total
+
+    def on_result(self, work: str, done: int) -> None:
+        """An executor has done so many items of a round's work."""
+        now = time.monotonic()
+        if self._stage is None or now - self._last_look < _REFRESH:
+            return
+        self._last_look = now
+        count = self._stage.clients.get(work)
+        doing = "training" if work == "train" else "evaluation"
+        text = f"{doing} {done}/{count}" if count else doing
+        if not self._bar.disable:
+            self._bar.left = tqdm.format_interval(self._seconds_left())
+            self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
+        if self._is_due(now):
+            of = f"{done} of {count} clients, " if count else ""
+            number = f"round {self._number + 1} of {self._stage.rounds}"
+            self._say_stage(f"{number}, {doing}: {of}{in_words(now - self._round_begun)} so far")
+
+    def round(self, done: Round) -> None:
+        """A round is committed."""
+        assert self._stage is not None
+        now, stage = time.monotonic(), self._stage
+        seconds = self._measured.setdefault(stage.label, [0.0, 0.0])
+        seconds[0] += now - self._round_begun
+        seconds[1] += 1
+        self._round_begun, self._number = now, done.number
+        self._left[stage.label] -= 1
+        loss = f"{sum(done.losses) / len(done.losses):.3f}"
+        scores = _scores(done, stage.metric)
+        self._scores |= scores
+        shown = {"loss": loss, **self._scores}
+        self._shown = ", ".join(f"{name}={value}" for name, value in shown.items())
+        self._bar.left = tqdm.format_interval(self._seconds_left())
+        self._bar.set_postfix_str(self._shown, refresh=False)
+        self._bar.update()
+        if stage.every_round or self._is_due(now):
+            clients = f", {len(done.cohort.clients)} clients" if stage.every_round else ""
+            results = "".join(f", {name} {value}" for name, value in scores.items())
+            number = f"round {done.number} of {stage.rounds}"
+            self._say_stage(f"{number}{clients}, loss {loss}{results}")
+
+    def _say_stage(self, text: str) -> None:
+        """One line about the part that runs, with how much of the run is done."""
+        assert self._stage is not None
+        share = 1 - sum(self._left.values()) / max(1, self._total)
+        more = f"{100 * share:.0f} % of the run, about {in_words(self._seconds_left())} left"
+        self.say(f"{self._stage.title}: {text}; {more}", only_log=not self._bar.disable)
+
+    def _is_due(self, now: float) -> bool:
+        pause = _FIRST_PAUSE if now - self._begun < 60 else _PAUSE
+        return now - self._last_line >= pause
+
+    def _seconds_left(self) -> float:
+        """The time of all rounds that are left: each method's own pace, else what was expected of
+        it, else the mean pace of the others."""
+        seconds = sum(total for total, _ in self._measured.values())
+        rounds = sum(count for _, count in self._measured.values())
+        mean = seconds / rounds if rounds else 0.0
+        left = 0.0
+        for label, count in self._left.items():
+            total, measured = self._measured.get(label, (0.0, 0.0))
+            pace = total / measured if measured else self._expected.get(label, mean)
+            left += count * pace
+        now = time.monotonic()
+        return max(0.0, left - (now - self._round_begun))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar, and close the log."""
+        self._bar.close()
+        self._log.close()
+
+
+def _scores(done: Round, metric: Metric) -> dict[str, str]:
+    """The mean validation results over clients of the personal models and the global one."""
+    names = {"personal": "validation", "global": "global"}
+    scores = {}
+    for evaluation in done.evaluations:
+        if evaluation.split == "validation" and evaluation.model in names:
+            if not any(evaluation.num_examples):
+                continue
+            is_accuracy = metric == "accuracy"
+            values = evaluation.accuracy if is_accuracy else evaluation.loss
+            mean = summarise(values, evaluation.num_examples, higher_is_better=is_accuracy).mean
+            scores[names[evaluation.model]] = f"{100 * mean:.1f}" if is_accuracy else f"{mean:.3f}"
+    return scores

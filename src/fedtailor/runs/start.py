@@ -1,0 +1,259 @@
+"""Going on from a finished run, with other data or other clients: `StartConfig` carried out.
+
+The server's state and the private states of the clients that are in both federations are those of
+the finished run's reported round. They are evaluated as round 0 of the new run, which may turn out
+to be the best one. The new run keeps all that it needs: the old one may be removed once it has
+begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import random
+from ..data.federation import Federation
+from ..engine.client_store import PrivateStates
+from ..engine.rounds import first_server
+from ..errors import InputError, unknown
+from ..method import Method, Server
+from ..params import Params, to_device
+from ..task.task import Task
+from .build import Inputs
+from .directory import (
+    START_FILE,
+    as_json,
+    model_seed,
+    read_private_after,
+    write_atomically,
+)
+from .experiment import Experiment, flattened
+from .extend import shown
+from .manifest import data_manifest, open_run
+from .trained import TrainedMethod, open_trained
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one method with one seed goes on from, and its task; ``clients`` has for each client its
+    number in the old federation, -1 for a new one."""
+
+    trained: TrainedMethod
+    method: Method
+    task: Task
+    federation: Federation
+    clients: Tensor  # int64 [K]
+
+    def server(self) -> Server:
+        """The old server's state, with the new federation's clients."""
+        method, task, federation = self.method, self.task, self.federation
+        fresh = first_server(method, task, federation)
+        server = {**self.trained.server}
+        old, new = self.clients[self.clients >= 0], (self.clients >= 0).nonzero()[:, 0]
+        for name in rows_by_client(method, task, federation):
+            rows = server[name][old].to(fresh[name])
+            server[name] = fresh[name].index_copy(0, new.to(fresh[name].device), rows)
+        server = method.change_clients(task, to_device(server, task.device), len(self.clients))
+        return {name: server[name] for name in fresh}
+
+    def stage(self, store: PrivateStates) -> None:
+        """Stage in ``store`` what the clients of both federations have kept, as of round 0."""
+        store.begin(0)
+        folder, number = self.trained.folder, self.trained.round
+        for client, old in enumerate(self.clients.tolist()):
+            if store.has_states and old >= 0:
+                store.stage(client, read_private_after(folder, number, old))
+
+    def describe(self, folder: Path) -> None:
+        """Write into ``folder`` what the part there goes on from."""
+        trained = self.trained
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "run": str(trained.run),
+            "method": trained.label,
+            "seed": trained.seed,
+            "round": trained.round,
+            "model_seed": model_seed(trained.folder, trained.seed),
+            "clients": int((self.clients >= 0).sum()),
+        }
+        write_atomically(folder / START_FILE, as_json(content))
+
+
+def open_start(inputs: Inputs, label: str, seed: int) -> Start:
+    """Open what a method of the experiment goes on from with a seed.
+
+    Raises:
+        InputError: there is no such finished method; its model, classes, clients or shapes are not
+            those of the experiment.
+    """
+    experiment, federation = inputs.experiment, inputs.federations[seed]
+    config = experiment.start_from
+    assert config.run is not None
+    run = Path(config.run)
+    old = open_run(run)
+    old_label = config.method or label
+    if old_label not in old.methods:
+        raise unknown("method", old_label, old.methods, where=f"{run} (start_from)")
+    old_seed = config.seed
+    if old_seed is None:
+        old_seed = seed if seed in old.seeds else old.seeds[0]
+    method = experiment.methods[label]
+    _check_model(old, old_label, experiment, label, run)
+    number = model_seed(run / "methods" / old_label / f"seed-{old_seed}", old_seed)
+    backbone = inputs.backbone(number)
+    trained = open_trained(run, old_label, old_seed, backbone=backbone)
+    _check_data(trained.data, data_manifest(federation), run)
+    task = inputs.task(method, number)
+    _check_shapes(trained, method, task, federation, label)
+    _check_predictions(trained, method, inputs, number, label)
+    clients = _matched(trained, method, task, federation)
+    return Start(trained, method, task, federation, clients)
+
+
+def check_starts(
+    inputs: Inputs, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+) -> None:
+    """Raise InputError where one of the ``parts`` of ``out`` has nothing that it could go on from.
+    Those that have begun need nothing, unless they begin ``anew``."""
+    run = inputs.experiment.start_from.run
+    if run is None:
+        return
+    if Path(run).resolve() == out.resolve():
+        raise InputError(f"start_from and --out are both {run}; choose another --out")
+    for seed, label in parts:
+        if anew or not (out / "methods" / label / f"seed-{seed}" / "commit.json").exists():
+            open_start(inputs, label, seed)
+
+
+def rows_by_client(method: Method, task: Task, federation: Federation) -> list[str]:
+    """The tensors of the server's state that have a row for each client."""
+    K, key = federation.num_clients, random.key(federation.seed, "server")
+    some, more = (method.init_server(task, count, key) for count in (K, K + 1))
+    return [name for name in some if some[name].shape != more[name].shape]
+
+
+def origins(
+    old_names: Sequence[str] | None, new_names: Sequence[str] | None, old: int, new: int
+) -> Tensor | None:
+    """The number that each of ``new`` clients had among the ``old`` ones: by name where clients
+    have names, else the same one.
+
+    Returns:
+        int64 ``[new]``, -1 for a client that was not there; None if they can't be told, since only
+        the clients of one side have names.
+
+    >>> origins(("bonn", "kiel"), ("kiel", "lagos"), 2, 2)
+    tensor([ 1, -1])
+    >>> origins(None, None, 2, 3)
+    tensor([ 0,  1, -1])
+    """
+    if old_names is not None and new_names is not None:
+        numbers = {name: number for number, name in enumerate(old_names)}
+        return torch.tensor([numbers.get(name, -1) for name in new_names])
+    if old_names is not None or new_names is not None:
+        return None
+    return torch.where(torch.arange(new) < old, torch.arange(new), -1)
+
+
+def _matched(trained: TrainedMethod, method: Method, task: Task, federation: Federation) -> Tensor:
+    K, old_names = federation.num_clients, trained.data.get("names")
+    clients = origins(old_names, federation.names, trained.data["clients"], K)
+    if clients is not None:
+        return clients
+    if method.init_client(task, 0, random.key(0)) or rows_by_client(method, task, federation):
+        raise InputError(
+            f"start_from: {trained.label} has states by client, and clients have names only in "
+            f"{f'{trained.run}' if old_names else 'the new data'}; give both names (data.client)"
+        )
+    return torch.full((K,), -1)
+
+
+def _check_model(old: Experiment, old_label: str, new: Experiment, label: str, run: Path) -> None:
+    a, b = (flattened(one.as_dict()["model"], "model.") for one in (old, new))
+    differing = [f"{k} is {shown(a[k])} in {run} and {shown(b[k])} now" for k in a if a[k] != b[k]]
+    if differing:
+        raise InputError(f"start_from: {'; '.join(differing)}: the model must be the same")
+    before, after = old.methods[old_label], new.methods[label]
+    if type(before) is not type(after):
+        raise InputError(
+            f"start_from: {old_label} is {before.name} in {run}, and methods.{label} is "
+            f"{after.name} now: a method goes on from its own states; start_from.method names one"
+        )
+
+
+def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> None:
+    for key, way_out in (
+        ("task", "data.task chooses it"),
+        ("modality", "the data must be of one kind"),
+        ("classes", "data.classes gives their names, in order"),
+    ):
+        a, b = (
+            list(value) if isinstance(value, tuple) else value for value in (old[key], new[key])
+        )
+        if a != b:
+            raise InputError(
+                f"start_from: {key} is {shown(a)} in {run} and {shown(b)} now; {way_out}"
+            )
+
+
+def _check_shapes(
+    trained: TrainedMethod, method: Method, task: Task, federation: Federation, label: str
+) -> None:
+    """Raise InputError unless the old states have the names and shapes of the method's own."""
+    by_client = rows_by_client(method, task, federation)
+    server, kept = first_server(method, task, federation), random.key(0)
+    pairs: list[tuple[Params, Params, Sequence[str]]] = [
+        (trained.server, server, by_client),
+        (trained.method.init_client(trained.task, 0, kept), method.init_client(task, 0, kept), []),
+    ]
+    for old, new, rows in pairs:
+        a, b = _shapes(old, rows), _shapes(new, rows)
+        for name in dict.fromkeys([*a, *b]):
+            if a.get(name) != b.get(name):
+                raise InputError(
+                    f"start_from: {name} of {label} has the shape {a.get(name)} in {trained.run} "
+                    f"and {b.get(name)} now{_changed(trained.method, method, label)}"
+                )
+
+
+def _shapes(state: Params, rows: Sequence[str]) -> dict[str, list[int]]:
+    """By name; without the clients' axis where there is a row for each."""
+    return {n: list(v.shape[1:] if n in rows else v.shape) for n, v in state.items()}
+
+
+def _check_predictions(
+    trained: TrainedMethod, method: Method, inputs: Inputs, number: int, label: str
+) -> None:
+    """Raise InputError where the method's settings let the old states predict something else."""
+    changed = _changed(trained.method, method, label)
+    if not changed:
+        return
+    backbone, dataset = inputs.backbone(number), inputs.dataset
+    batch = dataset.batch(torch.arange(min(2, len(dataset.inputs))).numpy())
+
+    def logits(method: Method) -> Tensor:
+        task = Task(backbone, method.adapt, seed=number)
+        private = method.init_client(task, 0, random.key(number, "client", 0))
+        state = {**method.send(task, trained.server, 0), **private}
+        with torch.no_grad():
+            return method.predict(task, state, batch)
+
+    if not torch.allclose(logits(trained.method), logits(method)):
+        raise InputError(f"start_from: the old model of {label} predicts something else{changed}")
+
+
+def _changed(old: Method, new: Method, label: str) -> str:
+    """The fields of a method that differ, but for how it is optimised; empty if there are none."""
+    as_plain = (Experiment({label: method}).as_dict()["methods"][0] for method in (old, new))
+    a, b = ({k: v for k, v in flattened(p).items() if not _of_training(k)} for p in as_plain)
+    texts = [f"{label}.{k} was {shown(a[k])} and is {shown(b[k])}" for k in a if a[k] != b.get(k)]
+    return f" (methods.{', methods.'.join(texts)})" if texts else ""
+
+
+def _of_training(key: str) -> bool:
+    return key.split(".")[0] in ("optimiser", "robust")

@@ -1,0 +1,358 @@
+"""What a run is going to do: its clients, data, model and methods, and what that will cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from ..data.config import LocalConfig
+from ..data.federation import Federation
+from ..data.names import FEW
+from ..engine.config import Plan
+from ..engine.costs import Costs, peak_memory_mb
+from ..engine.executors.processes import can_fork, cores
+from ..engine.executors.sequential import Sequential
+from ..engine.executors.work import ClientRequest
+from ..engine.rounds import (
+    client_works,
+    draw_cohort,
+    first_server,
+    new_store,
+    with_example_cache,
+)
+from ..method import Method
+from ..params import to_device
+from ..report.table import si
+from .build import Inputs
+from .directory import read_json
+from .experiment import Experiment
+from .manifest import evaluated_clients
+from .progress import in_words
+
+_LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up
+_FORWARD = 1 / 3  # of a training step's time
+
+Left = Mapping[tuple[str, int], int]  # rounds that are left, by label and seed
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """What a method costs. Scalars and bytes are those of one client in a round; seconds and
+    ``bytes_total`` are estimates."""
+
+    label: str
+    trained: int
+    communicated: int
+    private: int
+    bytes_down: int
+    bytes_up: int
+    step_seconds: float
+    round_seconds: float
+    rounds: int  # that are left, over all seeds
+    bytes_total: float
+    upload_bytes: float  # that the server holds in a round
+    private_bytes: float  # on disk, for all clients and seeds
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The examples of a client."""
+
+    least: int
+    median: float
+    most: int
+
+
+@dataclass(frozen=True)
+class StartSummary:
+    """What is known before the first round; ``methods`` is empty where the data lie elsewhere."""
+
+    name: str
+    data: str
+    rows: int
+    test_rows: int  # of the official test split
+    classes: Mapping[str, float]  # the share of the rows
+    clients: int
+    client_names: Sequence[str]  # a few of them, at most; empty: they have none
+    train: Sizes
+    test: Sizes
+    cohort: int
+    evaluated: int
+    omissions: Sequence[str]
+    model: str
+    parameters: int
+    device: str
+    executor: str
+    rounds: int
+    seeds: Sequence[int]
+    methods: Sequence[MethodSummary]
+    memory_mb: float
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of all rounds that are left."""
+        return sum(one.rounds * one.round_seconds for one in self.methods)
+
+    def expected(self) -> dict[str, float]:
+        """Return the estimated seconds of a round by label."""
+        return {one.label: one.round_seconds for one in self.methods}
+
+    def lines(self) -> list[str]:
+        """Return the summary as text."""
+        return [f"{self.name}: {self._scope()}", *(f"  {line}" for line in self._details())]
+
+    def as_json(self) -> str:
+        """Return the summary as JSON."""
+        return json.dumps({**asdict(self), "seconds": self.seconds}, indent=2)
+
+    def _scope(self) -> str:
+        left = sum(one.rounds for one in self.methods)
+        labels = [one.label for one in self.methods]
+        more = f"; {left} rounds in all: {', '.join(labels)}" if labels else ""
+        return f"rounds {self.rounds}, seeds {', '.join(map(str, self.seeds))}{more}"
+
+    def _details(self) -> Iterator[str]:
+        shares = sorted(self.classes.items(), key=lambda item: -item[1])
+        listed = ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in shares[:5])
+        more = ", ..." if len(shares) > 5 else ""
+        classes = f"; {len(shares)} classes: {listed}{more}" if shares else ""
+        test = f" and {self.test_rows:,} test rows" if self.test_rows else ""
+        rows = f", {self.rows:,} rows{test}" if self.rows else ""
+        yield f"data      {self.data}{rows}{classes}"
+        for text in self.omissions:
+            yield f"          {text}"
+        names = f": {', '.join(self.client_names)}" if self.client_names else ""
+        yield f"clients   {self.clients:,}{names}"
+        yield (
+            f"          examples of a client (least, median, most): train {_sizes(self.train)}; "
+            f"test {_sizes(self.test)}"
+        )
+        yield f"          {self.cohort:,} train in a round; {self.evaluated:,} are evaluated"
+        yield f"model     {self.model}, {self.parameters:,} parameters"
+        yield f"executor  {self.executor}, on {self.device}"
+        if self.methods:
+            yield from (f"{line}" for line in self._costs().splitlines())
+            total = sum(one.bytes_total for one in self.methods)
+            yield f"time      about {in_words(self.seconds)} (from one client's step)"
+            yield f"bytes     about {si(total, 'B')} between the server and the clients"
+            yield f"memory    {self._memory()}"
+
+    def _memory(self) -> str:
+        uploads = max(one.upload_bytes for one in self.methods)
+        private = sum(one.private_bytes for one in self.methods)
+        disk = f"; private states take up to {si(private, 'B')} on disk" if private else ""
+        return (
+            f"{si(1e6 * self.memory_mb, 'B')} with data, model and one step; a round's uploads "
+            f"take {si(uploads, 'B')} more{disk}"
+        )
+
+    def _costs(self) -> str:
+        header = ["method", "trained", "sent", "kept", "down", "up", "a step", "a round"]
+        cells = [
+            [
+                one.label,
+                si(one.trained),
+                si(one.communicated),
+                si(one.private),
+                si(one.bytes_down, "B"),
+                si(one.bytes_up, "B"),
+                _short(one.step_seconds),
+                _short(one.round_seconds),
+            ]
+            for one in self.methods
+        ]
+        align = ["left"] + ["right"] * (len(header) - 1)
+        return tabulate(cells, headers=header, colalign=align, disable_numparse=True)
+
+
+def _sizes(sizes: Sizes) -> str:
+    return f"{sizes.least:,}, {sizes.median:,.0f}, {sizes.most:,}"
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
+    """Describe a run. Every method trains one client for two steps, whose results are dropped.
+
+    Args:
+        inputs: what the run has loaded.
+        left: the rounds that are left of each part.
+        ranks: the processes that torchrun has started.
+    """
+    experiment = inputs.experiment
+    federation = inputs.federations[experiment.seeds[0]]
+    dataset, plan = federation.dataset, experiment.plan
+    cohort = draw_cohort(federation, plan, 1)
+    backbone = inputs.backbone(experiment.seeds[0])
+    labels = [
+        label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
+    ]
+    names = federation.names or ()
+    methods = []
+    if not federation.remote:
+        methods = [_method(inputs, label, left, ranks) for label in labels]
+    return StartSummary(
+        name=experiment.name,
+        data=_data(experiment, federation),
+        rows=dataset.num_train,
+        test_rows=len(dataset.inputs) - dataset.num_train,
+        classes=_class_shares(federation),
+        clients=federation.num_clients,
+        client_names=names if len(names) <= FEW else (),
+        train=_size_summary(federation.partition.train.sizes()),
+        test=_size_summary(federation.partition.test.sizes()),
+        cohort=len(cohort.clients),
+        evaluated=len(evaluated_clients(experiment, federation)),
+        omissions=[one.text for one in federation.omissions],
+        model=str(experiment.model.name),
+        parameters=sum(value.numel() for value in backbone.model.parameters()),
+        device=_device(experiment),
+        executor=_executor(plan, ranks, remote=federation.remote),
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        methods=methods,
+        memory_mb=peak_memory_mb(),
+    )
+
+
+def rounds_left(
+    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]] | None = None
+) -> Left:
+    """Return how many rounds each part of a run has left, in the order in which parts run.
+
+    ``parts`` are (seed, label) of those that this process runs; None: all.
+    """
+    left = {}
+    all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
+    for seed, label in all_parts if parts is None else parts:
+        path = out / "methods" / label / f"seed-{seed}" / "commit.json"
+        commit = read_json(path) if path.exists() else {"round": 0}
+        ended = commit.get("diverged") is not None
+        left[label, seed] = 0 if ended else max(0, experiment.rounds - commit["round"])
+    return left
+
+
+def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary:
+    """Measure one client's step of a method, and count what all rounds come to."""
+    experiment = inputs.experiment
+    method, plan = experiment.methods[label], experiment.plan
+    federation = inputs.federations[experiment.seeds[0]]
+    costs, step = _step(inputs, method, federation)
+    rounds = sum(left.get((label, seed), 0) for seed in experiment.seeds)
+    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    down, up = sum(costs.down.values()), sum(costs.up.values())
+    seconds = _round_seconds(experiment, method, federation, step) / _at_once(plan, cohort, ranks)
+    return MethodSummary(
+        label=label,
+        trained=costs.trained,
+        communicated=costs.communicated,
+        private=costs.private,
+        bytes_down=down,
+        bytes_up=up,
+        step_seconds=step,
+        round_seconds=seconds,
+        rounds=rounds,
+        bytes_total=float(rounds * cohort * (down + up)),
+        upload_bytes=float(up if method.needs_only_mean else cohort * up),
+        private_bytes=4.0 * costs.private * federation.num_clients * len(experiment.seeds),
+    )
+
+
+def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float]:
+    """Return what a client's round costs, and the seconds of one of its steps. The first step also
+    warms up, so it is the second one that is measured."""
+    seed, plan = federation.seed, inputs.experiment.plan
+    task = inputs.task(method, seed)
+    local = LocalConfig(plan.local.batch_size, steps=1)
+    federation = with_example_cache(method, task, federation, plan.engine)
+    works = client_works(method, task, federation, replace(plan, local=local))
+    client = draw_cohort(federation, plan, 1).clients[0]
+    private = new_store(method, task, federation).read(client)
+    scale = plan.schedule.factor(1, plan.rounds)
+    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
+    server = to_device(first_server(method, task, federation), task.device)
+    # one thread, as `processes` has it: a pool of threads would not survive a fork
+    threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
+    runner = Sequential(works, threads)
+
+    def timed() -> tuple[Costs, float]:
+        start = time.perf_counter()
+        ((_, update),) = runner.map("train", server, [request])
+        return update.costs, time.perf_counter() - start
+
+    costs, seconds = timed()
+    return (costs, seconds) if seconds > _LONG_STEP else timed()
+
+
+def _round_seconds(
+    experiment: Experiment, method: Method, federation: Federation, step: float
+) -> float:
+    """Return the seconds of a round, one client after the other, with its share of the
+    evaluations."""
+    plan, parts = experiment.plan, federation.partition
+    local, evaluate = plan.local, plan.evaluate
+    sizes = parts.train.sizes()
+    steps = float(local.steps or np.mean(local.epochs * -(-sizes // local.batch_size)))
+    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    evaluated = len(evaluated_clients(experiment, federation))
+    held_out = float(np.mean(parts.validation.sizes() + parts.test.sizes()))
+    models = 1 + evaluate.global_model
+    batches = models * held_out / plan.local.batch_size
+    scoring = evaluated * (batches * _FORWARD + method.finetune_passes * steps)
+    return step * (cohort * steps + scoring / evaluate.every)
+
+
+def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
+    """Return how many clients an executor is expected to run at a time."""
+    if ranks > 1:
+        return min(ranks, cohort)
+    if plan.engine.executor in ("auto", "processes") and can_fork():
+        return min(plan.engine.processes or cores(), cohort)
+    return 1
+
+
+def _data(experiment: Experiment, federation: Federation) -> str:
+    if federation.remote:
+        return "at the clients' sites"
+    data = experiment.data
+    return str(data.name or data.path)
+
+
+def _class_shares(federation: Federation) -> dict[str, float]:
+    dataset = federation.dataset
+    if dataset.labels is None:
+        return {}
+    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    return dict(zip(dataset.classes, (counts / counts.sum()).tolist(), strict=True))
+
+
+def _size_summary(sizes: np.ndarray) -> Sizes:
+    return Sizes(int(sizes.min()), float(np.median(sizes)), int(sizes.max()))
+
+
+def _device(experiment: Experiment) -> str:
+    device = experiment.engine.device
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _executor(plan: Plan, ranks: int, *, remote: bool) -> str:
+    if remote:
+        return "flower"
+    if ranks > 1:
+        return f"{ranks} ranks"
+    name, most = plan.engine.executor, plan.engine.processes or cores()
+    return {
+        "auto": f"auto (the faster one, measured on the way; {most} cores)",
+        "processes": f"up to {most} processes",
+    }.get(name, name)

@@ -1,0 +1,178 @@
+"""Code of the user's own that an experiment names: ``FILE.py:NAME`` or ``package.module:NAME``.
+
+A file is loaded as a module of its own, named after its content, so that a copy of it gives the
+same objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import InputError
+
+_FAULTS = (  # what loading a file with a mistake in it raises
+    ArithmeticError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+_sources: dict[str, bytes] = {}  # by module; a file's bytes as they were when it was first read
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an object of the user's own is defined.
+
+    ``reference`` names it on every machine: ``file.py:NAME`` or ``package.module:NAME``. ``sha256``
+    is that of the ``source``. ``path`` is the file, where it stands by itself and a copy can be
+    loaded. ``sha256`` and ``path`` are None for what was defined in a script or a notebook, and
+    ``path`` for a module of a package.
+    """
+
+    reference: str
+    sha256: str | None = None
+    path: Path | None = None
+    source: bytes = b""
+
+    @property
+    def location(self) -> str:
+        """The reference with the file's whole path."""
+        name = self.reference.rpartition(":")[2]
+        return self.reference if self.path is None else f"{self.path}:{name}"
+
+
+def absolute(reference: str, folder: Path) -> str:
+    """Return ``reference`` with the whole path of its file, which is relative to ``folder``; as it
+    is where it names a module.
+
+    >>> absolute("mine.py:Mine", Path("/here")), absolute("package.mine:Mine", Path("/here"))
+    ('/here/mine.py:Mine', 'package.mine:Mine')
+    """
+    place, _, name = reference.rpartition(":")
+    path = (folder / (place if place.endswith(".py") else f"{place}.py")).absolute()
+    return f"{path}:{name}" if place.endswith(".py") or path.is_file() else reference
+
+
+def load(reference: str, sha256: str | None = None) -> Any:
+    """Load the object that ``reference`` names; a file is relative to the working directory.
+
+    Args:
+        reference: ``FILE.py:NAME`` or ``package.module:NAME``; ``FILE:NAME`` is a file, too, if
+            there is a ``FILE.py``.
+        sha256: what the file's must be; None: anything.
+
+    Raises:
+        InputError: no such file, module or name; a mistake in the file; another sha256.
+
+    >>> load("mine.py:Mine")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no file mine.py; give FILE.py:NAME or package.module:NAME
+    """
+    place, _, name = absolute(reference, Path()).rpartition(":")
+    if not place or not name:
+        raise InputError(f"{reference!r} names no object; give FILE.py:NAME or package.module:NAME")
+    module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+    found = vars(module).get(name)
+    if found is None and place == "__main__":
+        raise InputError(
+            f"{name} was defined in a script or a notebook, not in this one; put it into a file "
+            f"and name it: FILE.py:{name}"
+        )
+    if found is None:
+        raise InputError(f"{_shown(place)} defines no {name!r}; named by {_shown(reference)!r}")
+    if sha256 is not None and (now := _digest(_source(module))) != sha256:
+        raise InputError(
+            f"{_shown(place)} has changed: its sha256 was {sha256[:12]}..., and is {now[:12]}... "
+            "now; restore it as it was"
+        )
+    return found
+
+
+def origin(value: type) -> Origin:
+    """Return where a class is defined.
+
+    >>> from .errors import InputError
+    >>> origin(InputError).reference
+    'fedtailor.errors:InputError'
+    """
+    module = sys.modules[value.__module__]
+    name = f"{module.__name__}:{value.__qualname__}"
+    path = _path(module)
+    if path is None:
+        return Origin(name)
+    source = _source(module)
+    if "." in module.__name__ or path.name == "__init__.py":
+        return Origin(name, _digest(source))
+    return Origin(f"{path.name}:{value.__qualname__}", _digest(source), path, source)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"no file {_shown(path)}; give FILE.py:NAME or package.module:NAME")
+    source = path.read_bytes()
+    name = f"{path.stem}_{_digest(source)[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        exec(compile(source, str(path), "exec"), vars(module))
+    except _FAULTS as error:
+        del sys.modules[name]
+        raise InputError(f"{_shown(path)}{_line(error, path)}: {_text(error)}") from error
+    _sources[name] = source
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(
+            f"can't import {name!r}: {_text(error)}; it must be installed, or its folder be on "
+            "PYTHONPATH; or give a file, FILE.py:NAME"
+        ) from error
+
+
+def _path(module: ModuleType) -> Path | None:
+    """The module's file; None for a script and for what has no file."""
+    file = getattr(module, "__file__", None)
+    is_file = file is not None and Path(file).suffix == ".py" and module.__name__ != "__main__"
+    return Path(file).absolute() if is_file and file is not None else None
+
+
+def _source(module: ModuleType) -> bytes:
+    path, name = _path(module), module.__name__
+    if path is None:
+        return b""
+    if name not in _sources:
+        _sources[name] = path.read_bytes()
+    return _sources[name]
+
+
+def _digest(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()
+
+
+def _shown(place: str | Path) -> str:
+    """A path without the working directory."""
+    return str(place).removeprefix(f"{Path().absolute()}/")
+
+
+def _line(error: BaseException, path: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f", line {frames[-1].lineno}" if frames else ""
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,62 @@
+"""``fedtailor predict`` and ``fedtailor onboard``, on pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, Features, Image, Value
+from PIL import Image as Pillow
+
+from fedtailor.cli import main
+from tests.small import digits
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, values in enumerate(digits().inputs.values[:12]):
+        Pillow.fromarray(values[0]).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def test_a_new_client_joins_and_predicts(
+    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = digits().labels
+    assert labels is not None
+    paths = sorted(map(str, pictures.iterdir()))
+    features = Features({"image": Image(), "label": Value("int64")})
+    rows = {"image": paths, "label": labels[:12].tolist()}
+    Dataset.from_dict(rows, features=features).to_parquet(run / "new.parquet")
+    new = ["--data", str(run / "new.parquet"), "--client", "lagos", "--passes", "2"]
+    command = [str(run), "--method", "fedsdg"]
+    assert main(["onboard", *command, *new]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("lagos (client 4) joins fedsdg, seed 0: 9 train, 1 validation, 2 test")
+    assert "always the most frequent class" in told
+    assert main(["onboard", *command, *new, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] in ("fitted", "guess", "global")
+    assert main(["onboard", *command, *new]) == 2
+    assert "lagos has joined already" in capsys.readouterr().err
+
+    given = [*command, "--client", "lagos", "--input", str(pictures)]
+    assert main(["predict", *given]) == 0
+    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["file"] for row in table] == paths
+    out = run / "out.jsonl"
+    assert main(["predict", *given, "--json", "--out", str(out)]) == 0
+    lines = list(map(json.loads, out.read_text().splitlines()))
+    assert [line["label"] for line in lines] == [row["label"] for row in table]
+    assert main(["predict", *command, "--client", "nowhere", "--input", str(pictures)]) == 2
+    assert "no client nowhere; allowed: 0 to 3" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""What is left out is counted by client, from the file to the federation."""
+
+import csv
+
+import numpy as np
+
+from fedtailor.data import DataConfig, SplitConfig, load_data, partition
+
+ROWS = [
+    *(("fine", "good", "berlin"), ("bad", "poor", "berlin"), ("long " * 9, "good", "berlin")),
+    *(("fine", "good", "lagos"), ("bad", "", "lagos"), ("", "poor", "lagos")),
+    *(("bad", "poor", "lagos"), ("bad", "poor", "oslo"), ("bad", "", "oslo")),
+]
+
+
+def load(tokenizer, tmp_path, **fields):
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label", "site"), *ROWS])
+    config = DataConfig(path=str(path), client="site", max_length=6, **fields)
+    return load_data(config, tokenizer, tmp_path)
+
+
+def test_a_file_with_gaps(tokenizer, tmp_path):
+    dataset = load(tokenizer, tmp_path)
+    assert dataset.client_names == ("berlin", "lagos", "oslo")
+    assert dataset.groups.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert [(one.kind, one.count, one.text) for one in dataset.omissions] == [
+        ("no-label", 2, "2 rows without a label, left out: lagos (1), oslo (1)"),
+        ("no-text", 1, "1 row without text, kept as empty inputs: lagos (1)"),
+        ("cut-text", 1, "1 row cut to 6 tokens (data.max_length): berlin (1)"),
+    ]
+
+
+def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
+    dataset = load(tokenizer, tmp_path)
+    config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)
+    parts = partition(dataset, config, 0)
+    assert parts.names == ("berlin", "lagos")
+    (small,) = parts.omissions
+    what = "1 client with fewer than 3 training rows (split.min_examples), left out: oslo (1)"
+    assert (small.kind, small.text) == ("min-examples", what)
+    drawn = partition(dataset, SplitConfig(1, "natural", min_examples=1), 0)
+    (not_drawn,) = drawn.omissions
+    assert not_drawn.kind == "not-drawn"
+    assert not_drawn.count == 2
+    assert set(drawn.names).isdisjoint(not_drawn.text.split(": ")[1].split(", "))
+    assert partition(dataset, SplitConfig(2), 0).names is None
+
+
+def test_clients_and_rows_without_a_counterpart_in_the_test_split(tokenizer, tmp_path):
+    with (tmp_path / "test.csv").open("w", newline="") as file:
+        rows = [("text", "label", "site"), ("fine", "good", "berlin"), ("bad", "poor", "rome")]
+        csv.writer(file).writerows(rows)
+    dataset = load(tokenizer, tmp_path, test_path=str(tmp_path / "test.csv"))
+    parts = partition(dataset, SplitConfig(scheme="natural", min_examples=3), 0)
+    assert parts.names == ("berlin", "lagos")
+    assert [(one.kind, one.text.split(": ")[1]) for one in parts.omissions] == [
+        ("min-examples", "oslo (1)"),
+        ("no-client", "rome (1)"),
+        ("no-test-row", "lagos"),
+    ]
+
+
+def test_names_and_omissions_are_no_part_of_the_digest(tokenizer, tmp_path):
+    whole = load(tokenizer, tmp_path)
+    renamed = [(text, label, site.upper()) for text, label, site in ROWS]
+    path = tmp_path / "renamed.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label", "site"), *renamed])
+    config = DataConfig(path=str(path), client="site", max_length=6)
+    again = load_data(config, tokenizer, tmp_path)
+    assert again.digest == whole.digest
+    assert again.client_names == ("BERLIN", "LAGOS", "OSLO")
+    assert np.array_equal(again.groups, whole.groups)

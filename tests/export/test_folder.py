@@ -1,0 +1,166 @@
+"""The folder of an export: what is in it, for one client or all, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import fedtailor as ft
+from fedtailor.errors import InputError
+from fedtailor.export.folder import ClientModel, export_model, write_model
+from fedtailor.params import Batch, Params
+from fedtailor.runs.experiment import load
+from fedtailor.runs.trained import TrainedMethod, open_trained
+from tests.export.apart import logits_of
+from tests.export.net import net
+from tests.small import digits
+
+EXPERIMENT = """
+name = "digits"
+rounds = 1
+data = {name = "digits", limit = 120, limit_test = 30}
+split = {clients = 3, min_examples = 5}
+model = {factory = "net.py:net", targets = ["hidden"]}
+local = {batch_size = 8, steps = 2}
+engine = {executor = "sequential"}
+[methods.fedavg]
+trainable = "head"
+[methods.fedsdg]
+rank = 2
+[methods.fedem]
+components = 2
+"""
+
+
+class Pair(NamedTuple):
+    """An export's folder, its logits, and ours."""
+
+    folder: Path
+    exported: Tensor
+    ours: Tensor
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "net.py").write_text((Path(__file__).parent / "net.py").read_text())
+    (folder / "digits.toml").write_text(EXPERIMENT)
+    return ft.run(load(folder / "digits.toml"), folder / "run").path
+
+
+def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_from(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = export_model(finished, "fedsdg", tmp_path / "out", client=1)
+    Image.fromarray((digits().inputs.values[3, 0] * 16).astype(np.uint8)).save(tmp_path / "a.png")  # type: ignore[union-attr]
+    code = "import sys, runpy; sys.modules['fedtailor'] = None; sys.argv = sys.argv[1:]; "
+    code += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-I", "-c", code, str(out / "use.py"), str(tmp_path / "a.png")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    values, labels = zip(*(line.split("  ") for line in lines), strict=True)
+    assert sorted(labels) == sorted("0123456789")
+    assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
+    card = (out / "README.md").read_text()
+    assert "| client | client 1 |" in card
+    log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
+    (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
+    assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+
+
+@pytest.fixture(scope="module")
+def pairs(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """The logits of several exports and ours, by the path of the folder."""
+    out = tmp_path_factory.mktemp("exports")
+    batch, ours = digits().batch(np.arange(5)), {}
+
+    def expect(folder: Path, trained: TrainedMethod, client: int) -> None:
+        with torch.no_grad():
+            state = trained.client_state(client)
+            ours[folder] = trained.method.predict(trained.task, state, batch)
+
+    for label in ("fedavg", "fedsdg", "fedem"):
+        export_model(finished, label, out / label, all_clients=True)
+        for client in range(3):
+            expect(out / label / str(client), open_trained(finished, label), client)
+    merged = export_model(finished, "fedsdg", out / "merged", client=0, merge=True)
+    expect(merged, open_trained(finished, "fedsdg"), 0)
+    backbone = ft.from_module(net(), targets=["hidden"])
+    methods = {"python-fedavg": ft.FedAvg(), "python-fedsq": ft.FedSQ()}
+    experiment = ft.Experiment(methods, rounds=1, split=ft.SplitConfig(3))
+    run = ft.run(experiment, out / "run", data=digits(), backbone=backbone).path
+    for label in methods:
+        folder = export_model(run, label, out / label, client=1, backbone=backbone)
+        expect(folder, open_trained(run, label, backbone=backbone), 1)
+    found = logits_of(dict.fromkeys(ours, batch), out)
+    return {str(f.relative_to(out)): Pair(f, found[f], ours[f]) for f in ours}
+
+
+def test_every_folder_has_the_logits_of_the_run(pairs: dict[str, Pair]) -> None:
+    assert len(pairs) == 12
+    for name, pair in pairs.items():
+        tolerance = 1e-4 if name == "merged" else 1e-5
+        torch.testing.assert_close(pair.exported, pair.ours, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedsdg", "fedem"])
+def test_all_clients_share_one_base(pairs: dict[str, Pair], label: str) -> None:
+    folder = pairs[f"{label}/1"].folder
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["0", "1", "2", "base"]
+    assert not (folder / "base").exists()
+
+
+def test_a_merged_adapter_is_one_model(pairs: dict[str, Pair]) -> None:
+    assert not (pairs["merged"].folder / "adapter_config.json").exists()
+
+
+def test_a_module_that_python_gives_takes_the_file_of_its_class_along(
+    pairs: dict[str, Pair],
+) -> None:
+    assert (pairs["python-fedavg"].folder / "net.py").is_file()
+
+
+def test_several_models_are_not_merged(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fedem needs more than one set of weights"):
+        export_model(finished, "fedem", tmp_path / "out", client=0, merge=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_code_that_needs_this_library_is_refused(tmp_path: Path) -> None:
+    class Local(nn.Linear):
+        pass
+
+    backbone = ft.from_module(nn.Sequential(nn.Flatten(), Local(64, 10)))
+    experiment = ft.Experiment({"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(3))
+    run = ft.run(experiment, tmp_path / "run", data=digits(), backbone=backbone).path
+    with pytest.raises(InputError, match=r"test_folder\.py imports fedtailor"):
+        export_model(run, "fedavg", tmp_path / "out", client=1, backbone=backbone)
+
+
+@dataclass(frozen=True)
+class Halved(ft.FedAvg):
+    """A method of one's own that says nothing of how it predicts."""
+
+    name = "halved"
+
+    def predict(self, task: ft.Task, state: Params, batch: Batch) -> Tensor:
+        return super().predict(task, state, batch) / 2
+
+
+def test_a_method_that_predicts_in_a_way_of_its_own_must_say_it_as_data(tmp_path: Path) -> None:
+    task = ft.Task(ft.from_module(net()), Halved().adapt)
+    data = {"task": "classification", "modality": "image", "classes": [], "clients": 1}
+    model = ClientModel(ft.Experiment({"it": Halved()}), "it", 0, data, task, task.state)
+    with pytest.raises(InputError, match="halved has a predict of its own, and no portable"):
+        write_model(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,89 @@
+"""A new client at a site of its own joins a run over Flower that has ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fedtailor.flower import client_app, serve
+from fedtailor.inference.onboard import onboard
+from fedtailor.runs.experiment import Experiment
+from fedtailor.runs.trained import open_trained
+from tests.flower.grid import DirectGrid
+from tests.flower.test_sites import QUICK, bert, experiment, news, three_sites, with_data, write
+from tests.inference.test_every_method import digests
+from tests.small import same_bits
+
+NEW = range(4, 5)
+
+
+def add_new_site(grid: DirectGrid, chosen: Experiment, folder: Path) -> str:
+    path = write(folder / "new.csv", news(24, 3))
+    app = client_app(
+        with_data(chosen, path, client=None), folder / "new", clients=NEW, backbone=bert()
+    )
+    grid.apps[200] = app, {}
+    return path
+
+
+@pytest.mark.parametrize("method", ["fedsdg", "fedmerge"])
+def test_a_new_site_joins_a_run_that_has_ended(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment(method, data={"max_length": 16})
+    grid = three_sites(chosen, tmp_path)
+    out = serve(grid, chosen, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    before = digests(out)
+    path = add_new_site(grid, chosen, tmp_path)
+    serve(grid, chosen, out, backbone=bert(), timeouts=QUICK)  # new sites are no part of it
+    assert digests(out) == before
+
+    del grid.apps[0]  # one of the others is away
+    asked = len(grid.sent)
+    serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    assert {m.metadata.dst_node_id for m in grid.sent[asked:] if m.metadata.group_id == "join"} == {
+        200
+    }
+    told = capsys.readouterr()
+    assert "client 4 has joined; it keeps" in told.err
+    assert f"client-4 (client 4) joins {method}, seed 0: 17 train, 2 validation, 5" in told.out
+    now = digests(out)
+    joined = f"methods/{method}/seed-0/joined.json"
+    assert now.keys() - before.keys() == {joined}
+    assert {name: value for name, value in now.items() if name != joined} == before
+    assert json.loads((out / joined).read_text()) == {"clients": [4]}
+
+    (model,) = (tmp_path / "new").glob(f"*/{method}/seed-0/client-4/model.safetensors")
+    result = json.loads((model.parent / "result.json").read_text())
+    near = onboard_here(out, method, path)
+    assert result["scores"] == near["scores"]
+    trained = open_trained(out, method, backbone=bert())
+    assert same_bits(load_file(model), trained.client_state("lagos"))
+
+
+def onboard_here(out: Path, method: str, path: str) -> dict[str, object]:
+    """The same client, in one process with the server's state."""
+    onboard(out, method, path, "lagos", backbone=bert())
+    text = (out / f"methods/{method}/seed-0/onboarded/lagos/result.json").read_text()
+    content: dict[str, object] = json.loads(text)
+    return content
+
+
+def test_a_new_site_that_is_away_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment()
+    grid = three_sites(chosen, tmp_path)
+    out = serve(grid, chosen, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    hurried = replace(QUICK, start=0.1)
+    serve(grid, chosen, out, backbone=bert(), timeouts=hurried, new_clients=NEW)
+    assert "no node serves the new client 4" in capsys.readouterr().err
+    add_new_site(grid, chosen, tmp_path)
+    serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    assert "client 4 has joined" in capsys.readouterr().err
+    joined = (out / "methods/fedsdg/seed-0/joined.json").read_text()
+    assert json.loads(joined) == {"clients": [4]}

@@ -1,0 +1,121 @@
+"""A new client of a finished run: its name, its number, what it may bring and what is kept."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtailor as ft
+from fedtailor.engine.client import ClientEvaluation, Training
+from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
+from fedtailor.engine.joining import Candidate, join, join_requests
+from fedtailor.engine.rounds import client_works, new_store, rounds
+from fedtailor.errors import InputError
+from fedtailor.inference.model import load_model
+from fedtailor.inference.onboard import choose, onboard, read_result
+from fedtailor.task.task import Task
+from tests.inference.conftest import NEW
+from tests.small import digits_backbone, digits_federation
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    kept = ("ditto", "fedavg", "scaffold")
+    labels = [path.name for path in (finished / "methods").iterdir() if path.name not in kept]
+    shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns(*labels))
+    return tmp_path / "run"
+
+
+def joined(run: Path, label: str, name: str = "lagos", **options: bool) -> ft.Onboarded:
+    return onboard(run, label, NEW, name, backbone=digits_backbone(), **options)
+
+
+def test_a_new_client_is_found_by_its_name(run: Path) -> None:
+    first, second = joined(run, "ditto"), joined(run, "ditto", "St. José 2")
+    assert (first.number, second.number) == (3, 4)
+    folder = run / "methods/ditto/seed-0/onboarded"
+    assert read_result(folder / "lagos") == first
+    assert sorted(path.name for path in (folder / "lagos").iterdir()) == [
+        "result.json", "state.safetensors",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"lagos has joined already; --overwrite replaces it"):
+        joined(run, "ditto")
+    assert joined(run, "ditto", overwrite=True) == first
+    model = load_model(run, "ditto", "St. José 2", backbone=digits_backbone())
+    assert model.client == "St. José 2"
+    kept, most = (first.scores[name]["test"]["accuracy"] for name in (first.kept, "majority"))
+    assert kept is not None
+    assert most is not None
+    assert first.note.endswith("no better than the most frequent class") == (kept <= most)
+
+
+def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> None:
+    for name in ("2", "../lagos", "", ".hidden"):
+        with pytest.raises(InputError, match=r"client name .*: allowed are letters"):
+            joined(run, "ditto", name)
+
+
+def test_where_nothing_is_kept_by_client_the_global_model_is_returned(run: Path) -> None:
+    result = joined(run, "fedavg")
+    assert result.kept == "global"
+    assert list(result.scores) == ["majority", "global"]
+    assert result.note.startswith("fedavg keeps nothing by client, so there is nothing to fit")
+    variates = joined(run, "scaffold")
+    assert variates.kept == "global"
+    assert variates.note.startswith("what scaffold keeps by client does not change its predictions")
+
+
+def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -> None:
+    classes = [*NEW.classes[:9], "ten"]
+    with pytest.raises(InputError, match=r"data have classes .*'ten'\]; the run's have"):
+        onboard(run, "ditto", replace(NEW, classes=classes), "lagos", backbone=digits_backbone())
+    with (tmp_path / "new.csv").open("w") as file:
+        csv.writer(file).writerows([["text", "label"], ["one", "one"]])
+    with pytest.raises(InputError, match=r"labels out of range: 'one'"):
+        onboard(run, "ditto", tmp_path / "new.csv", "lagos", backbone=digits_backbone())
+    assert not (run / "methods/ditto/seed-0/onboarded").exists()
+
+
+def test_the_best_on_validation_examples_is_kept() -> None:
+    def candidate(loss: float, hits: float, count: float = 4) -> Candidate:
+        return Candidate({}, np.array([[loss, hits, count], [0.0, 9.0, 9.0]]))
+
+    found = {"guess": candidate(2, 3), "fitted": candidate(1, 2), "global": candidate(3, 3)}
+    assert choose(found, fits=True, label="x") == (
+        "guess",
+        "the best of 3 on its validation examples",
+    )
+    assert choose({**found, "fitted": candidate(2, 3)}, fits=True, label="x")[0] == "fitted"
+    assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"
+    assert choose(found, fits=True, label="x", by_loss=True)[0] == "fitted"
+    without = {"guess": candidate(0, 0, 0), "fitted": candidate(0, 0, 0)}
+    assert choose(without, fits=True, label="x")[0] == "fitted"
+
+
+@pytest.mark.parametrize("name", ["pfedgate", "feddpa", "fedala"])
+def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> None:
+    """`cohort.novel`: the same key, batches and passes."""
+    method = ft.METHODS[name]()
+    task, federation = Task(digits_backbone(), method.adapt), digits_federation()
+    plan = Plan(
+        1, cohort=CohortConfig(novel=1), engine=EngineConfig("sequential", cache_mb=0),
+        evaluate=EvaluateConfig(novel_passes=2),
+    )  # fmt: skip
+    (last,) = rounds(method, task, federation, plan)
+    (client,) = federation.novel(1)
+    works = client_works(method, task, federation, plan)
+    training, evaluation = works["train"], works["evaluate"]
+    assert isinstance(training, Training)
+    assert isinstance(evaluation, ClientEvaluation)
+    store = new_store(method, task, federation)
+    (request,) = join_requests(federation, plan.local, [client], 1, 2, store.read)
+    received = method.send_new(task, last.server, client)
+    fitted = join(training, evaluation, received, None, request)["fitted"]
+    novel = {e.split: e for e in last.evaluations if e.model == "novel"}
+    for sums, split in zip(fitted.sums, ("validation", "test"), strict=True):
+        assert sums[0] / sums[2] == novel[split].loss[0]  # type: ignore[index]

@@ -1,0 +1,104 @@
+"""Rows in, rows out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from fedtailor.data.config import DataConfig
+from fedtailor.errors import InputError
+from fedtailor.inference.model import Prediction
+from fedtailor.inference.rows import Rows, accuracy, as_csv, as_objects, read_rows
+
+DATA = DataConfig(path="train.csv")
+
+
+def table(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_csv_jsonl_and_txt_give_the_same_texts(tmp_path: Path) -> None:
+    texts = ["one, two", 'say "a"\nb']
+    made = table(tmp_path / "a.csv", '\ufefftext,label\n"one, two",x\n"say ""a""\nb",y\n')
+    assert read_rows(made, DATA, images=False) == Rows(texts, ["x", "y"])
+    lines = table(tmp_path / "a.jsonl", '{"text": "one, two"}\n\n{"text": "say \\"a\\"\\nb"}\n')
+    assert read_rows(lines, DATA, images=False) == Rows(texts)
+    plain = table(tmp_path / "a.txt", "one, two\nsay\n")
+    assert read_rows(plain, DATA, images=False) == Rows(["one, two", "say"])
+    other = table(tmp_path / "b.csv", "note,diagnosis\nfever,flu\n")
+    named = DataConfig(path="train.csv", text="words", label="diagnosis")
+    assert read_rows(other, named, images=False, text="note") == Rows(["fever"], ["flu"])
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "expected"),
+    [
+        ("one\ntwo\n", None, ["one", "two"]),
+        ('{"text": "one"}\n', None, ["one"]),
+        ("note\none\n", "note", ["one"]),
+    ],
+)
+def test_stdin_has_a_text_a_line_objects_or_a_csv(
+    given: str, text: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    assert read_rows("-", DATA, images=False, text=text).inputs == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\n", "a.csv has no rows; one is needed"),
+        ("a.csv", "", "a.csv has no rows; one is needed"),
+        ("a.csv", "note\nx\n", "no column of .* has a usual name for texts; name it with --text"),
+        ("a.csv", "text,label\nx\n", "row 1 has not as many fields as the header"),
+        ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
+        ("a.jsonl", "[]\n", r"line 1 is no JSON object"),
+        ("a.jsonl", "{\n", r"line 1 is not JSON"),
+        ("a.xlsx", "x", r"this model reads texts; allowed: .csv, .jsonl, .txt files"),
+        ("a.txt", "", "a.txt is empty"),
+    ],
+)
+def test_what_cant_be_read_is_said_in_one_line(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read_rows(table(tmp_path / name, content), DATA, images=False)
+
+
+def test_pictures_are_a_folder_or_one_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no pictures; allowed: .png"):
+        read_rows(str(tmp_path), DATA, images=True)
+    (tmp_path / "b.PNG").touch()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/c.jpg").touch()
+    expected = [tmp_path / "a/c.jpg", tmp_path / "b.PNG"]
+    assert read_rows(str(tmp_path), DATA, images=True).inputs == expected
+    assert read_rows(str(expected[0]), DATA, images=True).are_pictures
+    with pytest.raises(InputError, match="no file 'nothing'"):
+        read_rows("nothing", DATA, images=True)
+
+
+PREDICTIONS = [
+    Prediction("a", 0.75, {"a": 0.75, "b": 0.25}),
+    Prediction("b", 1.0, {"a": 0, "b": 1}),
+]
+
+
+def test_labels_are_names_or_numbers_of_classes() -> None:
+    assert accuracy(PREDICTIONS, ["a", "0"], ["a", "b"]) == "accuracy 0.5000: 1 of 2 rows"
+    assert accuracy(PREDICTIONS, ["", "1"], ["a", "b"]) == "accuracy 1.0000: 1 of 1 rows"
+    assert accuracy(PREDICTIONS, ["", ""], ["a", "b"]) == "no row has a label"
+    with pytest.raises(InputError, match="unknown label 'c'; allowed: a, b"):
+        accuracy(PREDICTIONS, ["a", "c"], ["a", "b"])
+
+
+def test_results_are_lines_of_csv_or_json() -> None:
+    of_files = list(as_objects(Rows([Path("x,.png"), Path("y.png")]), PREDICTIONS))
+    assert list(as_csv(of_files)) == [
+        "file,label,probability,p(a),p(b)", '"x,.png",a,0.75,0.75,0.25', "y.png,b,1.0,0,1",
+    ]  # fmt: skip
+    assert list(as_csv(as_objects(Rows(["x"]), ["so, on"]))) == ["text", '"so, on"']

@@ -1,0 +1,115 @@
+"""A run that goes on with more methods, seeds or rounds, and what may not change meanwhile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.engine.config import ScheduleConfig
+from fedtailor.runs.experiment import Experiment
+from fedtailor.runs.manifest import open_run
+from tests.runs.conftest import EXPERIMENT, contents
+from tests.small import digits, digits_backbone
+
+TWO = replace(EXPERIMENT, methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Local()})
+
+
+def run(experiment: Experiment, out: Path, **options: Any) -> Path:
+    return ft.run(experiment, out, data=digits(), backbone=digits_backbone(), **options).path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three rounds of two methods with two seeds, from the start."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    return run(replace(TWO, rounds=3, seeds=(0, 1), name="mine"), out)
+
+
+def test_methods_seeds_and_rounds_are_added_as_if_they_had_been_there_from_the_start(
+    whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(replace(EXPERIMENT, rounds=1, name="mine"), out)
+    run(replace(TWO, rounds=2, name="other"), out)
+    run(replace(TWO, rounds=3, seeds=(0, 1)), out)
+    assert contents(out) == contents(whole)
+
+
+def test_what_is_not_named_is_kept_and_goes_on_with_the_directory(
+    whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(replace(TWO, name="mine"), out)
+    kept = out / "methods/local/seed-0"
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    run(replace(EXPERIMENT, rounds=3, seeds=(1,)), out)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    assert "Different rounds: local, seed 0 has 2 of 3" in ft.compare([out])
+    run(open_run(out), out)
+    assert contents(out) == contents(whole)
+
+
+def test_a_finished_part_that_nothing_is_added_to_is_not_touched(whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    run(replace(EXPERIMENT, rounds=3), whole)
+    after = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    assert {p for p in before if before[p] != after[p]} <= {whole / ".lock", whole}
+
+
+def test_an_extra_evaluation_is_all_that_differs_where_rounds_ended_between_two(
+    tmp_path: Path,
+) -> None:
+    every = replace(EXPERIMENT, evaluate=ft.EvaluateConfig(every=2))
+    run(replace(every, rounds=3), tmp_path / "a")
+    run(replace(every, rounds=4), tmp_path / "a")
+    run(replace(every, rounds=4), tmp_path / "b")
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    differing = {Path(name).name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+    assert differing == {"clients.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"local": ft.LocalConfig(steps=2)}, "local.steps is 1 in {out} and 2 now: choose"),
+        (
+            {"methods": {"fedsdg": ft.FedSDG(rank=4)}, "cohort": ft.CohortConfig(size=2)},
+            "cohort.size is none in {out} and 2 now; methods.fedsdg.rank is 2 in {out} and 4 now: ",
+        ),
+        ({"methods": {"fedsdg": ft.Local()}}, 'methods.fedsdg.name is "fedsdg" in {out} and "lo'),
+        ({"rounds": 1}, "rounds is 2 in {out} and 1 now: rounds can only be added; choose"),
+    ],
+)
+def test_what_differs_is_refused_by_name_with_both_values(
+    finished: Path, change: dict[str, Any], message: str
+) -> None:
+    before = contents(finished)
+    with pytest.raises(ft.InputError) as error:
+        run(replace(EXPERIMENT, **change), finished)
+    assert message.format(out=finished) in str(error.value)
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_more_rounds_may_not_change_the_rates_of_rounds_that_are_done(
+    tmp_path: Path, name: Any
+) -> None:
+    falling = replace(EXPERIMENT, schedule=ScheduleConfig(name))
+    out = run(falling, tmp_path / "out")
+    with pytest.raises(ft.InputError, match=r"change the learning rate of round 2") as error:
+        run(replace(falling, rounds=3), out)
+    assert "rounds is 2 in" in str(error.value)
+    assert json.loads((out / "experiment.json").read_text())["rounds"] == 2
+
+
+def test_rounds_inside_the_warm_up_can_be_followed_by_any_number(tmp_path: Path) -> None:
+    rising = replace(EXPERIMENT, rounds=1, schedule=ScheduleConfig("cosine", warmup_rounds=1))
+    run(rising, tmp_path / "a")
+    run(replace(rising, rounds=2), tmp_path / "a")
+    run(replace(rising, rounds=2), tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")

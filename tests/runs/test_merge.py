@@ -1,0 +1,112 @@
+"""The parts of a grid that several machines ran, put together."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.runs.merge import copy_sparse, merge
+from fedtailor.runs.parts import chosen
+from tests.runs.conftest import contents
+from tests.small import digits, digits_backbone
+
+GRID = ft.Experiment(
+    methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Local(), "fedavg": ft.FedAvg()},
+    rounds=1,
+    seeds=(0, 1),
+    split=ft.SplitConfig(3, "dirichlet", alpha=1.0, max_examples=12),
+    local=ft.LocalConfig(steps=1),
+)
+
+
+def run(out: Path, part: str | None = None, experiment: ft.Experiment = GRID) -> Path:
+    return ft.run(experiment, out, data=digits(), backbone=digits_backbone(), part=part).path
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("machines")
+    return [run(folder / str(k), f"{k}/2") for k in (1, 2)]
+
+
+def test_a_merged_grid_has_the_bytes_of_one_machines_run(
+    machines: list[Path], tmp_path: Path
+) -> None:
+    whole = run(tmp_path / "whole")
+    out = merge(machines, tmp_path / "out")
+    assert contents(out) == contents(whole)
+    assert not (tmp_path / "out.merging").exists()
+    before = contents(out)
+    run(out)  # nothing is left to run
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(("methods", "seeds", "n"), [(3, 2, 2), (4, 3, 5), (2, 5, 4), (1, 3, 3)])
+def test_portions_are_balanced_and_share_every_method(methods: int, seeds: int, n: int) -> None:
+    labels, numbers = [f"m{k}" for k in range(methods)], range(seeds)
+    portions = [chosen(numbers, labels, f"{k}/{n}") for k in range(1, n + 1)]
+    assert sorted(part for portion in portions for part in portion) == sorted(
+        chosen(numbers, labels)
+    )
+    sizes = [len(portion) for portion in portions]
+    assert max(sizes) - min(sizes) <= 1
+    for label in labels:
+        counts = [sum(label == other for _, other in portion) for portion in portions]
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "7/7"])
+def test_a_portion_that_does_not_exist_is_refused(part: str, tmp_path: Path) -> None:
+    with pytest.raises(ft.InputError, match=f"part '{part}'"):
+        run(tmp_path / "out", part)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_and_double_parts_are_named(machines: list[Path], tmp_path: Path) -> None:
+    first, second = machines
+    with pytest.raises(ft.InputError) as error:
+        merge([first], tmp_path / "out")
+    assert str(error.value) == "missing: fedsdg with seed 1, local with seed 1, fedavg with seed 1"
+    with pytest.raises(ft.InputError) as error:
+        merge([first, second, second], tmp_path / "out")
+    assert f"twice: fedsdg with seed 1 (in {second} and {second}), " in str(error.value)
+    unfinished = shutil.copytree(first, tmp_path / "first")
+    commit = unfinished / "methods/fedavg/seed-0/commit.json"
+    text = commit.read_text().replace('"round": 1', '"round": 0', 1)
+    commit.write_text(text.replace('"finished": true', '"finished": false'))
+    with pytest.raises(ft.InputError, match=r"unfinished: fedavg with seed 0 \(round 0 of 1 in"):
+        merge([unfinished, second], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_other_experiments_or_data_are_refused_by_name(
+    machines: list[Path], tmp_path: Path
+) -> None:
+    first, second = machines
+    other = run(tmp_path / "a", "2/2", replace(GRID, local=ft.LocalConfig(steps=2), rounds=2))
+    with pytest.raises(ft.InputError) as error:
+        merge([first, other], tmp_path / "out")
+    assert f"local.steps is 1 in {first} and 2 in {other}; rounds is 1 in " in str(error.value)
+    changed = shutil.copytree(second, tmp_path / "b")
+    manifest = changed / "partitions/seed-1.json"
+    manifest.write_text(manifest.read_text().replace('"digest": "', '"digest": "0'))
+    with pytest.raises(ft.InputError, match=r"other splits, can't be merged: .*seed-1\.json and"):
+        merge([first, changed], tmp_path / "out")
+    with pytest.raises(ft.InputError, match="is not an empty directory"):
+        merge(machines, first)
+
+
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    with source.open("wb") as file:
+        file.seek(1 << 24)
+        file.write(b"middle")
+        file.truncate(1 << 26)
+    copy_sparse(str(source), str(target))
+    assert target.stat().st_size == 1 << 26
+    assert target.stat().st_blocks * 512 < 1 << 20
+    assert target.read_bytes() == source.read_bytes()

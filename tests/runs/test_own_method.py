@@ -1,0 +1,181 @@
+"""A method of the user's own: `[methods.mine] class = "mine.py:Mine"`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli import main
+from fedtailor.errors import InputError
+from fedtailor.runs.experiment import load
+from fedtailor.runs.manifest import open_run
+from fedtailor.runs.merge import merge
+from tests import forked
+from tests.cli.conftest import EXPERIMENT
+
+SOURCE = '''
+"""Mine: FedAvg, as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+import fedtailor as ft
+
+
+@dataclass(frozen=True)
+class Mine(ft.FineTuning):
+    """FedAvg whose clients train ``times`` as long."""
+
+    name: ClassVar[str] = "mine"
+    needs_only_mean: ClassVar[bool] = True
+    times: Annotated[int, Ge(1)] = 1
+
+    def local(self, task, state, batches, context):
+        return ft.train(task, state, [*batches] * self.times, context, self.optimiser)
+
+
+class NotOne:
+    """Not a method."""
+
+
+class Plain(ft.FineTuning):
+    """Not a dataclass."""
+
+    name: ClassVar[str] = "plain"
+
+
+@dataclass(frozen=True)
+class Nameless(ft.FineTuning):
+    """Without a name."""
+
+
+@dataclass(frozen=True)
+class Needy(Nameless):
+    """Without a default."""
+
+    name: ClassVar[str] = "needy"
+    mu: float
+'''
+METHODS = """
+[methods.mine]
+class = "code/mine.py:Mine"
+trainable = "lora"
+rank = 2
+optimiser = {name = "adam", lr = 1e-3}
+[methods.fedavg]
+trainable = "lora"
+rank = 2
+optimiser = {name = "adam", lr = 1e-3}
+[tune]
+trials = 2
+[tune.space.mine]
+times = [1, 2]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.toml"
+    file.write_text(EXPERIMENT.partition("[methods")[0] + METHODS)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/mine.py").write_text(f"{SOURCE}\n# {tmp_path}\n")  # a module of its own
+    return file
+
+
+def logs(out: Path, label: str) -> list[bytes]:
+    folder = out / "methods" / label / "seed-0"
+    return [(folder / name).read_bytes() for name in ("history.jsonl", "clients.jsonl")]
+
+
+def test_it_runs_and_goes_on_as_the_built_in_ones_do(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert main(["run", str(file), "--out", str(out)]) == 0
+    assert logs(out, "mine") == logs(out, "fedavg")
+    assert "mine" in ft.compare(out)
+    (method,) = (
+        m
+        for m in json.loads((out / "experiment.json").read_text())["methods"]
+        if m["label"] == "mine"
+    )
+    assert (method["class"], len(method["sha256"])) == ("mine.py:Mine", 64)
+    shutil.rmtree(tmp_path / "code")  # the run directory holds a copy
+    shutil.rmtree(out / "methods/mine/seed-0")
+    assert main(["run", str(out)]) == 0
+    assert logs(out, "mine") == logs(out, "fedavg")
+    adapter = tmp_path / "adapter"
+    assert main(["export", str(out), "--method", "mine", "--out", str(adapter)]) == 0
+
+
+def test_a_changed_file_is_refused_by_name(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    few = ["--set", "rounds=1", "--set", 'methods=["mine"]']
+    assert main(["run", str(file), "--out", str(out), *few]) == 0
+    capfd.readouterr()
+    (tmp_path / "code/mine.py").write_text(SOURCE + "\nX = 1\n")
+    assert main(["run", str(file), "--out", str(out), *few]) == 2
+    copy = out / "methods/mine/mine.py"
+    assert capfd.readouterr().err == (
+        f"fedtailor: methods.mine: mine.py has changed since {out} was begun; restore it ({copy} "
+        "is a copy), or choose another --out\n"
+    )
+    copy.write_text(SOURCE + "\nY = 1\n")
+    with pytest.raises(InputError, match=r"methods\.mine: .*mine\.py has changed: its sha256 was"):
+        open_run(out)
+
+
+def test_it_is_merged_with_its_file(file: Path, tmp_path: Path) -> None:
+    runs = [
+        ft.run(file, tmp_path / str(k), settings={"rounds": 1}, part=f"{k}/2").path for k in (1, 2)
+    ]
+    shutil.rmtree(tmp_path / "code")
+    out = merge(runs, tmp_path / "out")
+    assert open_run(out).methods["mine"].name == "mine"
+    assert logs(out, "mine") == logs(out, "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods.mine.time": 2}, "unknown key 'time' in methods.mine; did you mean 'times'"),
+        ({"methods.mine.times": 0}, "methods.mine.times = 0: input should be greater"),
+        ({"methods.mine.name": "fedavg"}, "the class is called 'mine'; leave name out"),
+        ({"methods.mine.class": "code/mine.py:NotOne"}, "NotOne is not a class that derives from"),
+        ({"methods.mine.class": "code/mine.py:Plain"}, "Plain must be a frozen dataclass"),
+        ({"methods.mine.class": "code/mine.py:Nameless"}, "Nameless has no name"),
+        ({"methods.mine.class": "code/mine.py:Needy"}, "Needy needs a default for mu"),
+        ({"methods.mine.class": "mine.py:Mine"}, r"methods.mine: no file .*mine.py"),
+    ],
+)
+def test_what_is_no_method_is_refused(file: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(file, change)
+
+
+def test_it_is_tuned(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tune"
+    assert main(["tune", str(file), "--set", "rounds=1", "--out", str(out)]) == 0
+    best = tomllib.loads((out / "best.toml").read_text())["methods"]["mine"]
+    assert best["class"] == f"{tmp_path / 'code/mine.py'}:Mine"
+    assert load(out / "best.toml").methods["mine"].times == best["times"]  # type: ignore[attr-defined]
+
+
+def test_processes_and_ranks_run_it_too(file: Path, tmp_path: Path) -> None:
+    settings = {"rounds": 1, "engine.executor": "processes", "engine.clients_per_step": None}
+    result = ft.run(file, tmp_path / "processes", settings=settings)
+    assert logs(result.path, "mine") == logs(result.path, "fedavg")
+    said = tmp_path / "said.txt"
+    more = ("--set", "rounds=1", "--set", "engine.executor=auto")
+    work = forked.command(file, *more, "--set", "engine.clients_per_step=none")
+    assert forked.run(2, work, said) == [0, 0], said.read_text()
+    assert logs(file.with_suffix(""), "mine") == logs(result.path, "mine")

@@ -1,0 +1,76 @@
+"""What a run says while it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.runs import progress
+from fedtailor.runs.progress import Progress, Stage
+from tests.small import digits, digits_backbone
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between two lines."""
+    for name in ("_REFRESH", "_FIRST_PAUSE", "_PAUSE"):
+        monkeypatch.setattr(progress, name, 0.0)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_lines_have_scores_clients_and_the_time_left(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    experiment = ft.Experiment(
+        {"fedavg": ft.FedAvg(), "local": ft.Local()},
+        rounds=2,
+        split=ft.SplitConfig(3, max_examples=12),
+        local=ft.LocalConfig(steps=1),
+        engine=ft.EngineConfig(executor="sequential"),
+    )
+    ft.run(experiment, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)
+    lines = capfd.readouterr().err.splitlines()
+    logged = (tmp_path / "run.log").read_text().splitlines()
+    assert [line.split("  ", 1)[1] for line in logged] == lines
+    left = r"about \d+ s left"
+    number, loss = r"\d+\.\d", r"loss \d\.\d{3}"
+    expected = [
+        rf"fedavg, seed 0: round 1 of 2, training: 2 of 3 clients, \d s so far; 0 % .*, {left}",
+        rf"fedavg, seed 0: round 2 of 2, {loss}, validation {number}, global {number}; "
+        rf"50 % of the run, {left}",
+        rf"local, seed 0: round 1 of 2, evaluation: 3 of 3 clients, \d s so far; 50 % .*, {left}",
+        rf"local, seed 0: round 1 of 2, {loss}, validation {number}; 75 % of the run, {left}",
+    ]
+    for line in expected:
+        assert any(re.fullmatch(line, one) for one in lines), line
+
+
+def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:
+    left = {("quick", 0): 3, ("slow", 0): 2, ("slow", 1): 2, ("unknown", 0): 0}
+    with Progress(tmp_path / "log", left, {"quick": 1.0, "slow": 100.0}) as shown:
+        assert shown._seconds_left() == pytest.approx(403, abs=0.1)
+        shown.begin(Stage("slow", "slow, seed 0", 2, {}), done=0)
+        shown.skip("slow", 1)
+        assert shown._seconds_left() == pytest.approx(303, abs=0.1)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_part_that_diverges_takes_its_rounds_out_of_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sgd = ft.Optimiser("sgd", lr=1e38)
+    experiment = ft.Experiment(
+        {"bad": ft.Local(optimiser=sgd), "good": ft.Local()},
+        rounds=2,
+        split=ft.SplitConfig(2, max_examples=12),
+        local=ft.LocalConfig(steps=2),
+        engine=ft.EngineConfig(executor="sequential"),
+    )
+    ft.run(experiment, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)
+    lines = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("bad, seed 0 ends here: the loss of client") for line in lines)
+    done = next(line for line in lines if line.startswith("good, seed 0: round 1 of 2, loss"))
+    assert "; 50 % of the run" in done

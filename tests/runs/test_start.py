@@ -1,0 +1,194 @@
+"""A run that goes on from a finished one, with other data or other clients."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedtailor as ft
+from fedtailor.report.read import read
+from fedtailor.runs.build import Inputs
+from fedtailor.runs.experiment import Experiment, parse
+from fedtailor.runs.start import open_start
+from fedtailor.runs.trained import open_trained
+from tests.runs.conftest import contents
+from tests.small import digits, digits_backbone
+
+FOLDER = Path("methods/fedsdg/seed-0")
+OLD = Experiment(
+    methods={"fedsdg": ft.FedSDG(rank=2, optimiser=ft.Optimiser("adam", lr=0.02))},
+    rounds=2,
+    split=ft.SplitConfig(scheme="natural", validation=0.3),
+    local=ft.LocalConfig(steps=10),
+)
+
+
+def sites(*names: str) -> Any:
+    """The digits, divided among sites: each has every n-th one of three hundred rows."""
+    rows = np.arange(300)
+    whole = digits()
+    return replace(
+        whole,
+        inputs=replace(whole.inputs, values=whole.inputs.values[rows]),  # type: ignore[type-var]
+        num_train=300,
+        labels=whole.labels[rows],  # type: ignore[index]
+        groups=rows % len(names),
+        client_names=names,
+        digest=f"digits of {names}",
+    )
+
+
+OLD_SITES, NEW_SITES = sites("bonn", "kiel", "ulm"), sites("kiel", "lagos", "bonn")
+
+
+def run(experiment: Experiment, out: Path, dataset: Any = NEW_SITES, **options: Any) -> Path:
+    return ft.run(experiment, out, data=dataset, backbone=digits_backbone(), **options).path
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(OLD, tmp_path_factory.mktemp("runs") / "old", OLD_SITES)
+
+
+def going_on(old: Path, **changes: Any) -> Experiment:
+    return replace(OLD, **{"start_from": ft.StartConfig(str(old)), **changes})
+
+
+@pytest.fixture(scope="module")
+def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(going_on(old), tmp_path_factory.mktemp("runs") / "new")
+
+
+def test_round_0_is_the_old_model_on_the_new_rows(old: Path, new: Path) -> None:
+    trained = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone())
+    (trial,) = read(new).trials
+    before = {e.split: e for e in trial.evaluations if e.round == 0 and e.model == "personal"}
+    federation = open_trained(new, "fedsdg", data=NEW_SITES, backbone=digits_backbone()).federation
+    for client, name in enumerate(("kiel", "lagos", "bonn")):
+        rows = federation.rows(client, "test")
+        if name == "lagos":  # new: the old server's state, and a fresh private one
+            private = trained.method.init_client(
+                trained.task, client, ft.random.key(0, "client", client)
+            )
+            state = {**trained.method.send(trained.task, trained.server, 0), **private}
+        else:
+            state = trained.client_state(name)
+        logits = trained.method.predict(trained.task, state, federation.batch(rows))
+        right = (logits.argmax(1).numpy() == NEW_SITES.labels[rows]).mean()
+        assert before["test"].accuracy[client] == pytest.approx(right)
+    assert [record.round for record in trial.history] == [1, 2]
+    about = json.loads((new / FOLDER / "start.json").read_text())
+    assert about["run"] == str(old)
+    assert about["clients"] == 2
+
+
+def test_it_goes_on_from_a_kill_without_the_old_run(old: Path, new: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(old, tmp_path / "old")
+    out = tmp_path / "out"
+    experiment = going_on(copy, rounds=1)
+    run(experiment, out)
+    shutil.rmtree(copy)
+    run(replace(experiment, rounds=2), out)
+    skip = {"experiment.json", str(FOLDER / "start.json")}
+    a, b = ({n: v for n, v in contents(one).items() if n not in skip} for one in (out, new))
+    assert a == b
+
+
+def test_the_old_model_is_kept_where_training_makes_it_worse(old: Path, tmp_path: Path) -> None:
+    harmful = {"fedsdg": ft.FedSDG(rank=2, optimiser=ft.Optimiser("adam", lr=1.0))}
+    out = run(going_on(old, methods=harmful, rounds=2), tmp_path / "out")
+    trained = open_trained(out, "fedsdg", data=NEW_SITES, backbone=digits_backbone())
+    source = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone())
+    assert trained.round == 0
+    for a, b in (("kiel", "kiel"), ("bonn", "bonn")):
+        ours, theirs = trained.client_state(a), source.client_state(b)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    text = ft.compare([out])
+    assert "before" in text
+    assert "before is the result of the models that the method went on from" in " ".join(
+        text.split()
+    )
+
+
+@pytest.mark.parametrize("name", ["fedmerge", "fedalt", "scaffold", "fedhft", "hetlora"])
+def test_states_by_client_at_the_server_follow_the_clients(name: str, tmp_path: Path) -> None:
+    method = {
+        "fedmerge": ft.FedMerge(models=2),
+        "fedalt": ft.FedALT(rank=2),
+        "scaffold": ft.Scaffold(),
+        "fedhft": ft.FedHFT(rank=2, clusters=2, warmup_rounds=1),
+        "hetlora": ft.HetLoRA(rank=(1, 2, 4)),
+    }[name]
+    old = run(replace(OLD, methods={name: method}), tmp_path / "old", OLD_SITES)
+    before = open_trained(old, name, data=OLD_SITES, backbone=digits_backbone()).server
+    four = sites("kiel", "lagos", "bonn", "rome")
+    inputs = Inputs.load(going_on(old, methods={name: method}), four, digits_backbone())
+    server = open_start(inputs, name, 0).server()
+    by_client = [n for n in before if server[n].shape != before[n].shape]
+    for tensor in by_client:
+        assert server[tensor].shape[0] == 4
+        assert server[tensor][0].equal(before[tensor][1]), tensor  # kiel
+        assert server[tensor][2].equal(before[tensor][0]), tensor  # bonn
+    assert bool(by_client) == (name != "scaffold")
+    derived = {n for n in before if n.startswith("sum.") or n == "scaffold.num_clients"}
+    same = before.keys() - {*by_client} - derived
+    assert all(server[n].equal(before[n]) for n in same)
+    if name == "scaffold":
+        assert server["scaffold.num_clients"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"mine": ft.FedSDG(rank=2)}}, "unknown method 'mine' in .*allowed: fedsdg"),
+        ({"methods": {"fedsdg": ft.Local()}}, "fedsdg is fedsdg in .*, and .* is local now"),
+        (
+            {"methods": {"fedsdg": ft.FedSDG(rank=4)}},
+            r"has the shape .*methods\.fedsdg\.rank was 2 and is 4",
+        ),
+        (
+            {"methods": {"fedsdg": ft.FedSDG(rank=2, lora_alpha=99.0)}},
+            r"predicts something else .*lora_alpha was 16\.0 and is 99\.0",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    old: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ft.InputError, match=message):
+        run(going_on(old, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_classes_names_and_runs_are_refused(old: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    other = replace(NEW_SITES, classes=[*"abcdefghij"])
+    with pytest.raises(ft.InputError, match=r'classes is \["0".* and \["a".* now; data\.classes'):
+        run(going_on(old), out, other)
+    unnamed = going_on(old, split=ft.SplitConfig(3, validation=0.3))
+    with pytest.raises(ft.InputError, match="clients have names only in"):
+        run(unnamed, out)
+    with pytest.raises(ft.InputError, match="is not a run directory"):
+        run(going_on(tmp_path), out)
+    with pytest.raises(ft.InputError, match="start_from and --out are both"):
+        run(going_on(old), old, overwrite=True)
+    with pytest.raises(ft.InputError, match="start_from has no run"):
+        replace(OLD, start_from=ft.StartConfig(seed=1))
+
+
+def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
+    content = {"methods": {"fedavg": {}}}
+    short = parse({**content, "start_from": "runs/a"})
+    assert short.start_from == ft.StartConfig("runs/a")
+    assert parse({**content, "start_from": {"run": "runs/a"}}) == short
+    assert replace(short, start_from="runs/a") == short  # type: ignore[arg-type]
+    assert parse(short.as_dict()) == short
+    with pytest.raises(ft.InputError, match="unknown key 'rum' in start_from"):
+        parse({**content, "start_from": {"rum": "runs/a"}})

@@ -1,0 +1,79 @@
+"""What is said before a run, and that nothing of it changes the run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtailor as ft
+from fedtailor.data.table import Dataset
+from fedtailor.runs.run import dry_run
+from fedtailor.runs.summary import rounds_left
+from tests.runs.conftest import EXPERIMENT, FOLDER
+from tests.small import digits, digits_backbone
+
+
+def sites() -> Dataset:
+    """Digits of three hospitals with names, and one with too few rows."""
+    dataset = digits()
+    groups = np.arange(len(dataset.inputs)) % 3
+    groups[:4] = 3
+    return replace(dataset, groups=groups, client_names=("berlin", "7", "lagos", "nice"))
+
+
+NAMED = replace(
+    EXPERIMENT,
+    methods={"fedavg": ft.FedAvg(), "fedsdg": ft.FedSDG(rank=2)},
+    split=ft.SplitConfig(scheme="natural", max_examples=30),
+)
+
+
+def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    summary = dry_run(NAMED, out, data=sites(), backbone=digits_backbone())
+    assert not out.exists()
+    ft.run(NAMED, out, data=sites(), backbone=digits_backbone())
+    for one in summary.methods:
+        costs = json.loads((out / f"methods/{one.label}/seed-0/costs.json").read_text())
+        assert (one.trained, one.communicated, one.private) == (
+            costs["trained"], costs["communicated"], costs["private"],
+        )  # fmt: skip
+        history = (out / f"methods/{one.label}/seed-0/history.jsonl").read_text().splitlines()
+        sent = sum(line["bytes_down"] + line["bytes_up"] for line in map(json.loads, history))
+        assert one.bytes_total == sent
+    assert 0 < summary.seconds < 60
+    text = "\n".join(summary.lines())
+    assert "clients   3: berlin, 7, lagos\n" in text
+    assert "left out: nice (4)\n" in text
+    assert "(least, median, most): train 27, 27, 27; test 119, 120, 120\n" in text
+    assert json.loads(summary.as_json())["client_names"] == ["berlin", "7", "lagos"]
+    log = (out / "run.log").read_text()
+    assert "clients   3: berlin, 7, lagos\n" in log
+
+
+def test_it_changes_no_number(tmp_path: Path) -> None:
+    said, unsaid = tmp_path / "a", tmp_path / "b"
+    for out, summary in ((said, True), (unsaid, False)):
+        ft.run(NAMED, out, data=sites(), backbone=digits_backbone(), summary=summary)
+    for name in ("history.jsonl", "clients.jsonl", "server.safetensors", "private.safetensors"):
+        path = f"methods/fedsdg/seed-0/{name}"
+        assert (said / path).read_bytes() == (unsaid / path).read_bytes()
+
+
+def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, seeds=(0, 1))
+    assert rounds_left(experiment, finished) == {("fedsdg", 0): 0, ("fedsdg", 1): 2}
+    assert rounds_left(experiment, unfinished) == {("fedsdg", 0): 1, ("fedsdg", 1): 2}
+    path = unfinished / FOLDER / "commit.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": "the loss is nan"}))
+    assert rounds_left(experiment, unfinished)["fedsdg", 0] == 0
+    assert rounds_left(experiment, tmp_path / "nowhere")["fedsdg", 0] == 2
+
+
+def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ft.run(EXPERIMENT, finished, data=digits(), backbone=digits_backbone())
+    assert capfd.readouterr().err == ""
