@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions house lint types format fashion-mnist bench bench-full docs clean
+.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist bench bench-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ test-slow: $(VENV)/.installed ## Run the tests that take longer
 
 test-versions: ## Run the fast tests with the lowest and the newest versions of all dependencies
 	$(PYTHON) requirements/versions.py
+
+test-track: ## Test the experiment trackers offline, in an environment of their own
+	$(PYTHON) -m venv .venv-track
+	.venv-track/bin/python -m pip install -q -c constraints.txt -e ".[test,track]"
+	.venv-track/bin/python -m pytest tests/trackers tests/trackers/offline
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports
 	$(BIN)/python -m tests.imports
@@ -54,7 +59,7 @@ docs: $(VENV)/.installed ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the virtual environment and what tools left
-	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-track build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "report": GROUND,
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report"},
     "inference": ENGINE | {"engine", "runs"},
+    "trackers": GROUND | {"report"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "testing": ENGINE | {"engine", "runs"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "export", "testing", "deploy"},
+    | {"inference", "export", "trackers", "testing", "deploy"},
     "__main__": {"cli"},
 }
 

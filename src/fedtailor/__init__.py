@@ -54,6 +54,7 @@ _ORIGINS = {
     "merge": "runs.merge.merge",
     "rounds": "engine.rounds.rounds",
     "run": "results.run",
+    "track": "trackers.follow.track",
     "train": "optim.train",
     "write_report": "report.write",
 }

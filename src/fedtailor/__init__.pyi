@@ -46,6 +46,7 @@ from .runs.experiment import load as load
 from .runs.merge import merge as merge
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
+from .trackers.follow import track as track
 
 write_report = write
 __version__: str

@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import InputError
 
+FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 FORMAT = 3
 
 

@@ -12,11 +12,11 @@ from fedtailor.cli import main
 
 HEAVY = {
     "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
-    "shtab",
+    "shtab", "tensorboard",
 }  # fmt: skip
 COMMANDS = (
     "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
-    "doctor", "completion",
+    "track", "doctor", "completion",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip

@@ -333,3 +333,25 @@ def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> Non
     assert (process.returncode, printed) == (130, "")
     last = error.splitlines()[-1]
     assert last == "fedtailor: interrupted; the same command goes on from here"
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(
+    file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", str(file), "--out", str(out), "--dry-run"]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("small: rounds 3, seeds 0; 6 rounds in all: fedsdg, local\n")
+    assert re.search(r"^  fedsdg +\d+ +\d+ +\d+ +[0-9.]+ k?B ", printed.out, re.MULTILINE)
+    assert "  time      about " in printed.out
+    assert not out.exists()
+    before = contents(finished)
+    command = ["run", str(file), "--out", str(finished), "--dry-run", "--json"]
+    for flags, labels in (([], []), (["--overwrite"], ["fedsdg", "local"])):
+        assert main([*command, *flags]) == 0
+        summary = json.loads(capfd.readouterr().out)
+        assert [one["label"] for one in summary["methods"]] == labels
+    assert summary["clients"] == 4
+    assert summary["train"].keys() == {"least", "median", "most"}
+    assert contents(finished) == before

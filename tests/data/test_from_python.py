@@ -139,9 +139,9 @@ def test_a_run_goes_on_with_the_same_data_alone(tmp_path: Path) -> None:
         model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.1),
     )
     result = ft.run(experiment, tmp_path / "run", data=data)
-    assert len(result.clients()) == 3
+    assert result.clients()["name"].tolist() == ["a", "b", "c"]
     ft.run(result.path, data=Data.from_arrays(pictures, labels, clients))
-    with pytest.raises(InputError, match=r"already holds a different run .*data"):
+    with pytest.raises(InputError, match=r'data\.name is "from Python: .* choose another --out'):
         ft.run(experiment, result.path, data=Data.from_arrays(pictures, 1 - labels, clients))
     with pytest.raises(InputError, match=r"the run's data were given from Python; give them again"):
         ft.run(result.path)

@@ -158,6 +158,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     }
 
 
+@pytest.mark.slow
 def test_logits_are_ours(pairs: dict[str, Pair]) -> None:
     wrong = {
         name: float((pair.exported - pair.ours).abs().max())

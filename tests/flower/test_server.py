@@ -14,9 +14,10 @@ import fedtailor as ft
 from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
+from fedtailor.runs.directory import read_commit
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
-from tests.runs.test_trained import METHODS
+from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, same_bits
 
@@ -119,7 +120,7 @@ def test_every_client_gets_its_model_in_the_end(
         assert model.keys() > rows.keys()
 
 
-@pytest.mark.parametrize("label", ["fedper", "fedala"])
+@pytest.mark.parametrize("label", ["fedper", "fedavg-ft"])
 def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
     """Also where the server and the sites are restarted, and rounds repeated."""
     chosen = at_its_best_before_the_end({label: METHODS[label]})
@@ -150,7 +151,7 @@ def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path)
 
 def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
     short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
-    near = ft.run(long, tmp_path / "near", dataset=DIGITS, backbone=digits_backbone())
+    near = ft.run(long, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
     given = {"backbone": digits_backbone(), "timeouts": QUICK}
     for chosen in (short, long):
         far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
@@ -160,6 +161,20 @@ def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: P
     elsewhere = replace(long, start_from=ft.StartConfig(str(near)))
     with pytest.raises(InputError, match=r"start_from = .* is for runs in one process"):
         serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)
+
+
+def test_sites_keep_the_models_of_a_method_that_diverged(tmp_path: Path) -> None:
+    chosen = at_its_best_before_the_end({"fedper": WILD, "fedavg": {}})
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
+    trained = open_trained(near, "fedper", data=DIGITS, backbone=digits_backbone())
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, least=1.0)}
+    far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    commit = read_commit(far / "methods/fedper/seed-0")
+    assert commit.diverged
+    assert commit.best == trained.commit.best
+    for client in range(5):
+        (path,) = (tmp_path / "clients").rglob(f"fedper/seed-0/client-{client}/model.safetensors")
+        assert same_bits(load_file(path), trained.client_state(client))
 
 
 def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:

@@ -134,8 +134,11 @@ def test_a_file_and_settings_run_into_a_folder_of_that_name(
     assert again.path == result.path
     other = ft.run("mine.toml", "other", settings="rounds=2", **given)  # type: ignore[arg-type]
     assert len(other.history()) == 2
-    with pytest.raises(InputError, match="is a run directory: it goes on as it is"):
-        ft.run("runs/mine", settings="rounds=3")
+    assert len(ft.run("runs/mine", settings={"rounds": 2}, **given).history()) == 2  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is a run directory: it goes on there"):
+        ft.run("runs/mine", "elsewhere")
+    with pytest.raises(InputError, match="the run's model was given from Python; give it again"):
+        ft.run("runs/mine")
     with pytest.raises(InputError, match="settings change an experiment file"):
         ft.run(EXPERIMENT, settings="rounds=3")
 

@@ -20,6 +20,8 @@ from fedtailor.runs.trained import TrainedMethod, Which, open_trained
 from tests.small import digits, digits_backbone, same_bits
 
 SGD = {"optimiser": {"name": "sgd", "lr": 0.6}}  # so high that the last round is not the best
+# each step multiplies the weights by -19, until the loss is not finite any more
+WILD = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": SGD,  # nothing is private
     "fedper": {"optimiser": {"name": "sgd", "lr": 2.0}},  # private heads
@@ -125,9 +127,7 @@ def test_other_data_are_refused(finished: Path) -> None:
 
 
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
-    """Each step multiplies its weights by -19, until the loss is not finite any more."""
-    wild = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
-    chosen = experiment({"fedper": wild, "fedavg": SGD})
+    chosen = experiment({"fedper": WILD, "fedavg": SGD})
     out = run(chosen, tmp_path / "run")
     trained = opened(out, "fedper")
     assert trained.commit.diverged

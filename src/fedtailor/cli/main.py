@@ -25,6 +25,7 @@ from . import (
     predict,
     report,
     run,
+    track,
     tune,
 )
 from . import list as listing
@@ -43,6 +44,7 @@ _COMMANDS = {
     "predict": (predict.add, "use a model of a finished run"),
     "onboard": (onboard.add, "let a new client join a finished run"),
     "export": (export.add, "write a model of a finished run for use without this library"),
+    "track": (track.add, "give an experiment tracker what a run has committed"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
     "doctor": (doctor.add, "check the installation, and say what to do"),
     "completion": (completion.add, "print a script that completes commands in a shell"),

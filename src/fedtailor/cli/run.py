@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..trackers import TRACKERS
 from .options import add_experiment, add_json
+from .track import followed
 
 if TYPE_CHECKING:
     from ..profiling import Trace
@@ -33,6 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="trace one round (RUN/trace.json.gz) and print where its time went",
     )
     parser.add_argument(
+        "--track", choices=TRACKERS, help="let a tracker follow the run (see fedtailor track)"
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print what would run, with estimates of time, bytes and memory; write nothing",
@@ -48,7 +53,11 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         start = dry_run(
-            options.experiment, options.out, settings=options.settings, part=options.part
+            options.experiment,
+            options.out,
+            settings=options.settings,
+            overwrite=options.overwrite,
+            part=options.part,
         )
         print(start.as_json() if options.json else "\n".join(start.lines()))
         return
@@ -56,7 +65,9 @@ def _run(options: argparse.Namespace) -> None:
         experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
         flags = {"overwrite": options.overwrite, "part": options.part}
-        run(experiment, out, trace=trace, group=group, **flags)
+        tracker = options.track if group is None or group.is_leader else None
+        with followed(out, tracker) as on_round:
+            run(experiment, out, trace=trace, group=group, on_round=on_round, **flags)
         if group is not None and not group.is_leader:
             return
         if trace and not trace.title:

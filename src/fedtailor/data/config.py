@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-FROM_PYTHON = "from Python: "  # begins the name of data that no experiment file can name
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 

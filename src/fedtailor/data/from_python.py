@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..run_format import FROM_PYTHON
 from .columns import LABEL_NAMES, TEXT_NAMES, Columns
-from .config import FROM_PYTHON, DataConfig
+from .config import DataConfig
 from .sources import Task, load_data
 from .table import Dataset, Indices
 

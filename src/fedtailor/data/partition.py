@@ -128,7 +128,9 @@ def _omissions(
         omissions += of_clients(
             "min-examples", too_small, what, dataset.client_names, sizes[too_small]
         )
-        not_drawn = np.setdiff1d(np.flatnonzero(sizes >= config.min_examples), groups)
+        is_left = sizes >= config.min_examples
+        is_left[groups] = False
+        not_drawn = np.flatnonzero(is_left)
         what = f"not drawn (split.clients = {config.clients}), left out"
         omissions += of_clients("not-drawn", not_drawn, what, dataset.client_names)
     test_sizes = parts.test.sizes()

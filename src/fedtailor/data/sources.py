@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from .. import random
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..run_format import FROM_PYTHON
 from . import columns as source_columns
 from . import packages
 from .columns import Columns
-from .config import FROM_PYTHON, DataConfig
+from .config import DataConfig
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .tokens import tokenise

@@ -161,15 +161,21 @@ def write_model(
     if merge:
         portable = _merged(model, portable)
     own, tensors = network.tensors, dict(portable.tensors)
-    complete = portable.form == "plain" and (base is None or merge or own.keys() <= tensors.keys())
-    if complete:
+    is_plain = portable.form == "plain"
+    if is_plain and (base is None or merge):
         tensors = {**own, **tensors}
-    fits = complete and all(tensors[name].shape == value.shape for name, value in own.items())
+    complete = network.stored <= tensors.keys()
+    fits = is_plain and complete and not _is_smaller(tensors, own)
     if fits and network.is_transformer:
         files = _write_transformer(network, tensors, out)
     else:
         files = _write_parts(model, portable, tensors, out, base or out / "base", complete)
     _write_rest(model, portable, out, files)
+
+
+def _is_smaller(tensors: Params, own: Params) -> bool:
+    """Whether any of the base model's tensors has fewer units."""
+    return any(value.shape != own[name].shape for name, value in tensors.items())
 
 
 def _write_parts(

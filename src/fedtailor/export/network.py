@@ -23,6 +23,7 @@ from ..models.packages import BUILTIN, quiet
 from ..models.pooled import Pooled
 from ..models.source import locate
 from ..params import Params
+from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 
 WEIGHTS = "model.safetensors"
@@ -54,9 +55,14 @@ class Network:
         return {name: value.detach() for name, value in named.items()}
 
     @property
+    def stored(self) -> frozenset[str]:
+        """The names of those that the architecture alone does not tell."""
+        return frozenset(self.tensors.keys() & self.model.state_dict().keys())
+
+    @property
     def is_own(self) -> bool:
         """Whether it is a user's own module."""
-        return self.config.factory is not None or self.config.name.startswith("from Python: ")
+        return self.config.factory is not None or self.config.name.startswith(FROM_PYTHON)
 
     @cached_property
     def own_code(self) -> dict[str, Path]:
@@ -160,7 +166,7 @@ class Network:
         if self.is_own:
             return {"kind": "module", "arguments": None}  # any, by name
         if not isinstance(prepare, ImageInputs):
-            return {"kind": "text"}
+            return {"kind": "text", "positions": prepare.max_length}
         return {
             "kind": "image",
             "size": list(prepare.size(*self.data["picture"][1:])),

@@ -206,9 +206,8 @@ def clients_without_model(part: Part) -> list[int]:
 def _clients_with_model(part: Part) -> set[int]:
     """The clients that have kept their model of the part's reported round."""
     models = read_json(part.directory.path / FLOWER).get("models", {})
-    return (
-        set(models["clients"]) if models.get("round") == part.directory.commit.best_round else set()
-    )
+    reported = models.get("round") == part.directory.commit.best_round
+    return set(models["clients"] if reported else ())
 
 
 def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..run_format import FROM_PYTHON
 from .config import ModelConfig
 from .packages import BUILTIN
 
@@ -21,6 +22,8 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
         InputError: the model is neither on this machine nor named like one of the hub.
     """
     name = config.name
+    if name.startswith(FROM_PYTHON):
+        raise InputError("the run's model was given from Python; give it again: backbone=...")
     if name in BUILTIN:
         path = BUILTIN[name].find(cache_dir() if cache is None else cache)
         if path is None:

@@ -240,17 +240,36 @@ def _record(kind: type[Record], values: Any, source: str) -> Record:
     return kind(**{name: values[name] for name in names})
 
 
-def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Record]:
+def read_log(
+    kind: type[Record],
+    path: Path,
+    lengths: Mapping[str, int],
+    skip: Mapping[str, int] | None = None,
+) -> list[Record]:
+    """Read the committed lines of a log.
+
+    Args:
+        kind: what a line is.
+        path: the file.
+        lengths: of each log, as in commit.json.
+        skip: the lengths that have been read before; None: nothing.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     if path.stem not in lengths:
         raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
     length = lengths[path.stem]
     try:
         with path.open("rb") as file:
-            committed = file.read(length)
+            start = file.seek(skip[path.stem] if skip else 0)
+            committed = file.read(length - start)
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}") from None
-    if len(committed) < length:
-        raise InputError(f"{path} holds {len(committed)} bytes, fewer than the {length} committed")
+    if start + len(committed) < length:
+        raise InputError(
+            f"{path} holds {start + len(committed)} bytes, fewer than the {length} committed"
+        )
     records = []
     for number, line in enumerate(committed.splitlines(), start=1):
         source = f"{path} line {number}"
@@ -262,13 +281,22 @@ def _log(kind: type[Record], path: Path, lengths: Mapping[str, int]) -> list[Rec
     return records
 
 
+def read_commit(folder: Path) -> Commit:
+    """Read how far the method and seed in ``folder`` are.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    return _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+
+
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     """Read the directory of one method with one seed.
 
     Raises:
         InputError: a file is missing or damaged.
     """
-    commit = _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+    commit = read_commit(folder)
     costs = folder / "costs.json"
     return Trial(
         label=label,
@@ -276,14 +304,28 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         seed=seed,
         folder=folder,
         commit=commit,
-        history=_log(Round, folder / "history.jsonl", commit.bytes),
-        evaluations=_log(Evaluation, folder / "clients.jsonl", commit.bytes),
-        timings=_log(Timing, folder / "timings.jsonl", commit.bytes),
+        history=read_log(Round, folder / "history.jsonl", commit.bytes),
+        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
+        timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
         costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
 
-def _experiment(path: Path) -> dict[str, Any]:
+def read_experiment(run: Path) -> dict[str, Any]:
+    """Read the experiment of the run directory ``run``: sections, seeds and a list of methods.
+
+    Raises:
+        InputError: it is not a run directory, or the file is damaged.
+
+    >>> read_experiment(Path("nowhere"))
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
+    """
+    if not run.is_dir():
+        raise InputError(f"no directory {str(run)!r}; give one that `fedtailor run` wrote")
+    path = run / "experiment.json"
+    if not path.is_file():
+        raise InputError(f"{run} is not a run directory: it has no experiment.json")
     experiment: dict[str, Any] = _json(path)
     check_format(experiment, path.parent)
     needed = {"name", "rounds", "seeds", "methods"}
@@ -295,8 +337,9 @@ def _experiment(path: Path) -> dict[str, Any]:
     return experiment
 
 
-def read(path: Path) -> Run:
-    """Read the run directory at ``path``, without methods and seeds that have not begun.
+def read(path: Path, only: tuple[str, int] | None = None) -> Run:
+    """Read the run directory at ``path``, without methods and seeds that have not begun; with
+    ``only``, one label with one seed.
 
     Raises:
         InputError: it is not a run, a file is missing or damaged, or no round is committed yet.
@@ -305,17 +348,14 @@ def read(path: Path) -> Run:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    if not path.is_dir():
-        raise InputError(f"no directory {str(path)!r}; give one that `fedtailor run` wrote")
-    if not (path / "experiment.json").is_file():
-        raise InputError(f"{path} is not a run directory: it has no experiment.json")
-    experiment = _experiment(path / "experiment.json")
+    experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)
         for method in experiment["methods"]
         for seed in experiment["seeds"]
         if (folder := path / "methods" / method["label"] / f"seed-{seed}").is_dir()
         and (folder / "commit.json").is_file()
+        and only in (None, (method["label"], seed))
     ]
     if not trials:
         raise InputError(f"{path} has no committed round yet, so there is nothing to show")

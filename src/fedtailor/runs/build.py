@@ -12,7 +12,6 @@ import torch
 
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
-from ..data.config import FROM_PYTHON
 from ..data.federation import Federation
 from ..data.table import Dataset, Images
 from ..engine.metrics import MetricFunction, Metrics
@@ -20,6 +19,7 @@ from ..engine.rounds import check
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
+from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .experiment import Experiment

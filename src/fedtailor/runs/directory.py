@@ -47,9 +47,12 @@ OWN_FILES = frozenset(
         ".lock",
         "environment.json",
         "experiment.json",
+        "factory",
         "methods",
         "partitions",
         "report.html",
+        "run.log",
+        "tensorboard",
         "trace.json.gz",
     }
 )
@@ -183,7 +186,10 @@ def read_commit(folder: Path) -> Commit:
     names = {each.name for each in fields(Commit)}
     if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
-    best = {model: BestRound(**about) for model, about in content["best"].items()}
+    best = content["best"]
+    if any(about.keys() != {"round", "validation"} for about in best.values()):
+        raise InputError(f"{path}: each of best must hold round and validation")
+    best = {model: BestRound(**about) for model, about in best.items()}
     return Commit(**{**content, "best": best})
 
 

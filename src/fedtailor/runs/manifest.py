@@ -30,6 +30,10 @@ FACTORY = "factory"  # the folder with the file of a model of one's own
 
 _BLOCK = 1 << 16  # clients described at a time
 
+# Clients for whom the majority class is worked out. It needs their held-out rows, which stay in
+# memory for so many clients: the first evaluation uses them again.
+_MOST_SCORED = 10_000
+
 
 def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Check that ``experiment`` can be run in ``out``: nothing is there, or a run that it goes on
@@ -214,7 +218,8 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
     if partition.clusters is not None:
         columns["clusters"] = partition.clusters
     if dataset.labels is not None:
-        columns["majority"], columns["majority_correct"] = majority_class(federation, evaluated)
+        scored = evaluated if len(evaluated) <= _MOST_SCORED else ()
+        columns["majority"], columns["majority_correct"] = majority_class(federation, scored)
     row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
     if dataset.labels is not None:
         most = max(int(shares.sizes().max()) for shares in partition.shares)

@@ -175,19 +175,26 @@ def dry_run(
     settings: Settings = (),
     data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
+    overwrite: bool = False,
     part: str | None = None,
 ) -> StartSummary:
-    """Return what `run` would do; nothing is written. The arguments are those of `run`.
+    """Return what `run` would do; nothing is written or removed. The arguments are those of `run`.
 
     Raises:
         InputError: bad input, or a different run in ``out``.
     """
     experiment, out = open_experiment(experiment, out, settings)
-    check_same(named(experiment, data, backbone), out)
+    if overwrite:
+        check_removable(out)
+    else:
+        check_same(named(experiment, data, backbone), out)
     inputs = Inputs.load(experiment, data, backbone)
     inputs.check()
     parts = chosen(experiment.seeds, list(experiment.methods), part)
-    return start_summary(inputs, rounds_left(inputs.experiment, out, parts))
+    left = rounds_left(inputs.experiment, out, parts)
+    if overwrite:
+        left = dict.fromkeys(left, experiment.rounds)
+    return start_summary(inputs, left)
 
 
 def _run_part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from torch import Tensor
@@ -17,7 +18,9 @@ class Model(Base):
 
         super().__init__(folder)
         part = self.network.get_submodule(self.settings["adapted"])
-        PeftModel.from_pretrained(part, str(self.folder)).eval()  # adds the LoRA in place
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT's own
+            PeftModel.from_pretrained(part, str(self.folder)).eval()  # adds the LoRA in place
 
     def logits(self, batch: Batch) -> Tensor:
         return self.forward(batch)

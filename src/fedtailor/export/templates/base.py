@@ -128,8 +128,10 @@ class Base(ABC):
     def generate(self, text: str, tokens: int = 40) -> str:
         """Continue ``text`` by at most so many tokens, each time the most probable one."""
         ids = torch.tensor([self._ids(text)])
+        positions = self.about["inputs"]["positions"] or 0  # the model's; 0: no limit
         for _ in range(tokens):
-            logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+            seen = ids[:, -positions:]
+            logits = self.logits({"input_ids": seen, "attention_mask": torch.ones_like(seen)})
             following = logits[:, -1].argmax(-1)
             if int(following) == self.tokenizer.eos_token_id:
                 break

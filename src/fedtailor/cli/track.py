@@ -1,0 +1,101 @@
+"""``fedtailor track``: give an experiment tracker what a run has committed."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ..trackers import TRACKERS
+
+if TYPE_CHECKING:
+    from ..runs.callbacks import OnRound
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
+    parser.add_argument(
+        "--project",
+        help="the tracker's project (default: the experiment's name); with tensorboard the folder "
+        "of the event files (default: RUN/tensorboard)",
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="go on until every method has ended with every seed"
+    )
+    parser.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(command=_track)
+
+
+def _track(options: argparse.Namespace) -> None:
+    from ..trackers.follow import track, until_closed
+
+    is_over = until_closed if options.until_closed else lambda: False
+    run, to, follow = options.run, options.to, options.follow
+    with redirect_stdout(sys.stderr):  # some trackers print what they do
+        added = track(run, to, options.project, follow=follow, is_over=is_over)
+    print(f"{to}: {added} rounds added")
+
+
+@contextmanager
+def followed(out: Path, to: str | None) -> Iterator[OnRound | None]:
+    """Let a process of its own follow the run directory ``out``, from the first committed round on
+    until the ``with`` statement has ended and it has seen everything.
+
+    Yields:
+        What `fedtailor.run` is to call after each round; None without a tracker.
+
+    Raises:
+        InputError: the tracker's package is not installed.
+    """
+    if to is None:
+        yield None
+        return
+    from ..trackers.follow import check_installed
+
+    check_installed(to)
+    follower = _Follower(out, to)
+    try:
+        yield follower.start
+    finally:
+        follower.finish()
+
+
+class _Follower:
+    """``fedtailor track --follow`` in a process of its own, so that the run doesn't wait for it."""
+
+    def __init__(self, out: Path, to: str) -> None:
+        self._out, self._to = out, to
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, done: object = None) -> None:
+        """Start it, the first time. An interrupt is for the run alone; the pipe tells its end."""
+        if self._process is None:
+            arguments = ["track", str(self._out), "--to", self._to, "--follow", "--until-closed"]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedtailor", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=2,  # standard output is for the run's results
+                start_new_session=True,
+            )
+
+    def finish(self) -> None:
+        """Let it see the end; a run that had nothing left to do is seen as a whole."""
+        if self._process is None and (self._out / "experiment.json").is_file():
+            self.start()
+        if self._process is None:
+            return
+        pipe: IO[bytes] | None = self._process.stdin
+        assert pipe is not None
+        pipe.close()
+        if self._process.wait():
+            print(
+                f"{self._to} lacks a part of the run; fedtailor track {self._out} --to {self._to} "
+                "adds it",
+                file=sys.stderr,
+            )

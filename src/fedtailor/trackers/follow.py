@@ -1,0 +1,139 @@
+"""From a run directory to a tracker: once, or again and again while the run goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import InputError, unknown
+from . import TRACKERS
+from .part import Part, Values, parts
+
+_PAUSE = 1.0  # seconds between two looks at the run directory
+
+
+class Tracker(Protocol):
+    """What receives the points, one part after the other. A part may be begun again."""
+
+    def begin(self, part: Part) -> int:
+        """Open the part's run in the tracker; the last round that is there, 0 if none."""
+
+    def log(self, number: int, values: Values) -> None:
+        """Add the values of round ``number``."""
+
+    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+        """Close the run; ``result`` if anything was added and the part has ended or stopped."""
+
+    def flush(self) -> None:
+        """Write what has been added."""
+
+
+def track(
+    run: Path | str,
+    to: str,
+    project: str | None = None,
+    *,
+    follow: bool = False,
+    is_over: Callable[[], bool] = lambda: False,
+) -> int:
+    """Give a tracker what the run directory ``run`` has committed and the tracker lacks.
+
+    Args:
+        run: the run directory.
+        to: the tracker: tensorboard, mlflow, wandb or trackio.
+        project: the tracker's project (MLflow: its experiment); None: the experiment's name. With
+            TensorBoard the folder of the event files; None: ``tensorboard`` in the run directory.
+        follow: go on until every method has ended with every seed.
+        is_over: ends following earlier, after one more look.
+
+    Returns:
+        The number of rounds that were added.
+
+    Raises:
+        InputError: no run directory; a tracker that is unknown, not installed, or out of reach.
+    """
+    run = Path(run)
+    check_installed(to)
+    every = parts(run)
+    module = import_module(f".{to}", __package__)
+    try:
+        return _follow(every, module.tracker(run, project), is_over if follow else lambda: True)
+    except module.ERRORS as error:
+        raise InputError(f"{to}: {' '.join(str(error).split())}") from error
+
+
+def _follow(every: Sequence[Part], tracker: Tracker, is_over: Callable[[], bool]) -> int:
+    feed = _Feed(tracker)
+    try:
+        while True:
+            last = is_over()
+            for part in every:
+                feed.take(part)
+            if last or all(part.has_ended for part in every):
+                return feed.added
+            time.sleep(_PAUSE)
+    finally:
+        feed.close()
+
+
+def check_installed(to: str) -> None:
+    """Raise InputError if there is no tracker ``to``, or its package is not installed."""
+    if to not in TRACKERS:
+        raise unknown("tracker", to, TRACKERS)
+    if importlib.util.find_spec(to) is None:
+        raise InputError(
+            f"{to} is not installed; install it with pip install 'fedtailor[track]', or it alone"
+        )
+
+
+class _Feed:
+    """Gives a tracker the points of one part at a time."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.added = 0  # rounds
+        self._tracker = tracker
+        self._part: Part | None = None  # the one that is open
+        self._last = 0  # the last round that the tracker has of it
+        self._is_new = False  # whether anything was added to it
+
+    def take(self, part: Part) -> None:
+        """Give the tracker what is new of a part."""
+        had_ended = part.has_ended
+        points = part.points()
+        if points and self._part is not part:
+            self.close()
+            self._part, self._is_new = part, False
+            self._last = self._tracker.begin(part)
+            part.rewind()  # the tracker may begin anew
+            points = part.points()
+        new = {number: values for number, values in points.items() if number > self._last}
+        for number, values in new.items():
+            self._tracker.log(number, values)
+            self._last = number
+        if new:
+            self.added += len(new)
+            self._is_new = True
+            self._tracker.flush()
+        if self._part is part and part.has_ended and not had_ended:
+            self.close()
+
+    def close(self) -> None:
+        """Close the part that is open."""
+        part, self._part = self._part, None
+        if part is not None:
+            is_done = part.has_ended or part.commit.stopped
+            self._tracker.end(part, part.result() if self._is_new and is_done else None)
+
+
+def until_closed() -> bool:
+    """Whether standard input has come to its end: the process that holds it open has ended."""
+    import select
+
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(readable) and not os.read(sys.stdin.fileno(), 1)

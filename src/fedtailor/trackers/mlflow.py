@@ -1,0 +1,72 @@
+"""MLflow: a run for each method and seed, in the store that MLFLOW_TRACKING_URI names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from .part import Part, Values
+
+ERRORS = (MlflowException,)
+
+_KEY = "fedtailor.key"  # the tag by which a run is found again
+_ROUND = "round"  # the metric that says which rounds are there
+_LONGEST = 500  # characters of a parameter's value
+
+
+def tracker(run: Path, project: str | None) -> MLflow:
+    """What writes into the MLflow experiment ``project``."""
+    return MLflow(project)
+
+
+class MLflow:
+    """A tracker. One batch holds all values of a round, so a round is there or it is not."""
+
+    def __init__(self, project: str | None) -> None:
+        self._client = MlflowClient()
+        self._project = project
+        self._run = ""
+
+    def begin(self, part: Part) -> int:
+        client, name = self._client, self._project or str(part.experiment["name"])
+        experiment = client.get_experiment_by_name(name)
+        where = experiment.experiment_id if experiment else client.create_experiment(name)
+        found = client.search_runs([where], f"tags.`{_KEY}` = '{part.key}'", max_results=1)
+        if found:
+            self._run = found[0].info.run_id
+            client.update_run(self._run, status="RUNNING")
+            rounds = client.get_metric_history(self._run, _ROUND)
+            return max((point.step for point in rounds), default=0)
+        tags = {_KEY: part.key, "method": part.label, "seed": str(part.seed)}
+        self._run = client.create_run(where, run_name=part.name, tags=tags).info.run_id
+        config = part.config().items()
+        client.log_batch(self._run, params=[Param(n, str(v)[:_LONGEST]) for n, v in config])
+        return 0
+
+    def log(self, number: int, values: Values) -> None:
+        now = int(1000 * time.time())
+        points = {**values, _ROUND: float(number)}.items()
+        metrics = [Metric(name, value, now, number) for name, value in points]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+        if result is not None:
+            now, number = int(1000 * time.time()), part.commit.round
+            metrics = [
+                Metric(name, value, now, number)
+                for name, value in result.items()
+                if not isinstance(value, str)
+            ]
+            tags = [RunTag(name, v) for name, v in result.items() if isinstance(v, str)]
+            self._client.log_batch(self._run, metrics=metrics, tags=tags)
+        if part.has_ended:
+            status = "FAILED" if part.commit.diverged else "FINISHED"
+            self._client.set_terminated(self._run, status)
+
+    def flush(self) -> None:
+        """A batch is written at once."""

@@ -1,0 +1,181 @@
+"""A method with one seed as a tracker's run: its settings, its points by round, its result."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ..report.read import (
+    Commit,
+    Evaluation,
+    Round,
+    Timing,
+    read,
+    read_commit,
+    read_experiment,
+    read_log,
+)
+from ..report.select import summary
+from ..report.table import table
+
+Values = dict[str, float]
+_NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
+
+
+@dataclass
+class Part:
+    """One method with one seed in the run directory ``run``, as far as it has been read.
+
+    ``key`` identifies it: another directory has another one, and so have its copies the same.
+    """
+
+    run: Path
+    experiment: Mapping[str, Any]
+    environment: bytes
+    label: str
+    seed: int
+    commit: Commit = _NONE  # as it was when `points` was last called
+    _bytes: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The part of the run directory that belongs to it."""
+        return self.run / "methods" / self.label / f"seed-{self.seed}"
+
+    @property
+    def name(self) -> str:
+        """What the tracker's run is called."""
+        return f"{self.label}-seed-{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """Eight letters and digits that the tracker finds the run by."""
+        text = json.dumps([self.label, self.seed]).encode()
+        return blake2b(self.environment + text, digest_size=6).hexdigest()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no round is left, as far as it has been read."""
+        return self.commit.finished or self.commit.diverged is not None
+
+    def config(self) -> dict[str, str | int | float | bool]:
+        """The settings, with dotted names: those of the experiment and those of the method."""
+        shared = {k: v for k, v in self.experiment.items() if k not in ("methods", "seeds")}
+        (method,) = (m for m in self.experiment["methods"] if m["label"] == self.label)
+        versions = json.loads(self.environment).get("versions", {})
+        whole = {**shared, "seed": self.seed, "method": method, "versions": versions}
+        return {name: _plain(value) for name, value in _flat(whole).items()}
+
+    def rewind(self) -> None:
+        """Let the next call of `points` begin with the first round."""
+        self.commit, self._bytes, self._seconds = _NONE, 0.0, 0.0
+
+    def points(self) -> dict[int, Values]:
+        """The values of rounds that have been committed since the last call, by round; those that
+        are not numbers are left out.
+
+        Raises:
+            InputError: a file is damaged.
+        """
+        commit = read_commit(self.folder) if (self.folder / "commit.json").exists() else _NONE
+        old, self.commit = self.commit.bytes, commit
+        if commit.bytes["history"] == old["history"]:
+            return {}
+        points: dict[int, Values] = {}
+        for line in read_log(Round, self.folder / "history.jsonl", commit.bytes, old):
+            points[line.round] = self._of_round(line)
+        for timing in read_log(Timing, self.folder / "timings.jsonl", commit.bytes, old):
+            points[timing.round] |= self._of_timing(timing)
+        for evaluation in read_log(Evaluation, self.folder / "clients.jsonl", commit.bytes, old):
+            points.setdefault(evaluation.round, {}).update(_of_evaluation(evaluation))
+        return {number: _numbers(points[number]) for number in sorted(points)}
+
+    def _of_round(self, line: Round) -> Values:
+        self._bytes += line.bytes_down + line.bytes_up
+        return {
+            "train/loss": math.nan if line.train_loss is None else line.train_loss,
+            "train/lr_scale": line.lr_scale,
+            "train/clients": len(line.cohort),
+            "bytes/down": line.bytes_down,
+            "bytes/up": line.bytes_up,
+            "bytes/so_far": self._bytes,
+        }
+
+    def _of_timing(self, line: Timing) -> Values:
+        self._seconds += sum(line.seconds.values())
+        peak = math.nan if line.peak_memory_mb is None else line.peak_memory_mb
+        by_phase = {f"seconds/{phase}": value for phase, value in line.seconds.items()}
+        return {**by_phase, "seconds/so_far": self._seconds, "memory/peak_mb": peak}
+
+    def result(self) -> dict[str, float | str]:
+        """The part's row of the table, as ``reported/NAME``; means and the like over clients, on
+        test data, at the reported round."""
+        run = read(self.run, (self.label, self.seed))
+        row = asdict(table([run]).rows[0])
+        found: dict[str, float | str] = {"reported/state": row["progress"] or "finished"}
+        for model in ("personal_model", "global_model", "novel_clients"):
+            of_model = row.pop(model) or {}
+            short = model.partition("_")[0]
+            for name, value in {**of_model, **of_model.get("metrics", {})}.items():
+                if isinstance(value, dict) and "mean" in value:
+                    found[f"reported/{short}/{name}"] = value["mean"]
+            if of_model:
+                found[f"reported/{short}/round"] = of_model["rounds"][0]
+        costs = ("bytes_down", "bytes_up", "trained", "communicated", "private", "seconds")
+        found |= {f"reported/{name}": row[name] for name in costs if row[name] is not None}
+        texts = {name: value for name, value in found.items() if isinstance(value, str)}
+        numbers = {name: float(v) for name, v in found.items() if not isinstance(v, str)}
+        return {**texts, **_numbers(numbers)}
+
+
+def parts(run: Path) -> list[Part]:
+    """Every method and seed of the run directory ``run``, also those that have not begun.
+
+    Raises:
+        InputError: it is no run directory, or a file is damaged.
+    """
+    experiment = read_experiment(run)
+    environment = run / "environment.json"
+    content = environment.read_bytes() if environment.exists() else b"{}"
+    return [
+        Part(run, experiment, content, method["label"], seed)
+        for method in experiment["methods"]
+        for seed in experiment["seeds"]
+    ]
+
+
+def _of_evaluation(line: Evaluation) -> Values:
+    """Means over clients, and the result of the client at the worst tenth."""
+    if not any(line.num_examples):
+        return {}
+    where = f"{line.split}/{line.model}"
+    values: Values = {}
+    for metric in ("loss", "accuracy", *line.metrics):
+        over_clients = summary(line, metric)
+        values[f"{where}/{metric}"] = over_clients.mean
+        values[f"{where}/{metric}_decile"] = over_clients.bottom_decile
+    return values
+
+
+def _numbers(values: Values) -> Values:
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)

@@ -1,0 +1,67 @@
+"""TensorBoard: event files in ``RUN/tensorboard/METHOD/seed-S``.
+
+A part's files are written anew each time, so no point stands there twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from .part import Part, Values
+
+ERRORS = (OSError,)
+_SUFFIX = ".fedtailor"  # of our files; no others are touched
+
+
+def tracker(run: Path, project: str | None) -> TensorBoard:
+    """What writes into the folder ``project``, or into the run directory."""
+    return TensorBoard(run / "tensorboard" if project is None else Path(project))
+
+
+class TensorBoard:
+    """A tracker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: EventFileWriter | None = None
+        self._last = 0
+
+    def begin(self, part: Part) -> int:
+        folder = self._folder / part.label / f"seed-{part.seed}"
+        for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+            path.unlink()
+        self._writer = EventFileWriter(str(folder), filename_suffix=_SUFFIX)
+        config = part.config()
+        rows = "".join(f"| {name} | {value} |\n" for name, value in config.items())
+        self._add(hparams_pb(config, trial_id=part.name), 0)
+        self._add(text_pb("settings", f"| setting | value |\n|---|---|\n{rows}"), 0)
+        return 0
+
+    def log(self, number: int, values: Values) -> None:
+        scalars = [Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
+        self._add(Summary(value=scalars), number)
+        self._last = number
+
+    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+        assert self._writer is not None
+        if result is not None:
+            numbers = {name: v for name, v in result.items() if not isinstance(v, str)}
+            self.log(self._last, numbers)
+        self._writer.close()
+        self._writer = None
+
+    def flush(self) -> None:
+        assert self._writer is not None
+        self._writer.flush()
+
+    def _add(self, summary: Summary, number: int) -> None:
+        assert self._writer is not None
+        self._writer.add_event(Event(wall_time=time.time(), step=number, summary=summary))

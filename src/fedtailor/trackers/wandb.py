@@ -1,0 +1,68 @@
+"""W&B: a run for each method and seed; with WANDB_MODE=offline on this disk, for `wandb sync`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+
+from .part import Part, Values
+
+ERRORS = (wandb.Error,)
+
+
+def tracker(run: Path, project: str | None) -> WandB:
+    """What writes into the W&B project ``project``."""
+    return WandB(project)
+
+
+def _remove_offline_files(key: str) -> None:
+    """Without a connection: remove the files of a run, which are going to be written anew."""
+    settings = wandb.setup().settings
+    if settings.mode in ("offline", "dryrun"):
+        for folder in Path(settings.wandb_dir).glob(f"offline-run-*-{key}"):
+            shutil.rmtree(folder)
+
+
+class WandB:
+    """A tracker. W&B itself says which rounds a run has; without a connection it can't, and the
+    run's files are written anew."""
+
+    def __init__(self, project: str | None) -> None:
+        self._project = project
+        self._run: wandb.Run | None = None
+
+    def begin(self, part: Part) -> int:
+        name = str(part.experiment["name"])
+        _remove_offline_files(part.key)
+        quiet = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+        )
+        run = wandb.init(
+            project=self._project or name,
+            group=name,
+            name=part.name,
+            id=part.key,
+            config=part.config(),
+            resume="allow",
+            reinit="create_new",
+            settings=quiet,
+        )
+        self._run = run
+        return run.step - 1 if run.resumed else 0
+
+    def log(self, number: int, values: Values) -> None:
+        assert self._run is not None
+        self._run.log(values, step=number)
+
+    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+        assert self._run is not None
+        if result is not None:
+            self._run.summary.update(dict(result))
+        self._run.finish(1 if part.commit.diverged else 0)
+        self._run = None
+
+    def flush(self) -> None:
+        """W&B sends by itself."""

@@ -1,0 +1,71 @@
+"""Texts through an exported model: the tokens are ours, and a language model goes on writing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import fedtailor as ft
+from fedtailor.export.folder import export_model
+from fedtailor.runs.trained import open_trained
+from tests.models.small import CAUSAL, DECODERS, VOCABULARY, save
+
+WORDS = ["[PAD]", "[END]", "the", "price", "of", "wheat", "oil", "gold", "rose", "fell", "again"]
+WORDS += [f"word{number}" for number in range(len(WORDS), VOCABULARY)]
+
+_CODE = """
+import sys
+sys.modules["fedtailor"] = None
+sys.path.insert(0, sys.argv[1])
+import torch
+from model import Model
+model = Model()
+batch = model.batch(sys.argv[2:])
+torch.save((batch, model.logits(batch), model.generate(sys.argv[2])), sys.argv[1] + ".pt")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny GPT-2 that knows a few words."""
+    words = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[PAD]")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    out = save(tmp_path / "gpt2", DECODERS["gpt2"], CAUSAL)
+    special = {"pad_token": "[PAD]", "eos_token": "[END]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(str(out))
+    return out
+
+
+def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None:
+    lines = [f"the price of {what} {how} {when}" for what in ("wheat", "oil", "gold")
+             for how in ("rose", "fell") for when in ("again", "")] * 4  # fmt: skip
+    (tmp_path / "a.csv").write_text("\n".join(["text", *lines]))
+    experiment = ft.Experiment(
+        {"fedem": ft.FedEM(components=2, trainable="lora", rank=2)},
+        rounds=1,
+        data=ft.DataConfig(path=str(tmp_path / "a.csv"), task="causal-lm", max_length=8),
+        split=ft.SplitConfig(2, min_examples=2),
+        model=ft.ModelConfig(str(folder)),
+    )
+    run = ft.run(experiment, tmp_path / "run")
+    out = export_model(run, "fedem", tmp_path / "out", client=1)
+    texts = ["the price of oil", "gold rose again"]
+    command = [sys.executable, "-I", "-c", _CODE, str(out), *texts]
+    subprocess.run(command, check=True, capture_output=True)
+    batch, logits, written = torch.load(f"{out}.pt")
+    assert batch["input_ids"].tolist() == [[2, 3, 4, 6], [7, 8, 10, 0]]
+    trained: Any = open_trained(run, "fedem")
+    ours: dict[str, Any] = {**batch, "attention_mask": batch["attention_mask"].float()}
+    with torch.no_grad():
+        expected = trained.method.predict(trained.task, trained.client_state(1), ours)
+    np.testing.assert_allclose(logits[:, :3].numpy(), expected[:, :3].numpy(), atol=1e-5)
+    assert written.startswith("the price of oil")
