@@ -36,7 +36,7 @@ def ranks(size: int, work: Callable[[], object], said: Path) -> Iterator[list[Ba
             "RANK": str(number), "LOCAL_RANK": str(number),
             "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         }  # fmt: skip
         os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1)

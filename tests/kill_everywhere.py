@@ -1,7 +1,8 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
 ``python -m tests.kill_everywhere EXPERIMENT FOLDER``, with an experiment of `EXPERIMENTS`; those of
-`FINISHED` begin with a run that has finished with fewer rounds.
+`FINISHED` begin with a run that has finished with fewer rounds, and ``start-from`` goes on from the
+states of another run.
 
 A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
 there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
@@ -44,11 +45,14 @@ EXPERIMENTS = {
     ),
 }
 EXPERIMENTS["more-rounds"] = EXPERIMENTS["best-rounds"]
+EXPERIMENTS["start-from"] = replace(EXPERIMENTS["best-rounds"], rounds=2)
 FINISHED = {"more-rounds": 3}  # rounds
 
 
 def run(experiment: str, out: Path, rounds: int | None = None) -> None:
     chosen = EXPERIMENTS[experiment]
+    if experiment == "start-from":
+        chosen = replace(chosen, start_from=ft.StartConfig(str(out.parent / "source")))
     ft.run(
         replace(chosen, rounds=rounds or chosen.rounds),
         out,
@@ -97,6 +101,8 @@ def killed_at(point: int, experiment: str, out: Path) -> None:
 
 
 def main(experiment: str, folder: Path) -> None:
+    if experiment == "start-from":
+        assert in_child(lambda: run("best-rounds", folder / "source", 1)) == 0
     assert in_child(lambda: run(experiment, folder / "whole")) == 0
     whole = contents(folder / "whole"), commits(folder / "whole")
     if experiment == "best-rounds":

@@ -172,6 +172,7 @@ def test_overwrite_removes_the_old_run_and_nothing_else(
     assert main([*short, "--set", "methods=local"]) == 0  # nothing is there yet
     before = contents(out)
     changed = [*short, "--set", "methods=fedsdg", "--set", "local.steps=1"]
+    assert main([*changed, "--dry-run"]) == 0
     assert main([*changed, "--set", "split.clients=900"]) == 2  # bad input removes nothing
     assert contents(out) == before
     (out / "mine.txt").write_text("mine")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 from flwr.app import Message
 
+import fedtailor as ft
+from fedtailor.data.omissions import Omission
 from fedtailor.flower import serve
-from tests.flower.grid import QUICK, experiment, grid
+from fedtailor.flower.client import Site
+from tests.flower.grid import DIGITS, QUICK, experiment, grid
 from tests.small import digits_backbone
 
 
@@ -77,3 +83,22 @@ def test_nodes_may_share_a_folder_that_is_their_users_alone(tmp_path: Path) -> N
     assert json.loads(theirs[0].with_suffix("").read_text())["clients"] == 5
     (run,) = (tmp_path / "node-0").iterdir()
     assert run.stat().st_mode & 0o777 == 0o700
+
+
+def test_names_of_clients_stay_at_their_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = ft.SplitConfig(5, "natural", validation=0.2)
+    wards = replace(
+        DIGITS,
+        groups=np.arange(len(DIGITS.inputs)) % 2,
+        client_names=("ward 3", "ward 7"),
+        omissions=(Omission("no-label", 2, "2 rows without a label, left out: ward 7 (2)"),),
+    )
+    chosen = replace(experiment("fedavg"), split=split)
+    site = Site(chosen, tmp_path, clients=range(1, 3), data=wards, backbone=digits_backbone())
+    site.load()
+    assert "fedtailor: 2 rows without a label, left out: ward 7 (2)" in capsys.readouterr().err
+    assert site._federation(0).names == ("", "ward 3", "ward 7", "", "")
+    training = site._session_for("fedavg", 0).training  # what it says of a client may be sent
+    assert training.federation.names is None

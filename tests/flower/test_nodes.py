@@ -67,3 +67,18 @@ def test_nodes_that_no_message_reaches_are_told_each(tmp_path: Path) -> None:
     reason = "the message could not be sent; the node may have left"
     assert {2, 4} == {line["client"] for line in refused}
     assert {reason} == {line["reason"] for line in refused}
+
+
+def test_clients_go_by_what_the_server_calls_them(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    out, names = tmp_path / "out", ("berlin", "lagos", "oslo.0", "oslo.1", "rome")
+    fields = {"backbone": digits_backbone(), "timeouts": QUICK}
+    with pytest.raises(InputError, match="2 names for 5 clients: give one for each"):
+        serve(direct, chosen, out, names=("a", "b"), **fields)
+    assert not out.exists()
+    serve(direct, chosen, out, names=names, **fields)
+    assert json.loads((out / "partitions/seed-0.json").read_text())["names"] == list(names)
+    lines = (out / "methods/fedavg/seed-0/clients.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["names"] == list(names) for line in lines)
+    assert "fedavg, seed 0: round 1 of 1, 5 clients, loss " in (out / "run.log").read_text()

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.engine.rounds import new_store
+from fedtailor.inference.onboard import onboard
 from fedtailor.report.read import read
 from fedtailor.runs.build import Inputs
 from fedtailor.runs.experiment import Experiment, parse
@@ -115,6 +117,21 @@ def test_the_old_model_is_kept_where_training_makes_it_worse(old: Path, tmp_path
     assert "before is the result of the models that the method went on from" in " ".join(
         text.split()
     )
+
+
+def test_a_client_that_has_joined_the_old_run_brings_what_it_was_fitted_to(
+    old: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(old, tmp_path / "old")
+    onboard(copy, "fedsdg", sites("lagos"), "lagos", backbone=digits_backbone())
+    joined = open_trained(copy, "fedsdg", backbone=digits_backbone()).client_state("lagos")
+    inputs = Inputs.load(going_on(copy), NEW_SITES, digits_backbone())
+    start = open_start(inputs, "fedsdg", 0)
+    store = new_store(start.method, start.task, start.federation)
+    start.stage(store)
+    kept = store.read(1)
+    assert kept
+    assert all(torch.equal(value, joined[name]) for name, value in kept.items())
 
 
 @pytest.mark.parametrize("name", ["fedmerge", "fedalt", "scaffold", "fedhft", "hetlora"])

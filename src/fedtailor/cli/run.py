@@ -51,20 +51,14 @@ def _run(options: argparse.Namespace) -> None:
     from ..report import compare, write
     from ..runs.run import dry_run, open_experiment, run
 
+    flags = {"overwrite": options.overwrite, "part": options.part}
     if options.dry_run:
-        start = dry_run(
-            options.experiment,
-            options.out,
-            settings=options.settings,
-            overwrite=options.overwrite,
-            part=options.part,
-        )
+        start = dry_run(options.experiment, options.out, settings=options.settings, **flags)
         print(start.as_json() if options.json else "\n".join(start.lines()))
         return
     with init_process_group() as group:
         experiment, out = open_experiment(options.experiment, options.out, options.settings)
         trace = Trace(out / "trace.json.gz") if options.profile else None
-        flags = {"overwrite": options.overwrite, "part": options.part}
         tracker = options.track if group is None or group.is_leader else None
         with followed(out, tracker) as on_round:
             run(experiment, out, trace=trace, group=group, on_round=on_round, **flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from ..engine.rounds import Round
+from ..engine.scoring import Evaluation
 from ..report.metrics import summarise
 from ..report.select import Metric
 
@@ -85,7 +86,7 @@ class Progress:
         self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
         self._stage: Stage | None = None
         self._number = 0
-        self._scores: dict[str, str] = {}  # the last ones
+        self._evaluations: Sequence[Evaluation] = ()  # the last ones
         self._shown = ""  # of the last round, in the bar
         self._bar = _Bar(
             total=self._total,
@@ -111,7 +112,7 @@ class Progress:
     def begin(self, stage: Stage, done: int) -> None:
         """The next part begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
-        self._scores, self._shown = {}, ""
+        self._evaluations, self._shown = (), ""
         self._round_begun = time.monotonic()
         self._bar.set_description_str(stage.title, refresh=False)
         self._bar.set_postfix_str("", refresh=True)
@@ -150,15 +151,24 @@ class Progress:
         seconds[1] += 1
         self._round_begun, self._number = now, done.number
         self._left[stage.label] -= 1
-        loss = f"{sum(done.losses) / len(done.losses):.3f}"
-        scores = _scores(done, stage.metric)
-        self._scores |= scores
-        shown = {"loss": loss, **self._scores}
+        if done.evaluations:
+            self._evaluations = done.evaluations
+        is_due = stage.every_round or self._is_due(now)
+        if is_due or done.number == stage.rounds or now - self._last_look >= _REFRESH:
+            self._last_look = now
+            self._show(done, is_due=is_due)
+        self._bar.update()
+
+    def _show(self, done: Round, *, is_due: bool) -> None:
+        """Show the results of a round in the bar, and on a line if one is due."""
+        assert self._stage is not None
+        stage, loss = self._stage, f"{sum(done.losses) / len(done.losses):.3f}"
+        scores = _scores(self._evaluations, stage.metric)
+        shown = {"loss": loss, **scores}
         self._shown = ", ".join(f"{name}={value}" for name, value in shown.items())
         self._bar.left = tqdm.format_interval(self._seconds_left())
         self._bar.set_postfix_str(self._shown, refresh=False)
-        self._bar.update()
-        if stage.every_round or self._is_due(now):
+        if is_due:
             clients = f", {len(done.cohort.clients)} clients" if stage.every_round else ""
             results = "".join(f", {name} {value}" for name, value in scores.items())
             number = f"round {done.number} of {stage.rounds}"
@@ -198,11 +208,11 @@ class Progress:
         self._log.close()
 
 
-def _scores(done: Round, metric: Metric) -> dict[str, str]:
+def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]:
     """The mean validation results over clients of the personal models and the global one."""
     names = {"personal": "validation", "global": "global"}
     scores = {}
-    for evaluation in done.evaluations:
+    for evaluation in evaluations:
         if evaluation.split == "validation" and evaluation.model in names:
             if not any(evaluation.num_examples):
                 continue

@@ -184,16 +184,15 @@ def dry_run(
         InputError: bad input, or a different run in ``out``.
     """
     experiment, out = open_experiment(experiment, out, settings)
+    parts = chosen(experiment.seeds, list(experiment.methods), part)
     if overwrite:
         check_removable(out)
     else:
         check_same(named(experiment, data, backbone), out)
     inputs = Inputs.load(experiment, data, backbone)
     inputs.check()
-    parts = chosen(experiment.seeds, list(experiment.methods), part)
-    left = rounds_left(inputs.experiment, out, parts)
-    if overwrite:
-        left = dict.fromkeys(left, experiment.rounds)
+    check_starts(inputs, out, parts, anew=overwrite)
+    left = rounds_left(inputs.experiment, None if overwrite else out, parts)
     return start_summary(inputs, left)
 
 

@@ -62,12 +62,19 @@ class Start:
         return {name: server[name] for name in fresh}
 
     def stage(self, store: PrivateStates) -> None:
-        """Stage in ``store`` what the clients of both federations have kept, as of round 0."""
+        """Stage in ``store``, as of round 0, what the clients of both federations have kept, and
+        what new ones have been fitted to that joined after the old run's training."""
         store.begin(0)
+        if not store.has_states:
+            return
+        like = self.method.init_client(self.task, 0, random.key(0))
         folder, number = self.trained.folder, self.trained.round
         for client, old in enumerate(self.clients.tolist()):
-            if store.has_states and old >= 0:
+            if old >= 0:
                 store.stage(client, read_private_after(folder, number, old))
+            elif self.federation.names is not None:
+                name = self.federation.names[client]
+                store.stage(client, self.trained.onboarded_private(name, like))
 
     def describe(self, folder: Path) -> None:
         """Write into ``folder`` what the part there goes on from."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -225,17 +226,20 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
 
 def rounds_left(
-    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]] | None = None
+    experiment: Experiment, out: Path | None, parts: Sequence[tuple[int, str]] | None = None
 ) -> Left:
     """Return how many rounds each part of a run has left, in the order in which parts run.
 
-    ``parts`` are (seed, label) of those that this process runs; None: all.
+    ``parts`` are (seed, label) of those that this process runs; None: all. Without ``out`` none has
+    begun.
     """
     left = {}
     all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
     for seed, label in all_parts if parts is None else parts:
-        path = out / "methods" / label / f"seed-{seed}" / "commit.json"
-        commit = read_json(path) if path.exists() else {"round": 0}
+        commit: dict[str, Any] = {"round": 0}
+        if out is not None:
+            path = out / "methods" / label / f"seed-{seed}" / "commit.json"
+            commit = read_json(path) if path.exists() else commit
         ended = commit.get("diverged") is not None
         left[label, seed] = 0 if ended else max(0, experiment.rounds - commit["round"])
     return left

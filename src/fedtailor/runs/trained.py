@@ -22,7 +22,7 @@ from ..engine.joining import join_requests
 from ..engine.rounds import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
-from ..params import Params, aligned, clone
+from ..params import Params, aligned, clone, pick
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
@@ -115,6 +115,15 @@ class TrainedMethod:
             return None
         folder = self.folder / "onboarded" / name
         return folder if (folder / STATE_FILE).is_file() else None
+
+    def onboarded_private(self, client: str, like: Params) -> Params:
+        """What a client keeps that joined after the training: tensors with the names and shapes of
+        ``like``; empty if there is no such client."""
+        if (folder := self.onboarded(client)) is None:
+            return {}
+        state = load_file(folder / STATE_FILE)
+        fits = all(n in state and state[n].shape == v.shape for n, v in like.items())
+        return pick(state, like) if fits else {}
 
     def global_state(self) -> Params:
         """The global model's tensors.
