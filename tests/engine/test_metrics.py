@@ -115,7 +115,10 @@ def test_every_executor_has_the_same_values(method: Method, executor: str) -> No
         (EvaluateConfig(metrics=("acu",)), "unknown metric 'acu' in evaluate.metrics; did you me"),
         (EvaluateConfig(metrics=("auc", "auc")), "names must differ from each other"),
         (EvaluateConfig(metrics=("x.py:loss",)), "and from loss and accuracy"),
-        (EvaluateConfig(metrics=("no.py:f",)), "no file 'no.py' for 'no.py:f'; give FILE.py:FUNC"),
+        (
+            EvaluateConfig(metrics=("no.py:f",)),
+            "no file no.py; give FILE.py:NAME or package.module:NAME",
+        ),
         (EvaluateConfig(select="auc"), "unknown metric 'auc' in evaluate.select; allowed: acc"),
     ],
 )
@@ -132,7 +135,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     metrics.check("classification")
     assert metrics.names == ("share",)
     assert metrics(np.array([0, 1, 0, 0]), np.full((4, 2), 0.5)).values == (0.75,)
-    with pytest.raises(InputError, match=r"mine\.py has no function 'shar'"):
+    with pytest.raises(InputError, match=r"mine\.py defines no 'shar'"):
         Metrics(EvaluateConfig(metrics=(f"{file}:shar",))).check("classification")
 
 
