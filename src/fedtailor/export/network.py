@@ -252,7 +252,10 @@ def write_tensors(path: Path, tensors: Params) -> None:
     """Write a safetensors file that transformers reads, too."""
     plain = {n: v.detach().cpu().clone(memory_format=torch.contiguous_format)
              for n, v in tensors.items()}  # fmt: skip
+    path.touch()
+    mode = path.stat().st_mode  # that of any new file; safetensors lets only the owner read
     save_file(plain, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def padded(tensors: Params, like: Params) -> Params:
