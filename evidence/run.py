@@ -1,0 +1,203 @@
+"""Run what the manifest lists, in order of worth, and add one line of results for each run.
+
+    python -m evidence.run --minutes 120
+
+A run is one method with one seed in one setting of an experiment file. Those that have a line are
+not run again; one that was interrupted goes on. The directories of runs lie outside the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fedtailor as ft
+from fedtailor.report.read import Evaluation, Trial, read
+from fedtailor.report.select import select_round, summary
+
+HERE = Path(__file__).parent
+MANIFEST = HERE / "manifest.toml"
+RESULTS = HERE / "results.jsonl"
+EXPERIMENTS = HERE.parent / "experiments"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method with one seed in one setting of an experiment file."""
+
+    file: str
+    settings: tuple[str, ...]
+    method: str
+    seed: int
+
+    def experiment(self) -> ft.Experiment:
+        """The experiment, with this method and this seed alone."""
+        whole = ft.load(EXPERIMENTS / self.file, [*self.settings, f"seeds=[{self.seed}]"])
+        if self.method not in whole.methods:
+            raise ft.InputError(f"{self.file} with {self.settings} has no method {self.method!r}")
+        return replace(whole, methods={self.method: whole.methods[self.method]})
+
+    @property
+    def command(self) -> str:
+        """What a reader types to run it."""
+        changes = [*self.settings, f"seeds=[{self.seed}]", f'methods=["{self.method}"]']
+        return f"fedtailor run experiments/{self.file} " + " ".join(f"--set '{c}'" for c in changes)
+
+
+def resolved(experiment: ft.Experiment) -> dict[str, Any]:
+    """All that decides the results of an experiment, as plain values. How it is computed, and what
+    it is called, doesn't."""
+    content: dict[str, Any] = json.loads(json.dumps(experiment.as_dict()))
+    for key in ("name", "engine"):
+        del content[key]
+    return content
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """A short name of `resolved` settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def planned(manifest: Path = MANIFEST) -> list[Run]:
+    """The runs that the manifest lists, in its order, each once."""
+    content = tomllib.loads(manifest.read_text())
+    return list(dict.fromkeys(run for entry in content["runs"] for run in _expanded(entry)))
+
+
+def _expanded(entry: Mapping[str, Any]) -> Iterator[Run]:
+    """The runs of one entry: for each seed, for each trial, for each method."""
+    trials: Sequence[Sequence[str]] = entry.get("trials", [[]])
+    for seed in entry["seeds"]:
+        for trial in trials:
+            for method in entry["methods"]:
+                chosen = (setting.replace("{method}", method) for setting in trial)
+                yield Run(entry["file"], (*entry.get("set", ()), *chosen), method, seed)
+
+
+def lines(path: Path = RESULTS) -> list[dict[str, Any]]:
+    """The lines of results."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def execute(run: Run, folder: Path) -> dict[str, Any]:
+    """Run, or go on with, one run below ``folder``; its line of results."""
+    experiment = run.experiment()
+    settings = resolved(experiment)
+    out = folder / digest(settings)
+    begun, cpu = time.monotonic(), time.process_time()
+    line: dict[str, Any] = {
+        "file": run.file,
+        "set": list(run.settings),
+        "method": run.method,
+        "seed": run.seed,
+        "digest": digest(settings),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {experiment.engine.device}",
+        "settings": settings,
+    }
+    try:
+        ft.run(experiment, out, summary=False)
+        line["results"] = results(out)
+    except ft.DivergedError as error:
+        line["failed"] = str(error)
+    line["seconds"] = round(time.monotonic() - begun, 1)
+    line["cpu_seconds"] = round(time.process_time() - cpu, 1)
+    return line
+
+
+def results(out: Path) -> dict[str, Any]:
+    """What a run directory with one method and one seed says."""
+    run = read(out)
+    (trial,) = run.trials
+    metric = "loss" if run.is_language_modelling else "accuracy"
+    assert trial.costs is not None
+    values: dict[str, Any] = {
+        "metric": metric,
+        "bytes_down": sum(trial.costs.down.values()),
+        "bytes_up": sum(trial.costs.up.values()),
+        "trained": trial.costs.trained,
+        "private": trial.costs.private,
+        "peak_memory_mb": max(t.peak_memory_mb or 0.0 for t in trial.timings),
+    }
+    for model in ("personal", "global", "novel"):
+        selected = select_round(trial, model, metric)  # type: ignore[arg-type]
+        if selected is not None:
+            validation = _at(trial, model, "validation", selected.round)
+            values[model] = {
+                "round": selected.round,
+                "validation": validation and round(summary(validation, metric).mean, 6),
+                "clients": list(selected.test.clients),
+                "num_examples": list(selected.test.num_examples),
+                metric: [_rounded(value) for value in getattr(selected.test, metric)],
+            }
+    return values
+
+
+def _at(trial: Trial, model: str, split: str, number: int) -> Evaluation | None:
+    chosen = [
+        evaluation
+        for evaluation in trial.evaluations
+        if (evaluation.model, evaluation.split, evaluation.round) == (model, split, number)
+        and any(evaluation.num_examples)
+    ]
+    return chosen[0] if chosen else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(HERE), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    """Run until nothing is left, or the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
+    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
+    parser.add_argument("--file", help="only runs of this experiment file")
+    parser.add_argument("--list", action="store_true", help="list what is left, and stop")
+    parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
+    options = parser.parse_args()
+    done = {line["digest"] for line in lines()}
+    end = time.monotonic() + 60 * options.minutes
+    for run in planned():
+        if options.file not in (None, run.file):
+            continue
+        if digest(resolved(run.experiment())) in done:
+            continue
+        if options.list:
+            print(run.command)
+            continue
+        if time.monotonic() > end:
+            break
+        print(run.command, file=sys.stderr, flush=True)
+        line = execute(run, options.folder)
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        done.add(line["digest"])
+        if options.commit:
+            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", str(RESULTS))
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The manifest can be run, and every line of results is of settings that the files still have."""
+
+from pathlib import Path
+
+import pytest
+from evidence.run import Run, digest, execute, lines, planned, resolved
+
+
+def test_every_planned_run_is_a_run_of_its_own() -> None:
+    runs = planned()
+    assert len({digest(resolved(run.experiment())) for run in runs}) == len(runs)
+
+
+def test_no_line_has_settings_that_its_file_no_longer_has() -> None:
+    stale = []
+    for line in lines():
+        run = Run(line["file"], tuple(line["set"]), line["method"], line["seed"])
+        if digest(resolved(run.experiment())) != line["digest"]:
+            stale.append(run.command)
+    assert not stale, "these results are of other settings; remove their lines, or run them again"
+
+
+def test_no_result_is_of_a_seed_that_has_decided_a_rate() -> None:
+    assert all(run.seed == 10 for run in planned() if any(".lr" in s for s in run.settings))
+
+
+@pytest.mark.slow
+def test_a_line_says_what_the_run_has_come_to(tmp_path: Path) -> None:
+    run = Run("map.toml", ("preset=small", "data.limit=200", "rounds=1"), "fedavg", 0)
+    line = execute(run, tmp_path)
+    personal = line["results"]["personal"]
+    assert len(personal["accuracy"]) == len(personal["num_examples"]) == 20
+    assert line["settings"]["methods"][0]["trainable"] == "lora"
+    assert line["digest"] == digest(line["settings"])
