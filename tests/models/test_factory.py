@@ -57,7 +57,7 @@ def test_the_function_makes_the_model_and_the_seed_its_weights(folder: Path, fun
 def test_a_run_keeps_the_file_and_is_opened_by_it(folder: Path) -> None:
     experiment = load(folder / "mine.toml")
     assert experiment.model.factory == f"{folder / 'net.py'}:net"
-    run = ft.run(experiment, folder / "run")
+    run = ft.run(experiment, folder / "run").path
     assert (run / "factory/net.py").read_text() == CODE
     (folder / "net.py").write_text(CODE.replace("Linear(64", "Linear(65"))
     weight = open_trained(run, "fedavg").task.state["1.weight"]
@@ -69,9 +69,9 @@ def test_a_run_keeps_the_file_and_is_opened_by_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"factory": "net.py"}, "'net.py'; it is written file.py:function"),
+        ({"factory": "net.py"}, "'net.py' names no object; give FILE.py:NAME"),
         ({"factory": "nowhere.py:net"}, "no file nowhere.py"),
-        ({"factory": "{}/net.py:new"}, "has no function 'new'"),
+        ({"factory": "{}/net.py:new"}, "defines no 'new'"),
         (
             {"factory": "{}/net.py:number"},
             "returns a int; it must return an nn.Module",

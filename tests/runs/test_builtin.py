@@ -26,7 +26,7 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
     with pytest.raises(InputError, match=r"did you mean 'quickstart'.*built-in: fashion-mnist, "):
         load(Path("quikstart"))
     with pytest.raises(InputError, match=r"built-in one runs by name: fedsq$"):
-        load(Path("experiments/fedsq.toml"))
+        load(Path("elsewhere/fedsq.toml"))
 
 
 def test_every_experiment_says_what_it_is_for() -> None:
