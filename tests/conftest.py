@@ -1,18 +1,26 @@
-"""Which tests share a worker: those of one file, or of one method in the conformance suite; and
-what a test draws without a seed of its own: the same each time."""
+"""Which tests share a worker, and with it what their file sets up once: those of one file, or of
+one method in the conformance suite. And what a test draws without a seed of its own: the same each
+time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        group = str(item.path)
-        if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
-            group += str(item.callspec.params["name"]) + str(item.callspec.params["on"])
-        item.add_marker(pytest.mark.xdist_group(group))
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Sends the tests of a group to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return nodeid.rpartition("[")[2] if path.endswith("test_conformance.py") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_runtest_setup() -> None:
