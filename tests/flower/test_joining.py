@@ -15,8 +15,8 @@ from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DirectGrid
 from tests.flower.test_sites import QUICK, bert, experiment, news, three_sites, with_data, write
-from tests.inference.test_every_method import digests
 from tests.small import same_bits
+from tests.test_models_out import digests
 
 NEW = range(4, 5)
 
