@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import TrainedMethod, open_trained
 from tests.export.apart import logits_of
 from tests.export.net import net
+from tests.inference.conftest import NEW
 from tests.small import digits
 
 EXPERIMENT = """
@@ -76,6 +78,28 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
     assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+
+
+@pytest.fixture
+def joined(finished: Path, tmp_path: Path) -> Path:
+    """The run, with a client that has joined."""
+    shutil.copytree(finished, tmp_path / "joined")
+    ft.onboard(tmp_path / "joined", "fedsdg", NEW, "lagos")
+    return tmp_path / "joined"
+
+
+def test_the_card_of_a_client_that_joined_names_the_round_after_which_it_did(
+    joined: Path, tmp_path: Path
+) -> None:
+    ft.run(joined, settings="rounds=4")
+    assert open_trained(joined, "fedsdg").round > 1
+    out = export_model(joined, "fedsdg", tmp_path / "out", client="lagos")
+    assert "Of this model, as it was after round 1, on" in (out / "README.md").read_text()
+
+
+def test_a_client_that_joined_has_no_model_of_the_last_round(joined: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="client lagos joined after .* leave out --which last"):
+        export_model(joined, "fedsdg", tmp_path / "out", client="lagos", which="last")
 
 
 @pytest.fixture(scope="module")

@@ -42,12 +42,13 @@ def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
     return [score for score in found if score is not None]
 
 
-def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
-    """The results of the model that a client keeps who joined after ``round_``."""
+def joined_scores(joined: Onboarded) -> list[Score]:
+    """The results of the model that a client keeps that joined afterwards."""
     found = []
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
-            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
+            accuracy, loss = values["accuracy"], values["loss"]
+            found.append(Score(split, joined.round, int(count), accuracy, loss))
     return found
 
 

@@ -91,7 +91,7 @@ def export_model(
 
     Raises:
         InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
-            ``out`` holds something.
+            the last state of a client that joined afterwards; ``out`` holds something.
     """
     trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
     with new_folder(Path(out)) as stage:
@@ -109,6 +109,11 @@ def _trial(trained: TrainedMethod) -> Trial:
 
 
 def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None) -> ClientModel:
+    joined = None if client is None else trained.onboarded(client)
+    if joined is not None and trained.which == "last":
+        raise InputError(
+            f"client {client} joined after the training and has one model; leave out --which last"
+        )
     state = trained.global_state() if client is None else trained.client_state(client)
     model = ClientModel(
         trained.experiment,
@@ -121,8 +126,8 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     )
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
-    if (joined := trained.onboarded(client)) is not None:
-        return replace(model, results=joined_scores(read_result(joined), trained.round))
+    if joined is not None:
+        return replace(model, results=joined_scores(read_result(joined)))
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 

@@ -44,17 +44,19 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, spl
 class Onboarded:
     """A client that has joined a finished run.
 
-    ``number`` is its number, from K on. ``scores`` has, for ``majority`` (always its most frequent
-    class), ``global``, ``guess`` (what the server can say before the client has fitted anything)
-    and ``fitted``, on its ``validation`` and ``test`` examples the ``accuracy``, the ``loss`` and
-    the ``count`` of predictions. ``kept`` names the model that the client uses: the best on
-    validation examples. ``note`` says what else there is to say.
+    ``number`` is its number, from K on; the server's state is that after ``round``. ``scores`` has,
+    for ``majority`` (always its most frequent class), ``global``, ``guess`` (what the server can
+    say before the client has fitted anything) and ``fitted``, on its ``validation`` and ``test``
+    examples the ``accuracy``, the ``loss`` and the ``count`` of predictions. ``kept`` names the
+    model that the client uses: the best on validation examples. ``note`` says what else there is to
+    say.
     """
 
     client: str
     number: int
     method: str
     seed: int
+    round: int
     passes: int
     num_examples: Mapping[str, int]
     scores: Scores
@@ -260,6 +262,7 @@ def decide(
         number=number,
         method=label,
         seed=federation.seed,
+        round=request.round,
         passes=request.passes,
         num_examples={split: len(federation.rows(number, split)) for split in _ALL},
         scores=scores,
