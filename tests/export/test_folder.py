@@ -98,8 +98,37 @@ def test_the_card_of_a_client_that_joined_names_the_round_after_which_it_did(
 
 
 def test_a_client_that_joined_has_no_model_of_the_last_round(joined: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="client lagos joined after .* leave out --which last"):
+    with pytest.raises(InputError, match=r"client lagos joined after .* leave out --which last"):
         export_model(joined, "fedsdg", tmp_path / "out", client="lagos", which="last")
+
+
+def test_all_clients_are_also_those_that_joined(joined: Path, tmp_path: Path) -> None:
+    best = export_model(joined, "fedsdg", tmp_path / "best", all_clients=True)
+    assert sorted(p.name for p in best.iterdir()) == ["0", "1", "2", "base", "lagos"]
+    last = export_model(joined, "fedsdg", tmp_path / "last", all_clients=True, which="last")
+    assert sorted(p.name for p in last.iterdir()) == ["0", "1", "2", "base"]
+
+
+def test_any_client_has_a_folder(tmp_path: Path) -> None:
+    """Names that are no names of folders, long ones, two that begin alike, and one of ours."""
+    long, number = "日" * 300, 400
+    names = ["..", "a/b", "a%2Fb", "x\0y", "base", "100 %", f"{long}1", f"{long}2"]
+    data = ft.Data.from_arrays(
+        digits().inputs.values[:number], labels=digits().labels[:number].tolist(),  # type: ignore[index]
+        clients=[names[row % len(names)] for row in range(number)], classes=digits().classes,
+    )  # fmt: skip
+    experiment = ft.Experiment(
+        {"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(scheme="natural")
+    )
+    backbone = ft.from_module(net(), targets=["hidden"])
+    run = ft.run(experiment, tmp_path / "run", data=data, backbone=backbone, summary=False).path
+    out = export_model(
+        run, "fedavg", tmp_path / "a/b/out", all_clients=True, data=data, backbone=backbone
+    )
+    folders = {json.loads(p.read_text())["client"]: p.parent for p in out.glob("*/export.json")}
+    assert sorted(folders) == sorted(names)
+    plain = {"100 %": "100 %", "..": "%2E.", "a/b": "a%2Fb", "a%2Fb": "a%252Fb", "x\0y": "x%00y"}
+    assert {name: folders[name].name for name in plain} == plain
 
 
 @pytest.fixture(scope="module")

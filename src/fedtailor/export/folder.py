@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..data import Data, Dataset
 from ..errors import InputError
@@ -29,6 +30,8 @@ from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
 
 ABOUT = "export.json"
+_LONGEST = 255  # bytes of a name in a folder
+_CODED = re.compile(r"^\.|[/\0]|%(?=[0-9A-F]{2})")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def export_model(
         which: the state of the reported round, or of the last one.
         merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
             large as the base.
-        all_clients: write a folder for each client into ``out``; what they share is there once.
+        all_clients: write a folder for each client into ``out``, also for those that joined
+            afterwards (``which`` "best"); what they share is there once.
         data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
@@ -134,7 +138,9 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
 def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
     """A folder for each client, and ``base`` if they share it."""
     trial = _trial(trained)
-    names = trained.data.get("names") or range(trained.data["clients"])
+    names = [*(trained.data.get("names") or range(trained.data["clients"]))]
+    if trained.which == "best":
+        names += trained.joined
     folders = {name: _folder_name(str(name)) for name in names}
     base = "base"
     while base in folders.values():
@@ -145,13 +151,18 @@ def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
 
 
 def _folder_name(client: str) -> str:
-    """A client's name as that of a folder.
+    """A client's name as that of a folder: no two clients have the same.
 
-    >>> _folder_name("Berlin"), _folder_name("a/b"), _folder_name("..")
-    ('Berlin', 'a%2Fb', '%2E.')
+    >>> _folder_name("Zürich 1"), _folder_name("a/b"), _folder_name("a%2Fb"), _folder_name("..")
+    ('Zürich 1', 'a%2Fb', 'a%252Fb', '%2E.')
+    >>> _folder_name("ward " * 60)[190:]
+    'ward ward -b68b80b5'
     """
-    quoted = quote(client, safe=" ")
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    coded = _CODED.sub(lambda match: f"%{ord(match[0]):02X}", client)
+    if len(coded.encode()) <= _LONGEST:
+        return coded
+    short = coded.encode()[:200].decode(errors="ignore")
+    return f"{short}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
 
 def write_model(

@@ -31,6 +31,7 @@ from ..task.backbone import Backbone
 RESULT_FILE = "result.json"
 _ALL: tuple[Split, ...] = ("train", *SPLITS)
 _NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
+_LONGEST = 240  # bytes of a name, which names a folder
 _MODELS = {  # as results name them, in the order in which equal ones are preferred
     "fitted": "fitted to the new client",
     "guess": "the federation's best guess",
@@ -144,6 +145,8 @@ def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
             f"client name {client!r}: allowed are letters, digits, ' ', '.', '-' and '_', "
             "beginning with a letter or a digit, and not a number alone"
         )
+    if (size := len(client.encode())) > _LONGEST:
+        raise InputError(f"client name {client!r} has {size} bytes; allowed: {_LONGEST}")
     if not overwrite and (folder := trained.onboarded(client)) is not None:
         raise InputError(f"{folder} has joined already; --overwrite replaces it")
     try:
