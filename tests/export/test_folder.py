@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.export.folder import ClientModel, export_model, write_model
+from fedtailor.export.templates.plain import Model
 from fedtailor.params import Batch, Params
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import TrainedMethod, open_trained
@@ -78,6 +79,21 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
     assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+
+
+def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -> None:
+    """Larger than those of the run, colourful, and turned by its EXIF orientation."""
+    pixels = np.random.default_rng(0).integers(0, 256, (21, 13, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    out = export_model(finished, "fedavg", tmp_path / "out", client=1)
+    about = json.loads((out / "export.json").read_text())
+    about["inputs"]["size"] = [16, 16]  # as of a network that then resizes what it gets
+    (out / "export.json").write_text(json.dumps(about))
+    exported = Model(out).batch([str(tmp_path / "a.png")])
+    ours = ft.load_model(finished, "fedavg", 1).examples(tmp_path / "a.png").batch(np.arange(1))
+    assert torch.equal(exported["pixel_values"], ours["pixel_values"])
 
 
 @pytest.fixture

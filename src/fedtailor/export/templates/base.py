@@ -99,13 +99,14 @@ class Base(ABC):
 
     def _picture(self, path: str) -> Tensor:
         import numpy as np
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         channels, *size = self.about["picture"]
         with Image.open(path) as image:
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None] / 255
-        return resized(x, self.about["inputs"].get("size", size))
+            upright = ImageOps.exif_transpose(image)
+            pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
+        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None]
+        return resized(x.float(), size).round().clamp(0, 255) / 255  # of bytes, as in training
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
