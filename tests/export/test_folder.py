@@ -96,6 +96,25 @@ def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -
     assert torch.equal(exported["pixel_values"], ours["pixel_values"])
 
 
+def test_the_working_folder_may_be_the_output(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    export_model(finished, "fedavg", Path(), client=1)
+    assert Path("use.py").is_file()
+    with pytest.raises(InputError, match=r"^\. holds something already"):
+        export_model(finished, "fedavg", Path(), client=1)
+
+
+def test_nothing_beside_the_output_is_touched(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.new").mkdir()
+    (tmp_path / "new").mkdir()
+    out = export_model(finished, "fedavg", tmp_path / "out", client=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.new", "new", "out"]
+    assert out.stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
 @pytest.fixture
 def joined(finished: Path, tmp_path: Path) -> Path:
     """The run, with a client that has joined."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -323,18 +323,19 @@ def _settings(network: Network, portable: Portable) -> dict[str, Any]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes ``out`` when all is written."""
+    """A folder whose content goes to ``out`` when all is written."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a directory")
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out} holds something already; choose a new --out, or an empty folder")
-    stage = out.with_name(f".{out.name}.new")
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
-    try:
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as unfinished:
+        stage = Path(unfinished) / "new"
+        stage.mkdir()
         yield stage
-        if out.is_dir():
-            out.rmdir()
-        stage.rename(out)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        if not out.exists():
+            stage.rename(out)
+            return
+        for path in stage.iterdir():  # the folder stays: a shell may stand in it
+            path.rename(out / path.name)
