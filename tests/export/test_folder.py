@@ -74,6 +74,8 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     values, labels = zip(*(line.split("  ") for line in lines), strict=True)
     assert sorted(labels) == sorted("0123456789")
     assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
+    assert sorted(values, reverse=True) == list(values)
+    assert len((out / "use.py").read_text().splitlines()) <= 10
     card = (out / "README.md").read_text()
     assert "| client | client 1 |" in card
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()

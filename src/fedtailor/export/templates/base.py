@@ -125,6 +125,13 @@ class Base(ABC):
             rows |= dict(zip(some, values, strict=True))
         return [rows[i] for i in range(len(inputs))]
 
+    def answer(self, given: str) -> str:
+        """Return a line for each class, the most probable one first; or the text, continued."""
+        if self.about["task"] == "causal-lm":
+            return self.generate(given)
+        ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
+        return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
+
     @torch.no_grad()
     def generate(self, text: str, tokens: int = 40) -> str:
         """Continue ``text`` by at most so many tokens, each time the most probable one."""
