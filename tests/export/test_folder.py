@@ -78,6 +78,7 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     assert len((out / "use.py").read_text().splitlines()) <= 10
     card = (out / "README.md").read_text()
     assert "| client | client 1 |" in card
+    assert "| data | digits, divided at random among 3 clients |" in card
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
     assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
