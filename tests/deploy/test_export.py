@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import fedtailor as ft
 from fedtailor.deploy.export import export
-from fedtailor.deploy.folder import init
+from fedtailor.deploy.folder import add_site, init
 from fedtailor.errors import InputError
+from fedtailor.params import encode
+from fedtailor.runs.experiment import load
+from fedtailor.runs.trained import open_trained
 
 
 def test_a_model_that_is_damaged_is_told(tmp_path: Path) -> None:
@@ -31,3 +37,52 @@ def test_a_client_goes_by_its_name_at_the_site_at_the_server_or_by_number(
     (folder / "client-2/model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"client-2/model\.safetensors"):
         export(deployment, "b", tmp_path / "adapter", client=client)
+
+
+@pytest.mark.parametrize("client", ["lagos", "1", 1, None])
+def test_the_client_of_a_site_that_was_added_is_found_and_named(
+    client: str | int | None, trained: Path, tmp_path: Path
+) -> None:
+    deployment = init(tmp_path / "d", trained / "e.toml", ["rome"], "127.0.0.1:8000")
+    deployment = add_site(deployment, "lagos")
+    fill(deployment.site("lagos") / "states/run/fedavg/seed-0", trained, 1)
+    out = export(deployment, "lagos", tmp_path / "out", client=client)
+    assert (out / "README.md").read_text().count("the model of client lagos\n") == 1
+    with pytest.raises(InputError, match=r"no client 2; allowed: 0 to 1"):
+        export(deployment, "lagos", tmp_path / "other", client="2")
+
+
+def test_an_older_site_with_names_of_its_own_need_not_know_the_site_that_was_added(
+    trained: Path, tmp_path: Path
+) -> None:
+    deployment = init(tmp_path / "d", trained / "e.toml", ["rome"], "127.0.0.1:8000")
+    folder = deployment.site("rome") / "states/run/fedavg/seed-0"
+    fill(folder, trained, 0)
+    data = json.loads((folder / "data.json").read_text())
+    (folder / "data.json").write_text(json.dumps({**data, "names": ["ward 3"]}))
+    deployment = add_site(deployment, "lagos")
+    for number, client in enumerate(["rome", "ward 3", None]):
+        out = export(deployment, "rome", tmp_path / str(number), client=client)
+        assert "the model of client ward 3\n" in (out / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a single client, and its experiment file."""
+    folder = tmp_path_factory.mktemp("trained")
+    classes = [str(digit) for digit in range(10)]
+    (folder / "e.toml").write_text(
+        f'rounds = 1\ndata = {{name = "digits", limit = 40, classes = {classes}}}\n'
+        'split.clients = 1\nmodel = {name = "lenet", pretrained = false, image_size = 16}\n'
+        "local.steps = 1\nmethods.fedavg = {}\n"
+    )
+    ft.run(load(folder / "e.toml"), folder / "run", summary=False)
+    return folder
+
+
+def fill(folder: Path, trained: Path, client: int) -> None:
+    """Write what a site stores of its client when the run ends."""
+    path = folder / f"client-{client}/model.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(open_trained(trained / "run", "fedavg").client_state(0)))
+    shutil.copy(trained / "run/partitions/seed-0.json", folder / "data.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.export.folder import ClientModel, export_model, write_model
+from fedtailor.export.templates.plain import Model
 from fedtailor.params import Batch, Params
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import TrainedMethod, open_trained
 from tests.export.apart import logits_of
 from tests.export.net import net
+from tests.inference.conftest import NEW
 from tests.small import digits
 
 EXPERIMENT = """
@@ -71,11 +74,99 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     values, labels = zip(*(line.split("  ") for line in lines), strict=True)
     assert sorted(labels) == sorted("0123456789")
     assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
+    assert sorted(values, reverse=True) == list(values)
+    assert len((out / "use.py").read_text().splitlines()) <= 10
     card = (out / "README.md").read_text()
     assert "| client | client 1 |" in card
+    assert "| data | digits, divided at random among 3 clients |" in card
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
     assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+
+
+def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -> None:
+    """Larger than those of the run, colourful, and turned by its EXIF orientation."""
+    pixels = np.random.default_rng(0).integers(0, 256, (21, 13, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    out = export_model(finished, "fedavg", tmp_path / "out", client=1)
+    about = json.loads((out / "export.json").read_text())
+    about["inputs"]["size"] = [16, 16]  # as of a network that then resizes what it gets
+    (out / "export.json").write_text(json.dumps(about))
+    exported = Model(out).batch([str(tmp_path / "a.png")])
+    ours = ft.load_model(finished, "fedavg", 1).examples(tmp_path / "a.png").batch(np.arange(1))
+    assert torch.equal(exported["pixel_values"], ours["pixel_values"])
+
+
+def test_the_working_folder_may_be_the_output(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    export_model(finished, "fedavg", Path(), client=1)
+    assert Path("use.py").is_file()
+    with pytest.raises(InputError, match=r"^\. holds something already"):
+        export_model(finished, "fedavg", Path(), client=1)
+
+
+def test_nothing_beside_the_output_is_touched(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.new").mkdir()
+    (tmp_path / "new").mkdir()
+    out = export_model(finished, "fedavg", tmp_path / "out", client=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.new", "new", "out"]
+    assert out.stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
+@pytest.fixture
+def joined(finished: Path, tmp_path: Path) -> Path:
+    """The run, with a client that has joined."""
+    shutil.copytree(finished, tmp_path / "joined")
+    ft.onboard(tmp_path / "joined", "fedsdg", NEW, "lagos")
+    return tmp_path / "joined"
+
+
+def test_the_card_of_a_client_that_joined_names_the_round_after_which_it_did(
+    joined: Path, tmp_path: Path
+) -> None:
+    ft.run(joined, settings="rounds=4")
+    assert open_trained(joined, "fedsdg").round > 1
+    out = export_model(joined, "fedsdg", tmp_path / "out", client="lagos")
+    assert "Of this model, as it was after round 1, on" in (out / "README.md").read_text()
+
+
+def test_a_client_that_joined_has_no_model_of_the_last_round(joined: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"client lagos joined after .* leave out --which last"):
+        export_model(joined, "fedsdg", tmp_path / "out", client="lagos", which="last")
+
+
+def test_all_clients_are_also_those_that_joined(joined: Path, tmp_path: Path) -> None:
+    best = export_model(joined, "fedsdg", tmp_path / "best", all_clients=True)
+    assert sorted(p.name for p in best.iterdir()) == ["0", "1", "2", "base", "lagos"]
+    last = export_model(joined, "fedsdg", tmp_path / "last", all_clients=True, which="last")
+    assert sorted(p.name for p in last.iterdir()) == ["0", "1", "2", "base"]
+
+
+def test_any_client_has_a_folder(tmp_path: Path) -> None:
+    """Names that are no names of folders, long ones, two that begin alike, and one of ours."""
+    long, number = "日" * 300, 400
+    names = ["..", "a/b", "a%2Fb", "x\0y", "base", "100 %", f"{long}1", f"{long}2"]
+    data = ft.Data.from_arrays(
+        digits().inputs.values[:number], labels=digits().labels[:number].tolist(),  # type: ignore[index]
+        clients=[names[row % len(names)] for row in range(number)], classes=digits().classes,
+    )  # fmt: skip
+    experiment = ft.Experiment(
+        {"fedavg": ft.FedAvg()}, rounds=1, split=ft.SplitConfig(scheme="natural")
+    )
+    backbone = ft.from_module(net(), targets=["hidden"])
+    run = ft.run(experiment, tmp_path / "run", data=data, backbone=backbone, summary=False).path
+    out = export_model(
+        run, "fedavg", tmp_path / "a/b/out", all_clients=True, data=data, backbone=backbone
+    )
+    folders = {json.loads(p.read_text())["client"]: p.parent for p in out.glob("*/export.json")}
+    assert sorted(folders) == sorted(names)
+    plain = {"100 %": "100 %", "..": "%2E.", "a/b": "a%2Fb", "a%2Fb": "a%252Fb", "x\0y": "x%00y"}
+    assert {name: folders[name].name for name in plain} == plain
 
 
 @pytest.fixture(scope="module")

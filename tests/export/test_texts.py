@@ -29,7 +29,7 @@ import torch
 from model import Model
 model = Model()
 batch = model.batch(sys.argv[2:])
-torch.save((batch, model.logits(batch), model.generate(sys.argv[2])), sys.argv[1] + ".pt")
+torch.save((batch, model.logits(batch), model.answer(sys.argv[2])), sys.argv[1] + ".pt")
 """
 
 

@@ -44,6 +44,14 @@ def of_texts(tmp_path_factory: pytest.TempPathFactory) -> PersonalModel:
     return load_model(folder / "run", "fedsdg", 1, backbone=bert())
 
 
+def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel) -> None:
+    assert (
+        repr(of_pictures) == "PersonalModel(ditto, client 1, classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"
+    )
+    shared = load_model(finished, "fedavg", backbone=digits_backbone())
+    assert repr(shared).startswith("PersonalModel(fedavg, global, classes: 0, 1")
+
+
 def test_the_order_of_texts_and_their_company_change_nothing(of_texts: PersonalModel) -> None:
     texts = [row["text"] for row in news(11, 2)]
     together = of_texts.predict(texts)

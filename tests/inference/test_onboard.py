@@ -60,6 +60,11 @@ def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> N
             joined(run, "ditto", name)
 
 
+def test_a_name_that_is_too_long_for_a_folder_is_refused(run: Path) -> None:
+    with pytest.raises(InputError, match=r"client name '日+' has 300 bytes; allowed: 240"):
+        joined(run, "ditto", "日" * 100)
+
+
 def test_where_nothing_is_kept_by_client_the_global_model_is_returned(run: Path) -> None:
     result = joined(run, "fedavg")
     assert result.kept == "global"

@@ -52,7 +52,7 @@ def export(
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
     folders = list((deployment.site(site) / "states").glob(f"*/{label}/seed-{seed}"))
-    number = _number(deployment, site, client, folders)
+    number, name = _client(deployment, site, client, folders)
     paths = [folder / f"client-{number}" / MODEL for folder in folders]
     models = [path for path in paths if path.is_file()]
     if not models:
@@ -70,31 +70,31 @@ def export(
     method = experiment.methods[label]
     data = read_json(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    model = ClientModel(experiment, label, seed, data, task, state, str(client))
+    model = ClientModel(experiment, label, seed, data, task, state, name)
     with new_folder(target) as stage:
         write_model(model, stage, merge)
     return target
 
 
-def _number(
+def _client(
     deployment: Deployment, site: str, client: str | int | None, folders: Sequence[Path]
-) -> int:
-    """Return the number of a site's client, whose name stands in one of ``folders``."""
+) -> tuple[int, str]:
+    """Return the number and the name of a site's client; the name stands in one of ``folders``."""
     clients, names = deployment.clients(site), list(deployment.names)
     data = [path for folder in folders if (path := folder / "data.json").is_file()]
     if data:
         newest = max(data, key=lambda path: path.stat().st_mtime)
-        own = read_json(newest).get("names") or names
-        names = [own[k] or name for k, name in enumerate(names)]
+        own = read_json(newest).get("names") or []  # written before a site was added: fewer
+        names = [own[k] if own[k:] and own[k] else name for k, name in enumerate(names)]
     allowed = ", ".join(f"{k} ({names[k]})" for k in clients)
     if client is None and len(clients) > 1:
         raise InputError(f"site {site} has several clients; name one: {allowed}")
     if client is None:
-        return clients.start
+        return clients.start, names[clients.start]
     if client in deployment.names and client not in names:
         number = deployment.names.index(client)
     else:
-        number = client_number(client, deployment.total, names)
+        number = client_number(client, len(names), names)
     if number not in clients:
         raise InputError(f"no client {client} at site {site}; allowed: {allowed}")
-    return number
+    return number, names[number]

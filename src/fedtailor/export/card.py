@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.config import DataConfig, SplitConfig
+from ..data.sources import BUILTIN
 from ..inference.onboard import Onboarded
 from ..report.read import Evaluation, Trial
 from ..report.select import Model, by_round
@@ -42,12 +44,13 @@ def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
     return [score for score in found if score is not None]
 
 
-def joined_scores(joined: Onboarded, round_: int) -> list[Score]:
-    """The results of the model that a client keeps who joined after ``round_``."""
+def joined_scores(joined: Onboarded) -> list[Score]:
+    """The results of the model that a client keeps that joined afterwards."""
     found = []
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
-            found.append(Score(split, round_, int(count), values["accuracy"], values["loss"]))
+            accuracy, loss = values["accuracy"], values["loss"]
+            found.append(Score(split, joined.round, int(count), accuracy, loss))
     return found
 
 
@@ -78,6 +81,29 @@ def licence(base: str | None) -> str:
     return next(stated, "not stated in the model's folder")
 
 
+def division(data: DataConfig, split: SplitConfig, clients: int) -> str:
+    """Return the data's name, and how they are divided among the clients.
+
+    >>> division(DataConfig(path="a.csv", client="hospital"), SplitConfig(scheme="natural"), 8)
+    "a.csv, divided by the column 'hospital' among 8 clients"
+    >>> division(DataConfig(name="digits"), SplitConfig(scheme="dirichlet", alpha=0.3), 8)
+    'digits, divided by Dirichlet(0.3) among 8 clients'
+    """
+    name = data.name or data.path or "the sites' data"
+    column = data.client or (BUILTIN[name].client if name in BUILTIN else None)
+    if split.scheme == "natural" and column is None:
+        return f"{name}, of {clients} clients with rows of their own"
+    by = {
+        "natural": f"by the column {column!r}",
+        "iid": "at random",
+        "dirichlet": f"by Dirichlet({split.alpha:g})",
+        "pathological": f"by label, {split.classes_per_client} classes a client,",
+        "shards": f"by label, {split.shards_per_client} shards a client,",
+        "clusters": f"by {split.clusters} clusters of labels",
+    }
+    return f"{name}, divided {by[split.scheme]} among {clients} clients"
+
+
 def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score]) -> str:
     """Return the model card, in Markdown."""
     lm = about["task"] == "causal-lm"
@@ -85,7 +111,6 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
-    data, split = experiment.data, experiment.split
     clients = f"{about['clients']} clients"
     lines = [
         "---",
@@ -101,7 +126,7 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
         "| | |",
         "|---|---|",
         f"| method | {about['method']}{cited} |",
-        f"| data | {data.name or data.path}, divided {split.scheme} among {clients} |",
+        f"| data | {division(experiment.data, experiment.split, about['clients'])} |",
         f"| client | {whose} |",
         f"| seed | {about['seed']} |",
         f"| base model | {about['base']['name']} |",

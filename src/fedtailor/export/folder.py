@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
+import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..data import Data, Dataset
 from ..errors import InputError
@@ -29,6 +30,8 @@ from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
 
 ABOUT = "export.json"
+_LONGEST = 255  # bytes of a name in a folder
+_CODED = re.compile(r"^\.|[/\0]|%(?=[0-9A-F]{2})")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def export_model(
         which: the state of the reported round, or of the last one.
         merge: write one full model: an adapter is added to the weights, and a sub-model becomes as
             large as the base.
-        all_clients: write a folder for each client into ``out``; what they share is there once.
+        all_clients: write a folder for each client into ``out``, also for those that joined
+            afterwards (``which`` "best"); what they share is there once.
         data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
@@ -91,7 +95,7 @@ def export_model(
 
     Raises:
         InputError: no such method, seed or client; an unfinished run; a model that can't be merged;
-            ``out`` holds something.
+            the last state of a client that joined afterwards; ``out`` holds something.
     """
     trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
     with new_folder(Path(out)) as stage:
@@ -109,6 +113,11 @@ def _trial(trained: TrainedMethod) -> Trial:
 
 
 def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None) -> ClientModel:
+    joined = None if client is None else trained.onboarded(client)
+    if joined is not None and trained.which == "last":
+        raise InputError(
+            f"client {client} joined after the training and has one model; leave out --which last"
+        )
     state = trained.global_state() if client is None else trained.client_state(client)
     model = ClientModel(
         trained.experiment,
@@ -121,15 +130,17 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     )
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
-    if (joined := trained.onboarded(client)) is not None:
-        return replace(model, results=joined_scores(read_result(joined), trained.round))
+    if joined is not None:
+        return replace(model, results=joined_scores(read_result(joined)))
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
 def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
     """A folder for each client, and ``base`` if they share it."""
     trial = _trial(trained)
-    names = trained.data.get("names") or range(trained.data["clients"])
+    names = [*(trained.data.get("names") or range(trained.data["clients"]))]
+    if trained.which == "best":
+        names += trained.joined
     folders = {name: _folder_name(str(name)) for name in names}
     base = "base"
     while base in folders.values():
@@ -140,13 +151,18 @@ def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
 
 
 def _folder_name(client: str) -> str:
-    """A client's name as that of a folder.
+    """A client's name as that of a folder: no two clients have the same.
 
-    >>> _folder_name("Berlin"), _folder_name("a/b"), _folder_name("..")
-    ('Berlin', 'a%2Fb', '%2E.')
+    >>> _folder_name("Zürich 1"), _folder_name("a/b"), _folder_name("a%2Fb"), _folder_name("..")
+    ('Zürich 1', 'a%2Fb', 'a%252Fb', '%2E.')
+    >>> _folder_name("ward " * 60)[190:]
+    'ward ward -b68b80b5'
     """
-    quoted = quote(client, safe=" ")
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    coded = _CODED.sub(lambda match: f"%{ord(match[0]):02X}", client)
+    if len(coded.encode()) <= _LONGEST:
+        return coded
+    short = coded.encode()[:200].decode(errors="ignore")
+    return f"{short}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
 
 def write_model(
@@ -307,18 +323,19 @@ def _settings(network: Network, portable: Portable) -> dict[str, Any]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes ``out`` when all is written."""
+    """A folder whose content goes to ``out`` when all is written."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a directory")
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out} holds something already; choose a new --out, or an empty folder")
-    stage = out.with_name(f".{out.name}.new")
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
-    try:
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as unfinished:
+        stage = Path(unfinished) / "new"
+        stage.mkdir()
         yield stage
-        if out.is_dir():
-            out.rmdir()
-        stage.rename(out)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        if not out.exists():
+            stage.rename(out)
+            return
+        for path in stage.iterdir():  # the folder stays: a shell may stand in it
+            path.rename(out / path.name)

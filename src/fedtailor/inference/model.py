@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data
+from ..data.names import listed
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError
@@ -41,6 +42,12 @@ class PersonalModel:
     trained: TrainedMethod
     client: str | int | None
     state: Params
+
+    def __repr__(self) -> str:
+        """What it is, without its tensors."""
+        whose = "global" if self.client is None else f"client {self.client}"
+        predicts = f"classes: {listed(self.classes)}" if self.classes else self.kind
+        return f"PersonalModel({self.trained.label}, {whose}, {predicts})"
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from ..task.backbone import Backbone
 RESULT_FILE = "result.json"
 _ALL: tuple[Split, ...] = ("train", *SPLITS)
 _NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
+_LONGEST = 240  # bytes of a name, which names a folder
 _MODELS = {  # as results name them, in the order in which equal ones are preferred
     "fitted": "fitted to the new client",
     "guess": "the federation's best guess",
@@ -44,17 +45,19 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, spl
 class Onboarded:
     """A client that has joined a finished run.
 
-    ``number`` is its number, from K on. ``scores`` has, for ``majority`` (always its most frequent
-    class), ``global``, ``guess`` (what the server can say before the client has fitted anything)
-    and ``fitted``, on its ``validation`` and ``test`` examples the ``accuracy``, the ``loss`` and
-    the ``count`` of predictions. ``kept`` names the model that the client uses: the best on
-    validation examples. ``note`` says what else there is to say.
+    ``number`` is its number, from K on; the server's state is that after ``round``. ``scores`` has,
+    for ``majority`` (always its most frequent class), ``global``, ``guess`` (what the server can
+    say before the client has fitted anything) and ``fitted``, on its ``validation`` and ``test``
+    examples the ``accuracy``, the ``loss`` and the ``count`` of predictions. ``kept`` names the
+    model that the client uses: the best on validation examples. ``note`` says what else there is to
+    say.
     """
 
     client: str
     number: int
     method: str
     seed: int
+    round: int
     passes: int
     num_examples: Mapping[str, int]
     scores: Scores
@@ -142,6 +145,8 @@ def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
             f"client name {client!r}: allowed are letters, digits, ' ', '.', '-' and '_', "
             "beginning with a letter or a digit, and not a number alone"
         )
+    if (size := len(client.encode())) > _LONGEST:
+        raise InputError(f"client name {client!r} has {size} bytes; allowed: {_LONGEST}")
     if not overwrite and (folder := trained.onboarded(client)) is not None:
         raise InputError(f"{folder} has joined already; --overwrite replaces it")
     try:
@@ -260,6 +265,7 @@ def decide(
         number=number,
         method=label,
         seed=federation.seed,
+        round=request.round,
         passes=request.passes,
         num_examples={split: len(federation.rows(number, split)) for split in _ALL},
         scores=scores,

@@ -111,10 +111,13 @@ class TrainedMethod:
     def onboarded(self, client: str | int) -> Path | None:
         """The folder of a client that joined after the training; None: there is no such client."""
         name = str(client)
-        if name != Path(name).name:
-            return None
-        folder = self.folder / "onboarded" / name
-        return folder if (folder / STATE_FILE).is_file() else None
+        return self.folder / "onboarded" / name if name in self.joined else None
+
+    @property
+    def joined(self) -> list[str]:
+        """The clients that joined after the training, in the order of their names."""
+        found = self.folder.glob(f"onboarded/[!.]*/{STATE_FILE}")
+        return sorted(path.parent.name for path in found)
 
     def onboarded_private(self, client: str, like: Params) -> Params:
         """What a client keeps that joined after the training: tensors with the names and shapes of

@@ -99,13 +99,14 @@ class Base(ABC):
 
     def _picture(self, path: str) -> Tensor:
         import numpy as np
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         channels, *size = self.about["picture"]
         with Image.open(path) as image:
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None] / 255
-        return resized(x, self.about["inputs"].get("size", size))
+            upright = ImageOps.exif_transpose(image)
+            pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
+        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None]
+        return resized(x.float(), size).round().clamp(0, 255) / 255  # of bytes, as in training
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
@@ -123,6 +124,13 @@ class Base(ABC):
             values = (dict(zip(self.labels, row, strict=True)) for row in p.tolist())
             rows |= dict(zip(some, values, strict=True))
         return [rows[i] for i in range(len(inputs))]
+
+    def answer(self, given: str) -> str:
+        """Return a line for each class, the most probable one first; or the text, continued."""
+        if self.about["task"] == "causal-lm":
+            return self.generate(given)
+        ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
+        return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
 
     @torch.no_grad()
     def generate(self, text: str, tokens: int = 40) -> str:
