@@ -20,6 +20,8 @@ from fedtailor.runs.build import Inputs
 from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
+from fedtailor.trackers.follow import track
+from fedtailor.trackers.part import Part, Values, parts
 from tests.runs.conftest import contents
 from tests.small import digits, digits_backbone
 
@@ -209,3 +211,21 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
     assert parse(short.as_dict()) == short
     with pytest.raises(ft.InputError, match="unknown key 'rum' in start_from"):
         parse({**content, "start_from": {"rum": "runs/a"}})
+
+
+def test_a_run_that_goes_on_from_another_one_can_be_tracked(old: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    seen: dict[int, Values] = {}
+    open_parts: list[Part] = []
+
+    def look(done: ft.CommittedRound) -> None:
+        if not open_parts:  # round 0, the only one so far
+            open_parts.extend(parts(out))
+        seen.update(open_parts[0].points())
+
+    run(going_on(old), out, on_round=look)
+    assert list(seen) == [0, 1, 2]
+    assert seen == parts(out)[0].points()
+    assert {"seconds/evaluate", "test/personal/accuracy"} <= seen[0].keys()
+    assert "train/loss" not in seen[0]
+    assert track(out, "tensorboard") == 2
