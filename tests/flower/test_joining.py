@@ -87,3 +87,16 @@ def test_a_new_site_that_is_away_is_asked_again(
     assert "client 4 has joined" in capsys.readouterr().err
     joined = (out / "methods/fedsdg/seed-0/joined.json").read_text()
     assert json.loads(joined) == {"clients": [4]}
+
+
+def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) -> None:
+    first = experiment(rounds=1)
+    grid = three_sites(first, tmp_path)
+    out = serve(grid, first, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    longer = replace(first, rounds=2)
+    grid = three_sites(longer, tmp_path)
+    add_new_site(grid, longer, tmp_path)
+    serve(grid, longer, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    folder = out / "methods/fedsdg/seed-0"
+    assert json.loads((folder / "commit.json").read_text())["round"] == 2
+    assert json.loads((folder / "joined.json").read_text()) == {"clients": [4]}
