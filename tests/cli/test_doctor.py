@@ -21,6 +21,9 @@ def test_it_looks_at_everything_and_trains_a_step(capsys: pytest.CaptureFixture[
     texts = {finding["what"]: finding["text"] for finding in found}
     assert texts.keys() >= {"python", "torch", "packages", "cache", "hub", "models", "training"}
     assert "ms on c" in texts["training"]
+    extras = [finding["text"] for finding in found if finding["what"] == "extras"]
+    commands = ("deploy", "tune", "track")
+    assert [c for c in commands if any(f"(fedtailor {c})" in e for e in extras)] == [*commands]
     assert all(finding["advice"] for finding in found if finding["status"] != "ok")
 
 

@@ -87,3 +87,33 @@ def test_a_new_site_that_is_away_is_asked_again(
     assert "client 4 has joined" in capsys.readouterr().err
     joined = (out / "methods/fedsdg/seed-0/joined.json").read_text()
     assert json.loads(joined) == {"clients": [4]}
+
+
+def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) -> None:
+    first = experiment(rounds=1)
+    grid = three_sites(first, tmp_path)
+    out = serve(grid, first, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    longer = replace(first, rounds=2)
+    grid = three_sites(longer, tmp_path)
+    add_new_site(grid, longer, tmp_path)
+    serve(grid, longer, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    folder = out / "methods/fedsdg/seed-0"
+    assert json.loads((folder / "commit.json").read_text())["round"] == 2
+    assert json.loads((folder / "joined.json").read_text()) == {"clients": [4]}
+
+
+def test_a_new_client_stays_with_the_node_that_was_there_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment()
+    grid = three_sites(chosen, tmp_path)
+    out = serve(grid, chosen, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    add_new_site(grid, chosen, tmp_path)
+    grid.apps[201] = grid.apps[200]  # says that it serves the same client
+    asked = len(grid.sent)
+    serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    assert [m.metadata.dst_node_id for m in grid.sent[asked:] if m.metadata.group_id == "join"] == [
+        200
+    ]
+    told = capsys.readouterr().err
+    assert told.count("node 201: new client 4 is served by another node, too") == 1

@@ -54,6 +54,14 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     assert first.note.endswith("no better than the most frequent class") == (kept <= most)
 
 
+def test_a_client_keeps_its_number_over_a_kill_while_it_was_replaced(run: Path) -> None:
+    first, other = joined(run, "ditto", "oslo"), joined(run, "ditto", "rome")
+    folder = run / "methods/ditto/seed-0/onboarded"
+    (folder / "oslo").rename(folder / ".oslo.old")
+    assert joined(run, "ditto", "oslo").number == first.number != other.number
+    assert not list(folder.glob(".*.old"))
+
+
 def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> None:
     for name in ("2", "../lagos", "", ".hidden"):
         with pytest.raises(InputError, match=r"client name .*: allowed are letters"):

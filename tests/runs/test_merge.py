@@ -39,7 +39,8 @@ def test_a_merged_grid_has_the_bytes_of_one_machines_run(
     whole = run(tmp_path / "whole")
     out = merge(machines, tmp_path / "out")
     assert contents(out) == contents(whole)
-    assert not (tmp_path / "out.merging").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+    assert out.stat().st_mode == whole.stat().st_mode
     before = contents(out)
     run(out)  # nothing is left to run
     assert contents(out) == before
@@ -80,6 +81,14 @@ def test_missing_and_double_parts_are_named(machines: list[Path], tmp_path: Path
     commit.write_text(text.replace('"finished": true', '"finished": false'))
     with pytest.raises(ft.InputError, match=r"unfinished: fedavg with seed 0 \(round 0 of 1 in"):
         merge([unfinished, second], tmp_path / "out")
+    commit.write_text(text.replace('"round": 0', '"round": 1', 1))  # killed before its end
+    commit.write_text(commit.read_text().replace('"finished": true', '"finished": false'))
+    with pytest.raises(ft.InputError) as error:
+        merge([unfinished, second], tmp_path / "out")
+    assert str(error.value) == (
+        f"unfinished: fedavg with seed 0 (round 1 of 1 in {unfinished}; to finish it, run it there "
+        "again with the same --part)"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -98,6 +107,39 @@ def test_parts_of_other_experiments_or_data_are_refused_by_name(
         merge([first, changed], tmp_path / "out")
     with pytest.raises(ft.InputError, match="is not an empty directory"):
         merge(machines, first)
+
+
+@pytest.mark.parametrize("label", ["../../victim", ".."])
+def test_a_label_that_leads_out_of_the_directory_is_refused(
+    label: str, machines: list[Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(machines[0], tmp_path / "runs/run")
+    file = run / "experiment.json"
+    file.write_text(file.read_text().replace('"label": "fedavg"', f'"label": "{label}"'))
+    shutil.copytree(run / "methods/fedavg", run / "methods" / label, dirs_exist_ok=True)
+    with pytest.raises(ft.InputError) as error:
+        merge([run, machines[1]], tmp_path / "new/out")
+    assert str(error.value).startswith(f"{file}: method label {label!r} can't name a folder")
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_the_new_directory_is_touched(
+    machines: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "out.merging/mine"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert merge(machines, tmp_path / "link") == tmp_path / "link"
+    assert contents(tmp_path / "real").keys() == contents(merge(machines, tmp_path / "out")).keys()
+    assert mine.read_text() == "mine"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ft.InputError, match=r"--out \. is the working directory; name a new one"):
+        merge(machines, ".")
+    with pytest.raises(ft.InputError, match="no run directories to merge"):
+        merge([], tmp_path / "none")
 
 
 def test_holes_stay_holes(tmp_path: Path) -> None:

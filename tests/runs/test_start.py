@@ -17,9 +17,11 @@ from fedtailor.engine.rounds import new_store
 from fedtailor.inference.onboard import onboard
 from fedtailor.report.read import read
 from fedtailor.runs.build import Inputs
-from fedtailor.runs.experiment import Experiment, parse
+from fedtailor.runs.experiment import Experiment, load, parse
 from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
+from fedtailor.trackers.follow import track
+from fedtailor.trackers.part import Part, Values, parts
 from tests.runs.conftest import contents
 from tests.small import digits, digits_backbone
 
@@ -209,3 +211,99 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
     assert parse(short.as_dict()) == short
     with pytest.raises(ft.InputError, match="unknown key 'rum' in start_from"):
         parse({**content, "start_from": {"rum": "runs/a"}})
+
+
+def test_a_run_that_goes_on_from_another_one_can_be_tracked(old: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    seen: dict[int, Values] = {}
+    open_parts: list[Part] = []
+
+    def look(done: ft.CommittedRound) -> None:
+        if not open_parts:  # round 0, the only one so far
+            open_parts.extend(parts(out))
+        seen.update(open_parts[0].points())
+
+    run(going_on(old), out, on_round=look)
+    assert list(seen) == [0, 1, 2]
+    assert seen == parts(out)[0].points()
+    assert {"seconds/evaluate", "test/personal/accuracy"} <= seen[0].keys()
+    assert "train/loss" not in seen[0]
+    assert track(out, "tensorboard") == 2
+
+
+NET = """
+import torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+MINE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import fedtailor as ft
+
+@dataclass(frozen=True)
+class Mine(ft.FineTuning):
+    name: ClassVar[str] = "mine"
+    needs_only_mean: ClassVar[bool] = True
+"""
+OWN = """
+rounds = 1
+data = {name = "digits", limit = 60, limit_test = 20}
+split = {clients = 2, min_examples = 5}
+model = {factory = "net.py:net", head = ["1"]}
+methods.mine = {class = "mine.py:Mine"}
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a method and a network in files, beside them."""
+    folder = tmp_path_factory.mktemp("own")
+    write_own(folder, NET, MINE)
+    ft.run(load(folder / "run.toml"), folder / "old")
+    return folder
+
+
+def write_own(folder: Path, net: str, mine: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "net.py").write_text(net)
+    (folder / "mine.py").write_text(mine)
+    (folder / "run.toml").write_text(OWN)
+
+
+def go_on_from_own(own: Path, folder: Path) -> None:
+    start = ft.StartConfig(str(own / "old"))
+    ft.run(replace(load(folder / "run.toml"), start_from=start), folder / "new")
+
+
+def test_files_of_ones_own_may_move_and_a_methods_may_change(own: Path, tmp_path: Path) -> None:
+    write_own(tmp_path, NET, f"# one more comment\n{MINE}    passes: int = 1\n")
+    go_on_from_own(own, tmp_path)
+    assert read(tmp_path / "new").trials[0].history[-1].round == 1
+
+
+def test_another_network_of_the_same_shapes_is_refused(own: Path, tmp_path: Path) -> None:
+    write_own(tmp_path, NET.replace("64, 10)", "64, 10), torch.nn.Softmax(1)"), MINE)
+    with pytest.raises(ft.InputError) as error:
+        go_on_from_own(own, tmp_path)
+    assert str(error.value) == (
+        f"start_from: model.factory's {tmp_path / 'net.py'} is not the file that {own / 'old'} was "
+        f"trained with: the model must be the same; restore it ({own / 'old/factory/net.py'} is a "
+        "copy)"
+    )
+
+
+def test_a_method_that_predicts_something_else_is_refused(own: Path, tmp_path: Path) -> None:
+    code = """
+    def predict(self, task, state, batch):
+        return -task.logits(state, batch)
+"""
+    write_own(tmp_path, NET, MINE + code)
+    with pytest.raises(ft.InputError, match=r"mine predicts something else .*mine\.sha256 was "):
+        go_on_from_own(own, tmp_path)
+    write_own(tmp_path, NET, MINE.replace("Mine(", "Other("))
+    (tmp_path / "run.toml").write_text(OWN.replace(":Mine", ":Other"))
+    with pytest.raises(ft.InputError, match=r"is mine\.py:Mine in .* is mine\.py:Other now"):
+        go_on_from_own(own, tmp_path)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.report.table import compare
+from fedtailor.runs.merge import merge
 from fedtailor.trackers.part import parts
 from tests.report.conftest import TAIL, auc, correct, write_run
+from tests.small import digits, digits_backbone
 
 Grow = Callable[[int], Path]
 
@@ -71,6 +75,24 @@ def test_settings_are_flat_and_the_key_is_the_directorys(tmp_path: Path) -> None
     assert parts(other)[0].key == every[0].key  # a copy
     (other / "environment.json").write_text('{"date": "2026-11-22"}')
     assert parts(other)[0].key != every[0].key
+
+
+def test_runs_begun_in_the_same_second_have_keys_of_their_own(tmp_path: Path) -> None:
+    experiment = ft.Experiment(
+        {"local": ft.Local()}, rounds=1, split=ft.SplitConfig(2, max_examples=12),
+        local=ft.LocalConfig(steps=1),
+    )  # fmt: skip
+    keys = []
+    for name in ("a", "b"):
+        run = tmp_path / name
+        ft.run(experiment, run, data=digits(), backbone=digits_backbone())
+        file = run / "environment.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "date": "2026-11-22"}))
+        keys.append(parts(run)[0].key)
+        ft.run(replace(experiment, rounds=2), run, data=digits(), backbone=digits_backbone())
+        assert parts(run)[0].key == keys[-1]
+    assert keys[0] != keys[1]
+    assert parts(merge([tmp_path / "a"], tmp_path / "merged"))[0].key == keys[0]
 
 
 def test_what_is_no_run_or_damaged_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _JOINED = "joined.json"  # beside it: the ``clients`` that have joined
 def has_ended(experiment: Experiment, out: Path) -> bool:
     """Whether no round of a run is left."""
     return all(
-        (folder / "commit.json").exists() and _ended(folder)
+        (folder / "commit.json").exists() and _ended(folder, experiment.rounds)
         for _, _, folder in _parts(experiment, out)
     )
 
@@ -41,9 +41,10 @@ def _parts(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]
             yield label, seed, out / "methods" / label / f"seed-{seed}"
 
 
-def _ended(folder: Path) -> bool:
+def _ended(folder: Path, rounds: int) -> bool:
+    """Whether a part has ended, and with no fewer than ``rounds``: some may have been added."""
     commit = read_json(folder / "commit.json")
-    return bool(commit["finished"] or commit["diverged"])
+    return bool((commit["finished"] and commit["round"] >= rounds) or commit["diverged"])
 
 
 @dataclass(frozen=True)

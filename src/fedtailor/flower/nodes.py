@@ -45,6 +45,7 @@ class Nodes:
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
         self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
+        self._new: dict[int, tuple[int, ...]] = {}  # by node: what it says of such clients
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
 
@@ -97,12 +98,12 @@ class Nodes:
     def refresh(self) -> list[str]:
         """See which nodes are there now; in words what is missing."""
         present, now = set(self._grid.get_node_ids()), time.monotonic()
-        for gone in (self.infos.keys() | self._refused.keys()) - present:
+        for gone in (self.infos.keys() | self._refused.keys() | self._new.keys()) - present:
             self.infos.pop(gone, None)
             self._refused.pop(gone, None)
-        self.node_of_new = {k: node for k, node in self.node_of_new.items() if node in present}
+            self._new.pop(gone, None)
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
-        known = {*self.infos, *self.node_of_new.values()}
+        known = {*self.infos, *self._new}
         new = [(node, self._query) for node in sorted(present - known - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
@@ -112,7 +113,7 @@ class Nodes:
                     raise WireError(content)
                 info, _ = unpack(content, NodeInfo)
                 if info.new_clients:
-                    self.node_of_new.update(dict.fromkeys(info.new_clients, node))
+                    self._add_new(node, info.new_clients)
                     continue
                 self._check(info)
                 self.infos[node] = info
@@ -120,6 +121,7 @@ class Nodes:
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
+        self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n]}
         self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
         total = next((info.num_clients for info in self.infos.values()), 0)
         missing = [client for client in range(total) if client not in self.node_of]
@@ -127,6 +129,15 @@ class Nodes:
             listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
         return problems
+
+    def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
+        """Of several nodes with the same new client, the one that was there first serves it."""
+        taken = {client for others in self._new.values() for client in others}
+        for client in clients:
+            if client in taken:
+                text = f"node {node}: new client {client} is served by another node, too"
+                print(text, file=sys.stderr)
+        self._new[node] = clients
 
     def _check(self, info: NodeInfo) -> None:
         if info.clients != tuple(sorted(set(info.clients))):

@@ -118,7 +118,10 @@ def onboard(
     _check_name(trained, client, overwrite)
     dataset = _dataset(trained, data)
     folder = trained.folder / "onboarded"
+    place, old = folder / client, folder / f".{client}.old"
     with locked(folder):
+        if old.exists() and not place.exists():  # a kill inside `_put`
+            old.rename(place)
         number = _number(trained, folder, client)
         passes = passes or trained.experiment.evaluate.novel_passes or 1
         federation = _federation(trained, dataset, number, backbone)
@@ -128,10 +131,18 @@ def onboard(
         stage.mkdir()
         write_atomically(stage / STATE_FILE, encode(clone(to_device(state, torch.device("cpu")))))
         write_atomically(stage / RESULT_FILE, as_json(asdict(result)))
-        if (folder / client).exists():
-            shutil.rmtree(folder / client)
-        stage.rename(folder / client)
+        _put(stage, place, old)
     return result
+
+
+def _put(stage: Path, place: Path, old: Path) -> None:
+    """Rename the folder ``stage`` to ``place``, and what is there, if anything, to ``old`` before,
+    which is removed at last."""
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    stage.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_result(folder: Path) -> Onboarded:

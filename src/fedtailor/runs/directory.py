@@ -93,6 +93,14 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def give_id(out: Path) -> None:
+    """Give the run directory ``out`` a random ``id`` in environment.json, which it keeps."""
+    path = out / "environment.json"
+    content = read_json(path)
+    if "id" not in content:
+        write_atomically(path, as_json({**content, "id": os.urandom(8).hex()}))
+
+
 def check_removable(out: Path) -> None:
     """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
 

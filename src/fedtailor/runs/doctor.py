@@ -26,7 +26,11 @@ from ..task.task import Task
 
 _MIN_FREE = 2e9  # bytes; a converted model takes 540 MB
 _STEPS, _BATCH = 5, 16
-_EXTRAS = {"flower": "Flower (fedtailor deploy)", "tune": "Optuna (fedtailor tune)"}
+_EXTRAS = {
+    "flower": "Flower (fedtailor deploy)",
+    "tune": "Optuna (fedtailor tune)",
+    "track": "trackers (fedtailor track)",
+}
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,10 @@ def _packages() -> Iterator[Finding]:
     yield Finding("packages", "ok", f"{met} packages have versions that are supported")
     for extra_name, purpose in _EXTRAS.items():
         if extra_name in lacking:
-            text = f"{purpose} is not installed"
+            text = f"{purpose}: {', '.join(lacking[extra_name])} not installed"
             yield Finding("extras", "warning", text, f"pip install 'fedtailor[{extra_name}]'")
         else:
-            yield Finding("extras", "ok", f"{purpose} is installed")
+            yield Finding("extras", "ok", f"{purpose}: installed")
 
 
 def _plain(needed: Requirement) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from .directory import as_json, read_commit, read_json, write_atomically
+from .experiment import by_label, parse
 from .extend import differences, united
 from .manifest import read_experiment, same_data
 
@@ -46,29 +48,51 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
         out: the new directory, which must not exist, or be empty.
 
     Raises:
-        InputError: the experiments or the data differ; a part is missing, unfinished, or in two
-            directories; ``out`` is not empty.
+        InputError: there are no ``runs``; the experiments or the data differ; a part is missing,
+            unfinished, or in two directories; ``out`` is not empty, or the working directory.
     """
     out = Path(out)
+    if not runs:
+        raise InputError("no run directories to merge; name at least one")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not an empty directory; choose another --out")
-    opened = [_Run(path, read_experiment(path)) for path in map(Path, runs)]
+    place = out.resolve()
+    if place == Path.cwd():
+        raise InputError(f"--out {out} is the working directory; name a new one in it")
+    opened = [_open(path) for path in map(Path, runs)]
     _check_same(opened)
     experiment = reduce(united, (run.experiment for run in opened))
     parts = _all_parts(opened, experiment)
-    fresh = out.parent / f"{out.name}.merging"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a merge that was stopped
-    fresh.mkdir(parents=True)
-    for run in opened:
-        shutil.copytree(run.path / "partitions", fresh / "partitions", dirs_exist_ok=True)
-        _copy_own_code(run.path, fresh)
-    for (label, seed), folder in parts.items():
-        target = fresh / "methods" / label / f"seed-{seed}"
-        shutil.copytree(folder, target, copy_function=copy_sparse)
-    shutil.copyfile(opened[0].path / "environment.json", fresh / "environment.json")
-    write_atomically(fresh / "experiment.json", as_json(experiment))
-    fresh.replace(out)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{place.name}.merging-", dir=place.parent) as stage:
+        fresh = Path(stage) / "run"
+        _copy(opened, parts, fresh)
+        write_atomically(fresh / "experiment.json", as_json(experiment))
+        fresh.replace(place)
     return out
+
+
+def _open(path: Path) -> _Run:
+    """Raise InputError if ``path`` is no run directory, or a label or a seed names no folder."""
+    content = read_experiment(path)
+    try:
+        methods = {label: {"name": "fedavg"} for label in by_label(content.get("methods", []))}
+        parse({"methods": methods, "seeds": content.get("seeds")})
+    except InputError as error:
+        raise InputError(f"{path / 'experiment.json'}: {error}") from None
+    return _Run(path, content)
+
+
+def _copy(runs: Sequence[_Run], parts: Mapping[tuple[str, int], Path], out: Path) -> None:
+    """Copy all but experiment.json into the new directory ``out``."""
+    out.mkdir()
+    for run in runs:
+        shutil.copytree(run.path / "partitions", out / "partitions", dirs_exist_ok=True)
+        _copy_own_code(run.path, out)
+    for (label, seed), folder in parts.items():
+        target = out / "methods" / label / f"seed-{seed}"
+        shutil.copytree(folder, target, copy_function=copy_sparse)
+    shutil.copyfile(runs[0].path / "environment.json", out / "environment.json")
 
 
 def _check_same(runs: Sequence[_Run]) -> None:
@@ -101,8 +125,11 @@ def _all_parts(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tupl
                 twice.append(f"{_title(key)} (in {parts[key].parents[2]} and {run.path})")
                 continue
             parts[key], commit = folder, read_commit(folder)
-            if commit.diverged is None and commit.round < rounds:
-                unfinished.append(f"{_title(key)} (round {commit.round} of {rounds} in {run.path})")
+            if commit.diverged is None and not (commit.finished and commit.round >= rounds):
+                unfinished.append(
+                    f"{_title(key)} (round {commit.round} of {rounds} in {run.path}; to finish "
+                    "it, run it there again with the same --part)"
+                )
     wanted = [(m["label"], s) for m in experiment["methods"] for s in experiment["seeds"]]
     missing = [_title(key) for key in wanted if key not in parts]
     problems = {"twice": twice, "unfinished": unfinished, "missing": missing}

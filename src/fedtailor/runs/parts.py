@@ -15,7 +15,7 @@ from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from .callbacks import CommittedRound, OnRound, wants_stop
-from .directory import START_FILE, RunDirectory, locked, model_seed, read_json
+from .directory import START_FILE, RunDirectory, give_id, locked, model_seed, read_json
 from .experiment import Experiment
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
@@ -104,6 +104,7 @@ def run_parts(
     several = len(parts) > 1
     with locked(out):
         write_manifest(experiment, federations, out)
+        give_id(out)
         left = rounds_left(experiment, out, parts)
         with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:
             if summary is not None and any(left.values()):

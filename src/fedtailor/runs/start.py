@@ -34,7 +34,7 @@ from .directory import (
 )
 from .experiment import Experiment, flattened
 from .extend import shown
-from .manifest import data_manifest, open_run
+from .manifest import FACTORY, data_manifest, open_run
 from .trained import TrainedMethod, open_trained
 
 
@@ -182,15 +182,44 @@ def _matched(trained: TrainedMethod, method: Method, task: Task, federation: Fed
 
 def _check_model(old: Experiment, old_label: str, new: Experiment, label: str, run: Path) -> None:
     a, b = (flattened(one.as_dict()["model"], "model.") for one in (old, new))
+    if _same_factory(old, new, run):
+        a["model.factory"] = b["model.factory"]  # a file may have been moved
     differing = [f"{k} is {shown(a[k])} in {run} and {shown(b[k])} now" for k in a if a[k] != b[k]]
     if differing:
         raise InputError(f"start_from: {'; '.join(differing)}: the model must be the same")
-    before, after = old.methods[old_label], new.methods[label]
-    if type(before) is not type(after):
+    before, after = _reference(old, old_label), _reference(new, label)
+    if before != after:
         raise InputError(
-            f"start_from: {old_label} is {before.name} in {run}, and methods.{label} is "
-            f"{after.name} now: a method goes on from its own states; start_from.method names one"
+            f"start_from: {old_label} is {before} in {run}, and methods.{label} is {after} now: a "
+            "method goes on from its own states; start_from.method names one"
         )
+
+
+def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
+    """Whether both have a model of one's own, and the same.
+
+    Raises:
+        InputError: its file is not as it was.
+    """
+    if old.model.factory is None or new.model.factory is None:
+        return False
+    before, _, old_function = old.model.factory.rpartition(":")
+    now, _, function = new.model.factory.rpartition(":")
+    stored, file = run / FACTORY / Path(before).name, Path(now)
+    if old_function != function or not (stored.is_file() and file.is_file()):
+        return False
+    if stored.read_bytes() != file.read_bytes():
+        raise InputError(
+            f"start_from: model.factory's {file} is not the file that {run} was trained with: the "
+            f"model must be the same; restore it ({stored} is a copy)"
+        )
+    return True
+
+
+def _reference(experiment: Experiment, label: str) -> str:
+    """What names the method's class, also where the file of one of the user's own has changed."""
+    own = experiment.origins.get(label)
+    return experiment.methods[label].name if own is None else own.reference
 
 
 def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> None:
@@ -258,7 +287,11 @@ def _changed(old: Method, new: Method, label: str) -> str:
     """The fields of a method that differ, but for how it is optimised; empty if there are none."""
     as_plain = (Experiment({label: method}).as_dict()["methods"][0] for method in (old, new))
     a, b = ({k: v for k, v in flattened(p).items() if not _of_training(k)} for p in as_plain)
-    texts = [f"{label}.{k} was {shown(a[k])} and is {shown(b[k])}" for k in a if a[k] != b.get(k)]
+    texts = [
+        f"{label}.{k} was {shown(a.get(k))} and is {shown(b.get(k))}"
+        for k in dict.fromkeys([*a, *b])
+        if a.get(k) != b.get(k)
+    ]
     return f" (methods.{', methods.'.join(texts)})" if texts else ""
 
 

@@ -85,13 +85,14 @@ class Part:
         """
         commit = read_commit(self.folder) if (self.folder / "commit.json").exists() else _NONE
         old, self.commit = self.commit.bytes, commit
-        if commit.bytes["history"] == old["history"]:
+        if commit.bytes == old:
             return {}
         points: dict[int, Values] = {}
         for line in read_log(Round, self.folder / "history.jsonl", commit.bytes, old):
             points[line.round] = self._of_round(line)
         for timing in read_log(Timing, self.folder / "timings.jsonl", commit.bytes, old):
-            points[timing.round] |= self._of_timing(timing)
+            # a run that goes on from another one is evaluated as round 0, which is not in history
+            points.setdefault(timing.round, {}).update(self._of_timing(timing))
         for evaluation in read_log(Evaluation, self.folder / "clients.jsonl", commit.bytes, old):
             points.setdefault(evaluation.round, {}).update(_of_evaluation(evaluation))
         return {number: _numbers(points[number]) for number in sorted(points)}
