@@ -94,6 +94,24 @@ def load(reference: str, sha256: str | None = None) -> Any:
     return found
 
 
+def file_of(reference: str) -> Path:
+    """Return the file in which the object that ``reference`` names is defined.
+
+    Raises:
+        InputError: it names no object, or something that is in no file.
+
+    >>> file_of("fedtailor.errors:InputError").name
+    'errors.py'
+    """
+    place, _, name = absolute(reference, Path()).rpartition(":")
+    if not place or not name:
+        raise InputError(f"{reference!r} names no object; give FILE.py:NAME or package.module:NAME")
+    path = Path(place) if place.endswith(".py") else _path(_import(place))
+    if path is None:
+        raise InputError(f"{reference!r} is in no file; put it into one: FILE.py:{name}")
+    return path
+
+
 def origin(value: type) -> Origin:
     """Return where a class is defined.
 
