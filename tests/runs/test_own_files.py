@@ -126,3 +126,62 @@ def test_two_files_of_one_name_are_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"metric\.py differ, and copies of both would be"):
         ft.run(file, tmp_path / "run", settings={"evaluate.metrics": metrics})
     assert not (tmp_path / "run").exists()
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import fedtailor as ft
+
+open({proof!r}, "w").close()
+
+@dataclass(frozen=True)
+class Mine(ft.FineTuning):
+    name: ClassVar[str] = "mine"
+"""
+
+
+@pytest.mark.parametrize("named", ["../../../outside.py", "{}/outside.py", "../outside", "in.py"])
+def test_an_opened_run_runs_no_file_but_its_copies(tmp_path: Path, named: str) -> None:
+    proof = tmp_path / "proof"
+    (tmp_path / "mine.py").write_text(OUTSIDE.format(proof=str(proof)))
+    (tmp_path / "mine.toml").write_text(
+        EXPERIMENT.replace("methods.fedavg = {}", 'methods.mine = {class = "mine.py:Mine"}')
+        .replace(
+            'factory = "net.py:net", head = ["1"]',
+            'name = "cnn", pretrained = false, image_size = 16',
+        )
+        .replace('"auc", "metric.py:share"', '"auc"')
+    )
+    run = ft.run(tmp_path / "mine.toml", tmp_path / "run").path
+    for place in (tmp_path / "outside.py", run / "methods/mine/in.py"):
+        place.write_text(OUTSIDE.format(proof=str(proof)) + f"# {named}\n")
+    proof.unlink()
+    change(run, "methods", "mine.py:Mine", f"{named.format(tmp_path)}:Mine")
+    with pytest.raises(InputError, match=r"names no file in .*run|has changed: its sha256"):
+        open_run(run)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "message"),
+    [
+        (
+            "model",
+            "net.py:net",
+            "../net.py:net",
+            r"model.factory: '../net.py:net' names no file in",
+        ),
+        ("sources", "factory/net.py", "x", r"model.factory: .*net.py has no sha256 in experiment"),
+        ("evaluate", "metric.py", "/metric.py", "evaluate.metrics: '/metric.py:share' names no"),
+        ("sources", "metrics/metric.py", "x", r"evaluate.metrics: .*metric.py has no sha256"),
+    ],
+)
+def test_a_model_and_metrics_are_only_its_copies_too(
+    file: Path, tmp_path: Path, key: str, old: str, new: str, message: str
+) -> None:
+    run = ft.run(file, tmp_path / "run").path
+    change(run, key, old, new)
+    with pytest.raises(InputError, match=message):
+        open_run(run)
