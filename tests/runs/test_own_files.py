@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.runs.manifest import open_run
 from fedtailor.runs.merge import merge
+from fedtailor.runs.run import dry_run
 from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import contents
 
@@ -73,6 +75,25 @@ def test_a_run_names_files_without_folders_and_goes_on_from_its_copies(
     assert "share" in ft.compare(moved, metric="share")
     ft.run(moved, overwrite=True)
     assert (moved / "factory/net.py").read_text() == NET
+
+
+def test_the_summary_names_the_factory(file: Path) -> None:
+    assert dry_run(file).model == "net.py:net"
+
+
+def test_a_model_in_a_package_is_kept_by_its_name(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ownpackage").mkdir()
+    (tmp_path / "ownpackage/network.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"model.factory": "ownpackage.network:net"}
+    run = ft.run(file, tmp_path / "run", settings=settings).path
+    assert not (run / "factory").exists()
+    assert open_run(run).model.factory == "ownpackage.network:net"
+    change(run, "sources", hashlib.sha256(NET.encode()).hexdigest(), "0" * 64)
+    with pytest.raises(InputError, match=r"model\.factory: ownpackage\.network has changed"):
+        open_run(run)
 
 
 def test_runs_of_the_same_files_in_other_folders_are_merged(tmp_path: Path) -> None:
