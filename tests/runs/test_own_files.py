@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
+from fedtailor.cli import main
 from fedtailor.errors import InputError
+from fedtailor.runs.experiment import load
 from fedtailor.runs.manifest import open_run
 from fedtailor.runs.merge import merge
 from fedtailor.runs.run import dry_run
@@ -206,3 +208,12 @@ def test_a_model_and_metrics_are_only_its_copies_too(
     change(run, key, old, new)
     with pytest.raises(InputError, match=message):
         open_run(run)
+
+
+def test_the_best_settings_name_the_files_where_they_are(file: Path, tmp_path: Path) -> None:
+    tune = "[tune]\ntrials = 1\n[tune.space.all]\noptimiser.lr = [0.1]\n"
+    file.write_text(EXPERIMENT + tune)
+    assert main(["tune", str(file), "--out", str(tmp_path / "tune")]) == 0
+    best = load(tmp_path / "tune/best.toml")
+    assert best.model.factory == f"{file.parent / 'net.py'}:net"
+    assert best.evaluate.metrics == ("auc", f"{file.parent / 'metric.py'}:share")
