@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 import sys
 import traceback
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _FAULTS = (  # what loading a file with a mistake in it raises
     ArithmeticError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
     ValueError,
 )  # fmt: skip
+_MODULE = re.compile(r"\w+(\.\w+)*")
 _sources: dict[str, bytes] = {}  # by module; a file's bytes as they were when it was first read
 
 
@@ -74,10 +76,12 @@ def load(reference: str, sha256: str | None = None) -> Any:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no file mine.py; give FILE.py:NAME or package.module:NAME
     """
-    place, _, name = absolute(reference, Path()).rpartition(":")
-    if not place or not name:
-        raise InputError(f"{reference!r} names no object; give FILE.py:NAME or package.module:NAME")
-    module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
+    place, name = _split(reference)
+    if place.endswith(".py"):
+        module = _load_file(Path(place), sha256)
+    else:
+        module = _import(place)
+        _check(place, _source(module), sha256)
     found = vars(module).get(name)
     if found is None and place == "__main__":
         raise InputError(
@@ -86,12 +90,50 @@ def load(reference: str, sha256: str | None = None) -> Any:
         )
     if found is None:
         raise InputError(f"{_shown(place)} defines no {name!r}; named by {_shown(reference)!r}")
-    if sha256 is not None and (now := _digest(_source(module))) != sha256:
-        raise InputError(
-            f"{_shown(place)} has changed: its sha256 was {sha256[:12]}..., and is {now[:12]}... "
-            "now; restore it as it was"
-        )
     return found
+
+
+def stored(reference: str, folder: Path, sha256: str | None) -> str:
+    """Return ``reference``, as a run directory has it, with the whole path of the copy of its file
+    in ``folder``. A copy must have this ``sha256``; a module may have any if that is None.
+
+    Raises:
+        InputError: the file is not in the folder itself, or has changed.
+
+    >>> stored("../mine.py:Mine", Path("run/methods/mine"), None)
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: '../mine.py:Mine' names no file in run/methods/mine, nor a module
+    """
+    place, _, name = reference.rpartition(":")
+    is_file = place.endswith(".py")
+    if not (place == Path(place).name if is_file else _MODULE.fullmatch(place)):
+        raise InputError(f"{reference!r} names no file in {_shown(folder)}, nor a module")
+    if not is_file:
+        if sha256 is not None:
+            _check(place, _source(_import(place)), sha256)
+        return reference
+    copy = (folder / place).absolute()
+    if copy.is_file():
+        if sha256 is None:
+            raise InputError(f"{_shown(copy)} has no sha256 in experiment.json; it must have one")
+        _check(copy, copy.read_bytes(), sha256)
+    return f"{copy}:{name}"
+
+
+def file_of(reference: str) -> Path:
+    """Return the file in which the object that ``reference`` names is defined.
+
+    Raises:
+        InputError: it names no object, or something that is in no file.
+
+    >>> file_of("fedtailor.errors:InputError").name
+    'errors.py'
+    """
+    place, name = _split(reference)
+    path = Path(place) if place.endswith(".py") else _path(_import(place))
+    if path is None:
+        raise InputError(f"{reference!r} is in no file; put it into one: FILE.py:{name}")
+    return path
 
 
 def origin(value: type) -> Origin:
@@ -112,10 +154,59 @@ def origin(value: type) -> Origin:
     return Origin(f"{path.name}:{value.__qualname__}", _digest(source), path, source)
 
 
-def _load_file(path: Path) -> ModuleType:
+def origin_of(reference: str) -> Origin:
+    """Return where the object that ``reference`` names is defined; a file is read, not run.
+
+    Raises:
+        InputError: no such file or module.
+
+    >>> origin_of("fedtailor.errors:InputError").reference
+    'fedtailor.errors:InputError'
+    """
+    place, name = _split(reference)
+    if place.endswith(".py"):
+        path, source = Path(place), _read(Path(place))
+        return Origin(f"{path.name}:{name}", _digest(source), path, source)
+    module = _import(place)
+    source = _source(module)
+    return Origin(reference, None if _path(module) is None else _digest(source), None, source)
+
+
+def portable(reference: str) -> str:
+    """Return ``reference`` as it is on every machine: without the folder of its file.
+
+    >>> portable("/here/mine.py:Mine"), portable("package.mine:Mine")
+    ('mine.py:Mine', 'package.mine:Mine')
+    """
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(".py") else reference
+
+
+def _split(reference: str) -> tuple[str, str]:
+    """The whole path of a file, or a module, and the name of an object in it."""
+    place, _, name = absolute(reference, Path()).rpartition(":")
+    if not place or not name:
+        raise InputError(f"{reference!r} names no object; give FILE.py:NAME or package.module:NAME")
+    return place, name
+
+
+def _check(place: str | Path, source: bytes, sha256: str | None) -> None:
+    if sha256 is not None and (now := _digest(source)) != sha256:
+        raise InputError(
+            f"{_shown(place)} has changed: its sha256 was {sha256[:12]}..., and is {now[:12]}... "
+            "now; restore it as it was"
+        )
+
+
+def _read(path: Path) -> bytes:
     if not path.is_file():
         raise InputError(f"no file {_shown(path)}; give FILE.py:NAME or package.module:NAME")
-    source = path.read_bytes()
+    return path.read_bytes()
+
+
+def _load_file(path: Path, sha256: str | None) -> ModuleType:
+    source = _read(path)
+    _check(path, source, sha256)
     name = f"{path.stem}_{_digest(source)[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -79,6 +79,34 @@ def test_files_of_own_metrics_are_in_the_folder(tmp_path: Path) -> None:
     Metrics(open_folder(folder).experiment.evaluate).check("classification")
 
 
+def test_the_file_of_an_own_model_is_in_the_folder_and_a_new_site_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n"
+    )
+    (tmp_path / "mine.py").write_text("def share(labels, probabilities):\n    return 0.5\n")
+    text = EXPERIMENT + '[model]\nfactory = "net.py:net"\n[evaluate]\nmetrics = ["mine.py:share"]\n'
+    folder = made(tmp_path, text=text)
+    assert str(tmp_path) not in (folder / "experiment.toml").read_text()
+    (tmp_path / "net.py").unlink()
+    factory = open_folder(folder).experiment.model.factory
+    assert factory == f"{folder / 'factory/net.py'}:net"
+    assert main(["deploy", "add-site", str(folder), "--name", "new"]) == 0
+    needs = "site new needs: deploy.toml experiment.toml factory/net.py metrics/mine.py\n"
+    assert needs in capsys.readouterr().out
+
+
+def test_metrics_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    for place in ("x", "y"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "m.py").write_text(f"def {place}(labels, p):\n    return 0.5\n")
+    text = EXPERIMENT + '[evaluate]\nmetrics = ["x/m.py:x", "y/m.py:y"]\n'
+    with pytest.raises(InputError, match=r"x/m\.py and .*y/m\.py differ, and copies of both would"):
+        made(tmp_path, text=text)
+    assert not (tmp_path / "dir").exists()
+
+
 def test_clients_are_numbered_in_the_order_of_the_sites(tmp_path: Path) -> None:
     deployment = open_folder(made(tmp_path))
     assert [deployment.clients(name) for name in "abc"] == [range(1), range(1, 4), range(4, 5)]
@@ -128,6 +156,17 @@ def test_a_site_names_its_own_data(tmp_path: Path) -> None:
         (EXPERIMENT, ["a/b"], "site name 'a/b'"),
         (EXPERIMENT, ["a:0"], "write NAME, or NAME:CLIENTS"),
         (EXPERIMENT + "[cohort]\nnovel = 1\n", ["a", "b"], "cohort.novel is for runs in one"),
+        (
+            'start_from = "old"\n' + EXPERIMENT,
+            ["a"],
+            "start_from = 'old' is for runs in one process",
+        ),
+        (EXPERIMENT + '[model]\nfactory = "net.py:net"\n', ["a"], r"model\.factory: no file .*net"),
+        (
+            EXPERIMENT + '[evaluate]\nmetrics = ["m.py:f"]\n',
+            ["a"],
+            r"evaluate\.metrics: no file .*m",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(

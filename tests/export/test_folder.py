@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from fedtailor.export.templates.plain import Model
 from fedtailor.params import Batch, Params
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import TrainedMethod, open_trained
+from fedtailor.user_code import load as load_object
 from tests.export.apart import logits_of
 from tests.export.net import net
 from tests.inference.conftest import NEW
@@ -218,7 +219,44 @@ def test_a_merged_adapter_is_one_model(pairs: dict[str, Pair]) -> None:
 def test_a_module_that_python_gives_takes_the_file_of_its_class_along(
     pairs: dict[str, Pair],
 ) -> None:
-    assert (pairs["python-fedavg"].folder / "net.py").is_file()
+    assert (pairs["python-fedavg"].folder / "code/tests/export/net.py").is_file()
+
+
+NAMED = (("a", "First"), ("b", "Second"))
+PART = """
+from torch import nn
+
+class {name}(nn.Linear):
+    pass
+
+def net():
+    return nn.Sequential(nn.Flatten(), {name}(64, 10))
+"""
+
+
+def test_own_files_may_be_called_as_ours_are(tmp_path: Path) -> None:
+    for folder, name in NAMED:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.py").write_text(PART.format(name=name))
+    first, second = (load_object(f"{tmp_path / k / 'model.py'}:{n}") for k, n in NAMED)
+    module = nn.Sequential(nn.Flatten(), first(64, 16), second(16, 10))
+    backbone = ft.from_module(module, head=["2"])
+    methods = {"fedavg": ft.FedAvg()}
+    experiment = ft.Experiment(methods, rounds=1, split=ft.SplitConfig(3))
+    batch, ours = digits().batch(np.arange(5)), {}
+    factory = ft.ModelConfig(factory=f"{tmp_path / 'a/model.py'}:net", head=("1",))
+    for name, config, given in (
+        ("python", experiment, backbone),
+        ("factory", replace(experiment, model=factory), None),
+    ):
+        run = ft.run(config, tmp_path / f"run-{name}", data=digits(), backbone=given).path
+        out = export_model(run, "fedavg", tmp_path / "out" / name, client=1, backbone=given)
+        trained = open_trained(run, "fedavg", backbone=given)
+        with torch.no_grad():
+            ours[out] = trained.method.predict(trained.task, trained.client_state(1), batch)
+    found = logits_of(dict.fromkeys(ours, batch), tmp_path)
+    for folder, logits in ours.items():
+        torch.testing.assert_close(found[folder], logits, atol=1e-5, rtol=1e-5)
 
 
 def test_several_models_are_not_merged(finished: Path, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def _add_site(options: argparse.Namespace) -> None:
         keys = f" certs/ca.crt keys/{options.name}"
     else:
         keys = ""
-    print(f"site {options.name} needs: deploy.toml experiment.toml{keys}")
+    own_files = "".join(f" {file}" for file in deployment.own_files)
+    print(f"site {options.name} needs: deploy.toml experiment.toml{own_files}{keys}")
     print(f"there: fedtailor deploy client DIR --site {options.name} --data FILE")
     print(f"then here: fedtailor deploy run {options.folder}")
 

@@ -7,7 +7,7 @@ certificate and the site's own key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,8 @@ from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
 from ..runs.directory import write_atomically
 from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
-from ..user_code import Origin
+from ..runs.manifest import copies
+from ..user_code import origin_of, portable
 
 ADDRESS = "127.0.0.1:8000"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -134,8 +135,9 @@ class Deployment:
 
     @property
     def own_files(self) -> list[str]:
-        """The files of the user's own methods, which all sites need, as paths in the folder."""
-        return [place for place, _ in _own_files(self.experiment).values()]
+        """The user's own files, which all sites need, as paths in the folder: those of methods, of
+        the model and of metrics."""
+        return [*copies(self.experiment)]
 
     @property
     def run(self) -> Path:
@@ -259,29 +261,56 @@ def init(
         raise InputError(
             "cohort.novel is for runs in one process, not for a deployment; --set cohort.novel=0"
         )
-    own_files = _own_files(deployed)
-    for label, (place, origin) in own_files.items():
-        content["methods"][label]["class"] = f"{place}:{origin.reference.rpartition(':')[2]}"
-    for name, text in {
+    if deployed.start_from.run is not None:
+        raise InputError(
+            f"start_from = {deployed.start_from.run!r} is for runs in one process, not for a "
+            "deployment; leave it out"
+        )
+    _name_copies(content, deployed)
+    texts = {
         **_APP,
-        **{place: origin.source.decode() for place, origin in own_files.values()},
-        **_metric_files(content),
         "experiment.toml": tomli_w.dumps(content),
         "deploy.toml": _deploy_toml(deployment),
+    }
+    for name, source in {
+        **copies(deployed),
+        **{name: text.encode() for name, text in texts.items()},
     }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(source)
     return open_folder(folder)
 
 
-def _own_files(experiment: Experiment) -> dict[str, tuple[str, Origin]]:
-    """The places in the folder for the files of the user's own methods, by label."""
-    return {
-        label: (f"methods/{label}/{origin.path.name}", origin)
-        for label, origin in experiment.origins.items()
-        if origin.path is not None
-    }
+def _name_copies(content: dict[str, Any], deployed: Experiment) -> None:
+    """Let ``content``, that of ``experiment.toml``, name the copies of the user's own files.
+
+    Raises:
+        InputError: one of them is missing.
+    """
+    for label, own in deployed.origins.items():
+        content["methods"][label]["class"] = _in_folder(own.reference, f"methods/{label}")
+    if deployed.model.factory is not None:
+        _check_exists("model.factory", deployed.model.factory)
+        content["model"]["factory"] = _in_folder(deployed.model.factory, "factory")
+    metrics = content.get("evaluate", {}).get("metrics", [])
+    for at, metric in enumerate(metrics):
+        if ":" in metric:
+            _check_exists("evaluate.metrics", metric)
+            metrics[at] = _in_folder(metric, "metrics")
+
+
+def _check_exists(key: str, reference: str) -> None:
+    try:
+        origin_of(reference)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _in_folder(reference: str, folder: str) -> str:
+    """What names a copy in the deployment's ``folder``, or a module, which has none."""
+    named = portable(reference)
+    return f"{folder}/{named}" if named.rpartition(":")[0].endswith(".py") else named
 
 
 def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
@@ -301,21 +330,6 @@ def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
     )
     write_atomically(path, (path.read_text() + table).encode())
     return open_folder(deployment.folder)
-
-
-def _metric_files(content: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the experiment's own metrics, by their place in the folder, where ``content`` is
-    to name them from now on."""
-    evaluate, files = content.get("evaluate", {}), {}
-    for at, metric in enumerate(evaluate.get("metrics", ())):
-        file, colon, function = metric.rpartition(":")
-        if colon:
-            if not Path(file).is_file():
-                raise InputError(f"evaluate.metrics: no file {file!r} for {metric!r}")
-            place = f"metrics/{Path(file).name}"
-            files[place] = Path(file).read_text()
-            evaluate["metrics"][at] = f"{place}:{function}"
-    return files
 
 
 def _site(text: str) -> SiteConfig:

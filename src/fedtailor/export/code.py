@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
-from .network import Network
+from ..user_code import file_of
+from .network import Network, own_place
 
 _PACKAGE = files(__package__.rpartition(".")[0])
 _ERROR = re.compile(r"^from \.+errors import InputError$", re.MULTILINE)
@@ -47,10 +48,10 @@ def write_code(network: Network, form: str, out: Path) -> None:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(Path(spec.origin).parent, out / _EFFICIENTNET, ignore=ignore)
     elif network.config.factory is not None:
-        _copy_own(Path(network.config.factory.rpartition(":")[0]), out)
+        _copy_own(file_of(network.config.factory), out / network.factory_place)
     elif kind == "pickled":
-        for file in network.own_code.values():
-            _copy_own(file, out)
+        for module, file in network.own_code.items():
+            _copy_own(file, out / own_place(module))
         structure = copy.deepcopy(network.model).to("meta")  # without values
         torch.save(structure, out / "network.pt")
 
@@ -64,10 +65,11 @@ def _copy(source: str, target: Path) -> None:
     target.write_text(_RELATIVE.sub(r"\1from \2 import", text))
 
 
-def _copy_own(file: Path, out: Path) -> None:
+def _copy_own(file: Path, target: Path) -> None:
     if _LIBRARY.search(file.read_text()):
         raise InputError(
             f"{file} imports fedtailor, and an export is used without it; let the file define the "
             f"nn.Module alone, and give head and targets in the experiment's [model]"
         )
-    shutil.copyfile(file, out / file.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)

@@ -25,8 +25,10 @@ from ..models.source import locate
 from ..params import Params
 from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
+from ..user_code import file_of
 
 WEIGHTS = "model.safetensors"
+OWN_CODE = "code"  # the folder for the user's own files
 
 _DEFAULTS = {field.name: field.default for field in fields(Backbone)}
 _INSTALLED = ("site-packages", "dist-packages")
@@ -92,6 +94,12 @@ class Network:
         return found
 
     @property
+    def factory_place(self) -> str:
+        """The place of ``model.factory``'s file in an export."""
+        assert self.config.factory is not None
+        return own_place(file_of(self.config.factory).stem)
+
+    @property
     def is_transformer(self) -> bool:
         """Whether the library transformers builds it."""
         builtin = BUILTIN.get(self.config.name)
@@ -126,12 +134,12 @@ class Network:
         """
         about = {"source": source, "weights": weights, "classes": len(self.data["classes"])}
         if self.config.factory is not None:
-            file, _, function = self.config.factory.rpartition(":")
-            return about | {"kind": "module", "file": Path(file).name, "function": function}
+            function = self.config.factory.rpartition(":")[2]
+            return about | {"kind": "module", "file": self.factory_place, "function": function}
         if self.is_own:
             return about | {
                 "kind": "pickled",
-                "code": {n: f.name for n, f in self.own_code.items()},
+                "code": {module: own_place(module) for module in self.own_code},
             }
         if self.is_transformer:
             pooling = None if whole else self.pooling
@@ -246,6 +254,15 @@ class Network:
             "image_std": by_channel(about["std"]),
         }
         (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def own_place(module: str) -> str:
+    """The place in an export for the file of a module of the user's own, apart from ours.
+
+    >>> own_place("package.model")
+    'code/package/model.py'
+    """
+    return f"{OWN_CODE}/{module.replace('.', '/')}.py"
 
 
 def write_tensors(path: Path, tensors: Params) -> None:

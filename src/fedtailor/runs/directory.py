@@ -49,6 +49,7 @@ OWN_FILES = frozenset(
         "experiment.json",
         "factory",
         "methods",
+        "metrics",
         "partitions",
         "report.html",
         "run.log",

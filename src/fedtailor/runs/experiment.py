@@ -21,7 +21,7 @@ from ..errors import InputError, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
-from ..user_code import Origin, absolute, origin
+from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
 
@@ -96,7 +96,8 @@ class Experiment:
         return Plan(self.rounds, self.local, self.cohort, self.schedule, self.engine, self.evaluate)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain values, methods as a list with their labels and names."""
+        """For JSON: plain values, methods as a list with their labels and names; the user's own
+        files without their folders."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)
@@ -106,7 +107,40 @@ class Experiment:
             {"label": label, "name": method.name, **_own(method), **_plain(method)}
             for label, method in self.methods.items()
         ]
+        if self.model.factory is not None:
+            plain["model"]["factory"] = portable(self.model.factory)
+        plain["evaluate"]["metrics"] = [portable(metric) for metric in self.evaluate.metrics]
         return plain
+
+    @property
+    def sources(self) -> dict[str, Origin]:
+        """The user's own code, by its place in a run directory: ``factory/net.py``; that of a
+        package by its module. A metric's or a model's that is not on this machine is left out:
+        whoever needs it refuses it, and over Flower metrics are the sites' alone.
+
+        Raises:
+            InputError: two files would have the same place.
+        """
+        found = {
+            f"methods/{label}/{origin.path.name}": origin
+            for label, origin in self.origins.items()
+            if origin.path is not None
+        }
+        factory = [] if self.model.factory is None else [("factory", self.model.factory)]
+        metrics = [("metrics", metric) for metric in self.evaluate.metrics if ":" in metric]
+        for folder, reference in [*factory, *metrics]:
+            try:
+                own = origin_of(reference)
+            except InputError:
+                continue
+            place = source_place(own.reference, folder)
+            if place in found and found[place].sha256 != own.sha256:
+                raise InputError(
+                    f"{found[place].path} and {own.path} differ, and copies of both would be "
+                    f"{place}; rename one of them"
+                )
+            found[place] = own
+        return found
 
     @property
     def origins(self) -> dict[str, Origin]:
@@ -116,6 +150,16 @@ class Experiment:
             for label, method in self.methods.items()
             if METHODS.get(method.name) is not type(method)
         }
+
+
+def source_place(reference: str, folder: str) -> str:
+    """The place in a run directory of the code that a portable ``reference`` names.
+
+    >>> source_place("net.py:net", "factory"), source_place("package.net:net", "factory")
+    ('factory/net.py', 'package.net')
+    """
+    place = reference.rpartition(":")[0]
+    return f"{folder}/{place}" if place.endswith(".py") else place
 
 
 def _own(method: Method) -> dict[str, Any]:

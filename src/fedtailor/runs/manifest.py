@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,20 +19,28 @@ from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..run_format import FORMAT, check_format
-from ..user_code import absolute
+from ..user_code import stored
 from .directory import as_json, read_json, write_atomically
-from .experiment import Experiment, Settings, by_label, changed, parse
+from .experiment import Experiment, Settings, by_label, changed, parse, source_place
 from .extend import check_extends, united
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
-
-FACTORY = "factory"  # the folder with the file of a model of one's own
 
 _BLOCK = 1 << 16  # clients described at a time
 
 # Clients for whom the majority class is worked out. It needs their held-out rows, which stay in
 # memory for so many clients: the first evaluation uses them again.
 _MOST_SCORED = 10_000
+
+
+@dataclass(frozen=True)
+class _OwnCode:
+    """What ``key`` of an ``experiment.json`` names; ``folder`` has the copy of its file."""
+
+    key: str
+    reference: str
+    folder: str
+    sha256: str | None
 
 
 def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
@@ -49,27 +57,45 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
-        ours = {".lock", "experiment.json.new"}
-        if out.exists() and any(path.name not in ours for path in out.iterdir()):
+        places = [".lock", "experiment.json", *copies(experiment)]
+        ours = {out / place for name in places for place in (name, f"{name}.new")}
+        if any(path not in ours and not path.is_dir() for path in out.rglob("*")):
             raise InputError(f"{out} holds something that is not a run; choose an empty --out")
         return wanted
     present = read_experiment(out)
-    _check_sources(present.get("methods", []), wanted["methods"], out)
+    _check_sources(present, wanted, out)
     check_extends(present, wanted, experiment.schedule, out)
     return united(present, wanted)
 
 
-def _check_sources(present: Any, wanted: Any, out: Path) -> None:
-    """Raise InputError where the file of a method of the user's own has changed."""
-    before = {(m["label"], m.get("class")): m for m in present}
-    for method in wanted:
-        label, reference = method["label"], method.get("class")
-        old = before.get((label, reference), method)
-        if reference is not None and old["sha256"] != method["sha256"]:
-            place = reference.rpartition(":")[0]
-            copy = f" ({out / 'methods' / label / place} is a copy)" * place.endswith(".py")
+def _own_code(content: Mapping[str, Any]) -> Iterator[_OwnCode]:
+    """The user's own code that an ``experiment.json`` names."""
+    for method in content.get("methods", ()):
+        if "class" in method:
+            label = method["label"]
+            sha256 = method.get("sha256")
+            yield _OwnCode(f"methods.{label}", method["class"], f"methods/{label}", sha256)
+    named = {
+        ("model.factory", "factory"): [content.get("model", {}).get("factory")],
+        ("evaluate.metrics", "metrics"): content.get("evaluate", {}).get("metrics", ()),
+    }
+    for (key, folder), references in named.items():
+        for reference in references:
+            if reference is not None and ":" in reference:
+                sha256 = content.get("sources", {}).get(source_place(reference, folder))
+                yield _OwnCode(key, reference, folder, sha256)
+
+
+def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
+    """Raise InputError where code of the user's own has changed."""
+    before = {(code.key, code.reference): code.sha256 for code in _own_code(present)}
+    for code in _own_code(wanted):
+        old = before.get((code.key, code.reference))
+        if old is not None and code.sha256 is not None and old != code.sha256:
+            place = code.reference.rpartition(":")[0]
+            copy = f" ({out / code.folder / place} is a copy)" * place.endswith(".py")
             raise InputError(
-                f"methods.{label}: {place} has changed since {out} was begun; restore it{copy}, or "
+                f"{code.key}: {place} has changed since {out} was begun; restore it{copy}, or "
                 f"choose another --out"
             )
 
@@ -91,59 +117,57 @@ def read_experiment(out: Path) -> dict[str, Any]:
 def open_run(out: Path, settings: Settings = ()) -> Experiment:
     """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
 
-    Methods of the user's own come from the copies of their files that it holds.
+    The user's own methods, model and metrics come from the copies of their files that it holds.
 
     Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
-            of the user's own can't be loaded, or has changed.
+        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; code of
+            the user's own can't be loaded, or has changed.
     """
     content = read_experiment(out)
     del content["format"]
-    for method in content.get("methods", []):
-        if "class" in method:
-            method["class"] = absolute(method["class"], out / "methods" / method["label"])
+    _name_copies(content, out)
     if settings:
         content["methods"] = by_label(content["methods"])
     return parse(changed(content, settings))
 
 
-def with_stored_factory(experiment: Experiment, out: Path) -> Experiment:
-    """The experiment with a model of one's own as it was when the run began."""
-    if experiment.model.factory is None:
-        return experiment
-    file, _, function = experiment.model.factory.rpartition(":")
-    factory = f"{out.resolve() / FACTORY / Path(file).name}:{function}"
-    return replace(experiment, model=replace(experiment.model, factory=factory))
-
-
-def _store_factory(experiment: Experiment, out: Path) -> None:
-    """Copy the file of a model of one's own, or check that it is the one that the run began with.
-
-    Raises:
-        InputError: it has changed.
-    """
-    if experiment.model.factory is None:
-        return
-    file = Path(experiment.model.factory.rpartition(":")[0])
-    stored, content = out / FACTORY / file.name, file.read_bytes()
-    if not stored.exists():
-        stored.parent.mkdir(exist_ok=True)
-        write_atomically(stored, content)
-    elif stored.read_bytes() != content:
-        raise InputError(
-            f"{file} has changed since {out} was begun, which keeps it as {stored}; choose another "
-            f"--out"
-        )
+def _name_copies(content: dict[str, Any], out: Path) -> None:
+    """Let the content of ``experiment.json`` name the copies of the user's own files."""
+    stored_at = {}
+    for code in _own_code(content):
+        try:
+            place = stored(code.reference, out / code.folder, code.sha256)
+        except InputError as error:
+            raise InputError(f"{code.key}: {error}") from error
+        stored_at[code.key, code.reference] = place
+    content.pop("sources", None)
+    for method in content.get("methods", ()):
+        if "class" in method:
+            method["class"] = stored_at[f"methods.{method['label']}", method["class"]]
+    if content.get("model", {}).get("factory") is not None:
+        content["model"]["factory"] = stored_at["model.factory", content["model"]["factory"]]
+    if content.get("evaluate", {}).get("metrics"):
+        content["evaluate"]["metrics"] = [
+            stored_at.get(("evaluate.metrics", metric), metric)
+            for metric in content["evaluate"]["metrics"]
+        ]
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:
-    return {"format": FORMAT, **experiment.as_dict()}
+    content = {"format": FORMAT, **experiment.as_dict()}
+    sources = {
+        place: origin.sha256
+        for place, origin in experiment.sources.items()
+        if not place.startswith("methods/")
+    }
+    return {**content, "sources": sources} if sources else content
 
 
 def write_manifest(
     experiment: Experiment, federations: Mapping[int, Federation], out: Path
 ) -> None:
-    """Write what is fixed before the first round; ``experiment.json`` first, it marks a run.
+    """Write what is fixed before the first round. ``experiment.json`` marks a run; what is needed
+    to open it is there before.
 
     Raises:
         InputError: ``out`` holds a different run, or one of other data.
@@ -157,24 +181,33 @@ def write_manifest(
                 f"the data or their split have changed since {out} was begun; choose another --out "
                 f"(with start_from its models go on with the new data)"
             )
+    write_copies(copies(experiment), out)
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
-    _store_factory(experiment, out)
     if not (out / "environment.json").exists():
         write_atomically(out / "environment.json", as_json(_environment()))
-    for label, origin in experiment.origins.items():
-        if origin.path is not None:
-            copy = out / "methods" / label / origin.path.name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if not copy.exists():
-                write_atomically(copy, origin.source)
     (out / "partitions").mkdir(exist_ok=True)
     for seed, path in paths.items():
         if not path.exists():
             clients = evaluated_clients(experiment, federations[seed])
             _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
             write_atomically(path, as_json(manifests[seed]))
+
+
+def copies(experiment: Experiment) -> dict[str, bytes]:
+    """The user's own files, by their place in the run directory."""
+    sources = experiment.sources
+    return {place: own.source for place, own in sources.items() if own.path is not None}
+
+
+def write_copies(files: Mapping[str, bytes], out: Path) -> None:
+    """Write what `copies` returns."""
+    for place, source in files.items():
+        copy = out / place
+        if not copy.exists() or copy.read_bytes() != source:  # of a run that was killed here
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(copy, source)
 
 
 def same_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -141,8 +141,8 @@ def _all_parts(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tupl
 
 
 def _copy_own_code(run: Path, out: Path) -> None:
-    """Copy the files of the user's own methods and of a network of the user's own."""
-    for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*")]:
+    """Copy the files of the user's own methods, network and metrics."""
+    for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*"), *run.glob("metrics/*")]:
         target = out / path.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -19,7 +19,7 @@ from .build import Inputs, named, with_metrics
 from .callbacks import OnRound
 from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment, Settings, load
-from .manifest import check_same, open_run
+from .manifest import check_same, copies, open_run, write_copies
 from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .start import Start, check_starts, open_start
@@ -93,7 +93,9 @@ def run(
     if is_leader:
         check_starts(inputs, out, parts, anew=overwrite)
     if is_leader and overwrite:
+        files = copies(inputs.experiment)  # perhaps those in ``out``
         remove_run(out)
+        write_copies(files, out)
     if group is None:
         return _run_parts(inputs, out, trace, on_round, part, summary)
     check_ranks(inputs, group, device)

@@ -31,6 +31,7 @@ from ..engine.rounds import (
 from ..method import Method
 from ..params import to_device
 from ..report.table import si
+from ..user_code import portable
 from .build import Inputs
 from .directory import read_json
 from .experiment import Experiment
@@ -214,7 +215,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         cohort=len(cohort.clients),
         evaluated=len(evaluated_clients(experiment, federation)),
         omissions=[one.text for one in federation.omissions],
-        model=str(experiment.model.name),
+        model=portable(experiment.model.factory or experiment.model.name),
         parameters=sum(value.numel() for value in backbone.model.parameters()),
         device=_device(experiment),
         executor=_executor(plan, ranks, remote=federation.remote),

@@ -37,7 +37,7 @@ from .directory import (
     state_path,
 )
 from .experiment import Experiment
-from .manifest import data_manifest, open_run, same_data, with_stored_factory
+from .manifest import data_manifest, open_run, same_data
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -232,7 +232,7 @@ def open_trained(
             its first round; a file is missing.
     """
     run = Path(run)
-    experiment = with_stored_factory(open_run(run), run)
+    experiment = open_run(run)
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed

@@ -18,6 +18,7 @@ from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
 from ..report.select import by_round, higher_is_better, metric_of, summary
+from ..user_code import absolute
 from . import builtin
 from .directory import as_json, write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
@@ -339,6 +340,12 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     }
     for label, origin in experiment.origins.items():
         plain["methods"][label]["class"] = origin.location
+    if experiment.model.factory is not None:
+        plain["model"]["factory"] = absolute(experiment.model.factory, Path())
+    plain["evaluate"]["metrics"] = [
+        absolute(metric, Path()) if ":" in metric else metric
+        for metric in experiment.evaluate.metrics
+    ]
     return tomli_w.dumps(_for_toml(plain))
 
 
