@@ -150,7 +150,7 @@ def accuracy(
         InputError: a label is none of the model's classes.
     """
     numbered = {str(number): name for number, name in enumerate(classes)}
-    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name != ""]
+    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name.strip()]
     names = {name: name if name in classes else numbered.get(name) for _, name in known}
     if wrong := next((name for name, meaning in names.items() if meaning is None), None):
         raise unknown("label", wrong, classes)
