@@ -97,7 +97,9 @@ class TrainedMethod:
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
-            raise InputError(f"the data or their split are not those of {self.run}")
+            raise InputError(
+                f"the data, their split or the clients' names are not those of {self.run}"
+            )
         return federation
 
     def number(self, client: str | int) -> int:
