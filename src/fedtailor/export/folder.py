@@ -122,7 +122,9 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
     if (joined := trained.onboarded(client)) is not None:
-        return replace(model, results=joined_scores(read_result(joined), trained.round))
+        result = read_result(joined)
+        number = trained.round if result.round is None else result.round
+        return replace(model, results=joined_scores(result, number))
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 

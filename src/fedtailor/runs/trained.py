@@ -166,9 +166,15 @@ class TrainedMethod:
         executor or device.
 
         Raises:
-            InputError: there is no such client; a file is missing; the data can't be loaded.
+            InputError: there is no such client; a file is missing; the data can't be loaded; the
+                last model is wanted of a client that joined afterwards.
         """
         if (onboarded := self.onboarded(client)) is not None:
+            if self.which == "last":
+                raise InputError(
+                    f"which = 'last': {client} joined after the training and has one model; "
+                    f"allowed: 'best'"
+                )
             return aligned(load_file(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
