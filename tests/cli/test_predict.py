@@ -58,5 +58,10 @@ def test_a_new_client_joins_and_predicts(
     assert main(["predict", *given, "--json", "--out", str(out)]) == 0
     lines = list(map(json.loads, out.read_text().splitlines()))
     assert [line["label"] for line in lines] == [row["label"] for row in table]
+    assert main(["predict", *given, "--which", "last"]) == 2
+    assert "which = 'last': lagos joined after the training" in capsys.readouterr().err
+    assert main(["predict", *command, "--input", str(pictures), "--which", "last"]) == 0
+    assert main(["onboard", *command, *new, "--overwrite", "--which", "last"]) == 0
+    capsys.readouterr()
     assert main(["predict", *command, "--client", "nowhere", "--input", str(pictures)]) == 2
     assert "no client nowhere; allowed: 0 to 3" in capsys.readouterr().err

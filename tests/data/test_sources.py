@@ -165,7 +165,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         ({"label": "topic"}, "no column 'topic' for data.label; columns: text, label, desk"),
         ({"client": "user"}, "no column 'user' for data.client; columns: text, label, desk"),
         ({"image": "photo"}, "no column 'photo' for data.image; columns: text, label, desk"),
-        ({"text": "desk"}, "column 'desk' holds int64, not text or images"),
+        ({"text": "desk"}, "column 'desk' holds numbers or nothing, not text or images"),
         (
             {"text": "text", "image": "desk"},
             "data.text = 'text' and data.image = 'desk': an example has one",

@@ -29,7 +29,10 @@ import torch
 from model import Model
 model = Model()
 batch = model.batch(sys.argv[2:])
-torch.save((batch, model.logits(batch), model.answer(sys.argv[2])), sys.argv[1] + ".pt")
+written = model.answer(sys.argv[2])
+model.about["inputs"]["positions"] = 4
+logits, model.logits = model.logits(batch), None
+torch.save((batch, logits, written, model.answer(sys.argv[2])), sys.argv[1] + ".pt")
 """
 
 
@@ -61,7 +64,7 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     texts = ["the price of oil", "gold rose again"]
     command = [sys.executable, "-I", "-c", _CODE, str(out), *texts]
     subprocess.run(command, check=True, capture_output=True)
-    batch, logits, written = torch.load(f"{out}.pt")
+    batch, logits, written, full = torch.load(f"{out}.pt")
     assert batch["input_ids"].tolist() == [[2, 3, 4, 6], [7, 8, 10, 0]]
     trained: Any = open_trained(run, "fedem")
     ours: dict[str, Any] = {**batch, "attention_mask": batch["attention_mask"].float()}
@@ -69,3 +72,4 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
         expected = trained.method.predict(trained.task, trained.client_state(1), ours)
     np.testing.assert_allclose(logits[:, :3].numpy(), expected[:, :3].numpy(), atol=1e-5)
     assert written.startswith("the price of oil")
+    assert full == texts[0]  # four tokens, as many as the model reads then, so it is not called

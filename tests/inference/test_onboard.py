@@ -18,8 +18,9 @@ from fedtailor.engine.rounds import client_works, new_store, rounds
 from fedtailor.errors import InputError
 from fedtailor.inference.model import load_model
 from fedtailor.inference.onboard import choose, onboard, read_result
+from fedtailor.optim import Optimiser
 from fedtailor.task.task import Task
-from tests.inference.conftest import NEW
+from tests.inference.conftest import FEDERATION, NEW
 from tests.small import digits_backbone, digits_federation
 
 
@@ -92,6 +93,27 @@ def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -
     with pytest.raises(InputError, match=r"labels out of range: 'one'"):
         onboard(run, "ditto", tmp_path / "new.csv", "lagos", backbone=digits_backbone())
     assert not (run / "methods/ditto/seed-0/onboarded").exists()
+
+
+def test_a_client_joins_the_last_round_s_models_on_request(tmp_path: Path) -> None:
+    experiment = ft.Experiment(
+        {"fedavg": ft.FedAvg(optimiser=Optimiser("sgd", lr=5.0))},
+        rounds=3,
+        split=ft.SplitConfig(3, "dirichlet", alpha=1.0),
+        local=ft.LocalConfig(batch_size=16, steps=1),
+    )
+    run, model = tmp_path / "run", {"backbone": digits_backbone()}
+    ft.run(experiment, run, data=FEDERATION, **model)
+    best = load_model(run, "fedavg", **model)
+    last = load_model(run, "fedavg", which="last", **model)
+    assert best.trained.global_round < last.trained.global_round == 3
+    assert any((best.state[name] != last.state[name]).any() for name in best.state)
+    result = onboard(run, "fedavg", NEW, "lagos", which="last", **model)
+    assert result.round == read_result(run / "methods/fedavg/seed-0/onboarded/lagos").round == 3
+    joined = load_model(run, "fedavg", "lagos", **model)
+    assert all((joined.state[name] == last.state[name]).all() for name in last.state)
+    with pytest.raises(InputError, match="lagos joined after the training and has one model"):
+        load_model(run, "fedavg", "lagos", which="last", **model)
 
 
 def test_the_best_on_validation_examples_is_kept() -> None:

@@ -33,6 +33,18 @@ def test_csv_jsonl_and_txt_give_the_same_texts(tmp_path: Path) -> None:
     assert read_rows(other, named, images=False, text="note") == Rows(["fever"], ["flu"])
 
 
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    texts = ["one\u2028two", "a\x0cb\x85c", "", "end"]
+    plain = tmp_path / "a.txt"
+    plain.write_bytes("\r\n".join(texts).encode())
+    assert read_rows(str(plain), DATA, images=False).inputs == texts
+    cells = tmp_path / "a.csv"
+    cells.write_bytes(b'text\r\n"one\r\ntwo"\r\nthree\r\n')
+    assert read_rows(str(cells), DATA, images=False).inputs == ["one\r\ntwo", "three"]
+    lines = table(tmp_path / "a.jsonl", '{"text": "one\u2028two"}\n{"text": "b\x85c"}\n')
+    assert read_rows(lines, DATA, images=False).inputs == ["one\u2028two", "b\x85c"]
+
+
 @pytest.mark.parametrize(
     ("given", "text", "expected"),
     [
@@ -91,7 +103,7 @@ PREDICTIONS = [
 def test_labels_are_names_or_numbers_of_classes() -> None:
     assert accuracy(PREDICTIONS, ["a", "0"], ["a", "b"]) == "accuracy 0.5000: 1 of 2 rows"
     assert accuracy(PREDICTIONS, ["", "1"], ["a", "b"]) == "accuracy 1.0000: 1 of 1 rows"
-    assert accuracy(PREDICTIONS, ["", ""], ["a", "b"]) == "no row has a label"
+    assert accuracy(PREDICTIONS, ["", " "], ["a", "b"]) == "no row has a label"
     with pytest.raises(InputError, match="unknown label 'c'; allowed: a, b"):
         accuracy(PREDICTIONS, ["a", "c"], ["a", "b"])
 

@@ -59,6 +59,27 @@ def test_named_clients_keep_their_names(tmp_path: Path) -> None:
         trained.number("berln")
 
 
+def test_renamed_clients_are_refused(tmp_path: Path) -> None:
+    dataset = digits()
+    groups = np.arange(len(dataset.inputs)) % 2
+    begun = replace(dataset, groups=groups, client_names=("lagos", "berlin"))
+    renamed = replace(begun, client_names=("lagos", "rome"))
+    experiment = replace(EXPERIMENT, split=ft.SplitConfig(scheme="natural", max_examples=30))
+    out = tmp_path / "run"
+    ft.run(experiment, out, data=begun, backbone=digits_backbone())
+    more = replace(experiment, rounds=experiment.rounds + 1)
+    with pytest.raises(ft.InputError, match=r"client 1 was 'berlin' when .* and is 'rome' now"):
+        ft.run(more, out, data=renamed, backbone=digits_backbone())
+    trained = open_trained(out, "fedsdg", data=renamed, backbone=digits_backbone())
+    with pytest.raises(ft.InputError, match="the clients' names are not those of"):
+        _ = trained.federation
+    manifest = out / "partitions/seed-0.json"
+    content = json.loads(manifest.read_text())
+    del content["names"]  # a run of before names were kept
+    manifest.write_text(json.dumps(content))
+    ft.run(more, out, data=renamed, backbone=digits_backbone())
+
+
 def test_what_the_majority_class_gets_right_is_kept(finished: Path) -> None:
     dataset = digits()
     parts = partition(dataset, EXPERIMENT.split, 0)

@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .options import add_trained
+from .options import add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
     parser.add_argument("--client", help="a client's name or number; default: the global model")
-    parser.add_argument(
-        "--which",
-        choices=("best", "last"),
-        default="best",
-        help="the reported round, the best on validation data (default), or the last one",
-    )
+    add_which(parser)
     parser.add_argument("--all-clients", action="store_true", help="a folder for each client")
     parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")

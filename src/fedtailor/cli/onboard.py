@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .options import add_json, add_trained
+from .options import add_json, add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, required=True, metavar="FILE", help="the client's rows"
     )
     parser.add_argument("--client", required=True, metavar="NAME", help="the client's new name")
+    add_which(parser)
     parser.add_argument(
         "--passes", type=int, metavar="N",
         help="rounds' worth of local training; default: evaluate.novel_passes",
@@ -34,6 +35,6 @@ def _onboard(options: argparse.Namespace) -> None:
 
     result = onboard(
         options.run, options.method, options.data, options.client, options.seed,
-        passes=options.passes, overwrite=options.overwrite,
+        which=options.which, passes=options.passes, overwrite=options.overwrite,
     )  # fmt: skip
     print(json.dumps(asdict(result), indent=2) if options.json else result)

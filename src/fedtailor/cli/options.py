@@ -30,6 +30,16 @@ def add_trained(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="default: the run's first")
 
 
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Take ``--which``, the round whose models are meant."""
+    parser.add_argument(
+        "--which",
+        choices=("best", "last"),
+        default="best",
+        help="the reported round, the best on validation data (default), or the last one",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser, what: str = "it") -> None:
     """Take ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")

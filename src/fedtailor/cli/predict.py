@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .options import add_trained
+from .options import add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
     parser.add_argument("--client", help="a client's name or number; default: the global model")
+    add_which(parser)
     parser.add_argument(
         "--input", required=True, metavar="FILE",
         help="csv, jsonl or txt; a picture or a folder of pictures; -: a text a line from stdin",
@@ -33,7 +34,9 @@ def _predict(options: argparse.Namespace) -> None:
     from ..inference.model import load_model
     from ..inference.rows import accuracy, as_csv, as_objects, read_rows
 
-    model = load_model(options.run, options.method, options.client, options.seed)
+    model = load_model(
+        options.run, options.method, options.client, options.seed, which=options.which
+    )
     trained = model.trained
     images = trained.data["modality"] == "image"
     rows = read_rows(options.input, trained.experiment.data, images=images, text=options.text)

@@ -16,8 +16,8 @@ from .. import random
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from ..run_format import FROM_PYTHON
+from . import cells, packages
 from . import columns as source_columns
-from . import packages
 from .columns import Columns
 from .config import DataConfig
 from .omissions import Omission, of_rows
@@ -220,9 +220,7 @@ def _columns(config: DataConfig, cache: Path) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path is not None:
-        train, test = local_table(config.path, cache), None
-        if config.test_path is not None:
-            test = local_table(config.test_path, cache)
+        train, test = _local_tables(config.path, config.test_path, config, cache)
         return source_columns.of_tables(train, test, config, cache)
     if config.name in BUILTIN:
         return _builtin(config, cache)
@@ -236,6 +234,19 @@ def _columns(config: DataConfig, cache: Path) -> Columns:
             f"data set {config.name!r} isn't in reach: {_one_line(error)}; a data set that was "
             "downloaded before loads with HF_HUB_OFFLINE=1"
         ) from error
+
+
+def _local_tables(
+    train: str, test: str | None, config: DataConfig, cache: Path
+) -> tuple[Any, Any | None]:
+    paths = [train] if test is None else [train, test]
+    tables = [local_table(path, cache) for path in paths]
+    of_csv = [number for number, path in enumerate(paths) if cells.is_csv(path)]
+    if of_csv:
+        converted = cells.with_numbers([tables[number] for number in of_csv], config)
+        for number, table in zip(of_csv, converted, strict=True):
+            tables[number] = table
+    return tables[0], None if test is None else tables[1]
 
 
 def _builtin(config: DataConfig, cache: Path) -> Columns:
@@ -263,12 +274,12 @@ def _missing(name: str, builtin: Builtin) -> InputError:
 
 
 def local_table(name: str, cache: Path) -> Any:
-    """Read a local file as a ``datasets.Dataset``.
+    """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty.
 
     Raises:
         InputError: there is no such file, it has another format, or it can't be read.
     """
-    from datasets import load_dataset
+    from datasets import Features, Value, load_dataset
     from datasets.exceptions import DatasetsError
     from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 
@@ -283,11 +294,16 @@ def local_table(name: str, cache: Path) -> Any:
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
         try:
+            options: dict[str, Any] = {}
+            if cells.is_csv(name):
+                features = Features({column: Value("string") for column in cells.header(path)})
+                options = {"features": features, "keep_default_na": False, "na_values": [""]}
             return load_dataset(
                 FORMATS[path.suffix],
                 data_files=str(path.resolve()),
                 split="train",
                 cache_dir=str(cache / "datasets"),
+                **options,
             )
         except (DatasetsError, ValueError, OSError) as error:
             problem = _one_line(error.__cause__ or error)

@@ -25,10 +25,16 @@ def generate(
         prompts: token ids, one or more each.
         max_new_tokens: how many at most.
         end: the token after which a text ends; it is left out.
-        longest: how many tokens the model reads at most; None: any number.
+        longest: how many tokens a prompt and its text have at most; None: any number.
     """
     texts = [list(prompt) for prompt in prompts]
-    open_ = [max_new_tokens > 0] * len(texts)
+
+    def may_grow(row: int) -> bool:
+        length = len(texts[row])
+        new = length - len(prompts[row])
+        return new < max_new_tokens and (longest is None or length < longest)
+
+    open_ = [may_grow(row) for row in range(len(texts))]
     while any(open_):
         offsets = np.cumsum([0, *map(len, texts)])
         tokens = Tokens(np.concatenate([np.array(text, np.int64) for text in texts]), offsets)
@@ -41,5 +47,5 @@ def generate(
                 open_[row] = False
                 continue
             text.append(token)
-            open_[row] = len(text) - len(prompts[row]) < max_new_tokens and len(text) != longest
+            open_[row] = may_grow(row)
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]

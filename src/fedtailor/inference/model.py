@@ -18,7 +18,7 @@ from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError
 from ..params import Batch, Params, to_device
-from ..runs.trained import TrainedMethod, open_trained
+from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from .examples import picture_examples, text_examples
 from .generation import generate
@@ -150,6 +150,7 @@ def load_model(
     client: str | int | None = None,
     seed: int | None = None,
     *,
+    which: Which = "best",
     data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> PersonalModel:
@@ -160,12 +161,14 @@ def load_model(
         method: the method's label in the experiment.
         client: a client, also one that joined afterwards; None: the global model.
         seed: None: the experiment's first.
+        which: the state of the reported round, or of the last one. A client that joined afterwards
+            has one model, and ``last`` is refused.
         data: the data, if the run was given them from Python.
         backbone: the model, if the run was given it from Python.
 
     Raises:
         InputError: there is no such run, method, seed or client; the method has no global model.
     """
-    trained = open_trained(run, method, seed, data=data, backbone=backbone)
+    trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
     state = trained.global_state() if client is None else trained.client_state(client)
     return PersonalModel(trained, client, to_device(state, trained.task.device))

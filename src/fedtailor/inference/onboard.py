@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..params import Params, aligned, clone, encode, to_device
 from ..runs.build import federation_of, public_of, with_new_clients
 from ..runs.directory import as_json, locked, read_json, write_atomically
-from ..runs.trained import STATE_FILE, TrainedMethod, open_trained
+from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 
 RESULT_FILE = "result.json"
@@ -87,6 +87,7 @@ def onboard(
     client: str,
     seed: int | None = None,
     *,
+    which: Which = "best",
     passes: int | None = None,
     overwrite: bool = False,
     backbone: Backbone | None = None,
@@ -103,6 +104,7 @@ def onboard(
             a `Dataset`.
         client: the client's new name.
         seed: None: the experiment's first.
+        which: the client joins the models of the reported round, or of the last one.
         passes: how often it goes through a round's worth of local training; None:
             ``evaluate.novel_passes``.
         overwrite: replace a client that has joined before under this name.
@@ -112,7 +114,7 @@ def onboard(
         InputError: there is no such run or method; the name is taken or can't be one; the data
             can't be used, such as a label that the run doesn't know.
     """
-    trained = open_trained(run, method, seed, backbone=backbone)
+    trained = open_trained(run, method, seed, which=which, backbone=backbone)
     if passes is not None and passes < 1:
         raise InputError(f"passes = {passes}: must be 1 or more")
     _check_name(trained, client, overwrite)

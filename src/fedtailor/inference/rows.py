@@ -60,7 +60,8 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
             "or - for stdin"
         )
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            content = file.read()
     except UnicodeDecodeError as error:
         raise InputError(f"{source} is not UTF-8 text: {error}") from None
     return _of_text(content, path.suffix, source, data, text)
@@ -85,7 +86,7 @@ def _of_stdin(content: str, data: DataConfig, text: str | None) -> Rows:
 
 def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str | None) -> Rows:
     if kind == ".txt":
-        texts = content.splitlines()
+        texts = _lines(content)
         if not texts:
             raise InputError(f"{source} is empty; one text a line is needed")
         return Rows(texts)
@@ -102,6 +103,14 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     return Rows([row[name] for row in table], labels)
 
 
+def _lines(content: str) -> list[str]:
+    """The lines of a file; U+2028 and form feeds, which a text may hold, end none."""
+    lines = content.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
 def _csv(content: str, source: str) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)
     try:
@@ -116,7 +125,7 @@ def _csv(content: str, source: str) -> list[dict[str, Any]]:
 
 def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
     table = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(_lines(content), 1):
         if not line.strip():
             continue
         try:
@@ -150,7 +159,7 @@ def accuracy(
         InputError: a label is none of the model's classes.
     """
     numbered = {str(number): name for number, name in enumerate(classes)}
-    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name != ""]
+    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name.strip()]
     names = {name: name if name in classes else numbered.get(name) for _, name in known}
     if wrong := next((name for name, meaning in names.items() if meaning is None), None):
         raise unknown("label", wrong, classes)

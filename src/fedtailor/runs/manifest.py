@@ -176,11 +176,8 @@ def write_manifest(
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     for seed, path in paths.items():
-        if path.exists() and not same_data(read_json(path), manifests[seed]):
-            raise InputError(
-                f"the data or their split have changed since {out} was begun; choose another --out "
-                f"(with start_from its models go on with the new data)"
-            )
+        if path.exists():
+            _check_same_data(read_json(path), manifests[seed], out)
     write_copies(copies(experiment), out)
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
@@ -210,9 +207,37 @@ def write_copies(files: Mapping[str, bytes], out: Path) -> None:
             write_atomically(copy, source)
 
 
+def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
+    """Raise InputError where two `data_manifest` differ."""
+    if not _same_rows(before, now):
+        raise InputError(
+            f"the data or their split have changed since {out} was begun; choose another --out "
+            f"(with start_from its models go on with the new data)"
+        )
+    if (found := renamed(before, now)) is not None:
+        number, old, new = found
+        raise InputError(
+            f"client {number} was {old!r} when {out} was begun and is {new!r} now; give clients "
+            f"their names back, or choose another --out"
+        )
+
+
 def same_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two `data_manifest` are those of the same data, divided in the same way."""
+    """Whether two `data_manifest` are those of the same data of the same clients, divided in the
+    same way."""
+    return _same_rows(a, b) and renamed(a, b) is None
+
+
+def _same_rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return all(a.get(key) == b.get(key) for key in ("data", "public", "digest"))
+
+
+def renamed(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, str, str] | None:
+    """The first client that has two names in two `data_manifest`: its number and the names. One
+    that has a name in one of them alone is the same client."""
+    pairs = enumerate(zip(a.get("names") or (), b.get("names") or (), strict=False))
+    differing = ((number, *names) for number, names in pairs if all(names) and len({*names}) > 1)
+    return next(differing, None)
 
 
 def data_manifest(federation: Federation) -> dict[str, Any]:

@@ -110,8 +110,8 @@ def _check_same(runs: Sequence[_Run]) -> None:
             before = manifests.setdefault(path.name, path)
             if not same_data(read_json(before), read_json(path)):
                 raise InputError(
-                    f"runs of different data, or of other splits, can't be merged: {before} and "
-                    f"{path} differ"
+                    f"runs of different data, or of other splits or names of clients, can't be "
+                    f"merged: {before} and {path} differ"
                 )
 
 

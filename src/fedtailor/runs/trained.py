@@ -97,7 +97,9 @@ class TrainedMethod:
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
-            raise InputError(f"the data or their split are not those of {self.run}")
+            raise InputError(
+                f"the data, their split or the clients' names are not those of {self.run}"
+            )
         return federation
 
     def number(self, client: str | int) -> int:
@@ -167,9 +169,15 @@ class TrainedMethod:
         executor or device.
 
         Raises:
-            InputError: there is no such client; a file is missing; the data can't be loaded.
+            InputError: there is no such client; a file is missing; the data can't be loaded; the
+                last model is wanted of a client that joined afterwards.
         """
         if (onboarded := self.onboarded(client)) is not None:
+            if self.which == "last":
+                raise InputError(
+                    f"which = 'last': {client} joined after the training and has one model; "
+                    f"allowed: 'best'"
+                )
             return aligned(load_file(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)

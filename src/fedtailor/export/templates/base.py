@@ -134,12 +134,15 @@ class Base(ABC):
 
     @torch.no_grad()
     def generate(self, text: str, tokens: int = 40) -> str:
-        """Continue ``text`` by at most so many tokens, each time the most probable one."""
+        """Continue ``text`` by at most so many tokens, each time the most probable one.
+
+        The result is no longer than what the model reads.
+        """
         ids = torch.tensor([self._ids(text)])
-        positions = self.about["inputs"]["positions"] or 0  # the model's; 0: no limit
-        for _ in range(tokens):
-            seen = ids[:, -positions:]
-            logits = self.logits({"input_ids": seen, "attention_mask": torch.ones_like(seen)})
+        positions = self.about["inputs"].get("positions")  # the model's; None: no limit
+        room = tokens if positions is None else min(tokens, positions - ids.shape[1])
+        for _ in range(room):
+            logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
             following = logits[:, -1].argmax(-1)
             if int(following) == self.tokenizer.eos_token_id:
                 break

@@ -1,0 +1,84 @@
+"""What the cells of a csv mean: the same for training, a survey and a prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.data.config import DataConfig
+from fedtailor.data.sources import load_data
+from fedtailor.data.survey import survey
+from fedtailor.data.table import Dataset
+from fedtailor.errors import InputError
+from fedtailor.inference.rows import read_rows
+
+
+def write(path: Path, *rows: str) -> str:
+    path.write_text("text,label,site\n" + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def load(path: str, tokenizer, tmp_path: Path, **settings) -> Dataset:
+    config = DataConfig(path=path, max_length=8, client="site", **settings)
+    return load_data(config, tokenizer, tmp_path / "cache")
+
+
+def test_words_that_pandas_takes_for_gaps_are_words(tokenizer, tmp_path: Path) -> None:
+    rows = ("a b,None,NA", "NA,mild,oslo", "e f,severe,null", "g h,,nan")
+    path = write(tmp_path / "a.csv", *rows)
+    dataset = load(path, tokenizer, tmp_path)
+    assert dataset.classes == ("None", "mild", "severe")
+    assert dataset.client_names == ("NA", "nan", "null", "oslo")
+    assert [one.count for one in dataset.omissions] == [1]  # the row without a label
+    word = tokenizer("NA")["input_ids"]
+    assert dataset.batch(np.array([1]))["input_ids"][0].tolist()[: len(word)] == word
+    found = survey(path, tmp_path / "cache")
+    assert (found.column("label").missing, found.column("site").missing) == (1, 0)
+    assert found.column("label").distinct == 3
+    assert read_rows(path, DataConfig(path=path), images=False).inputs[1] == "NA"
+
+
+def test_clients_keep_the_spelling_of_their_names(tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a b,0,007", "c d,1,7", "e f,1,10")
+    assert load(path, tokenizer, tmp_path).client_names == ("007", "10", "7")
+    assert survey(path, tmp_path / "cache").counts("site") == {"007": 1, "7": 1, "10": 1}
+    plain = write(tmp_path / "b.csv", "a b,0,10", "c d,1,7", "e f,1,7")
+    dataset = load(plain, tokenizer, tmp_path)
+    assert (dataset.client_names, dataset.groups.tolist()) == (("7", "10"), [1, 0, 0])
+    both = load(plain, tokenizer, tmp_path, test_path=path)
+    assert both.client_names == ("007", "10", "7")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "expected"),
+    [
+        (["0", "2", ""], (), ["0", "2"]),  # class numbers, beside an empty cell
+        (["00", "02", "1"], (), ["0", "2", "1"]),
+        (["1", "2", "NA"], (), ["1", "2", "NA"]),
+        (["1", "2", "2"], ("1", "2", "NA"), ["1", "2", "2"]),  # a file that lacks one of them
+        (["1", "0", "0"], ("no", "yes"), ["yes", "no", "no"]),
+        (["True", "False", "True"], (), ["True", "False", "True"]),
+    ],
+)
+def test_labels_are_class_numbers_or_names(
+    labels: list[str], classes: tuple[str, ...], expected: list[str], tokenizer, tmp_path: Path
+) -> None:
+    rows = [f"a b {number},{label},x" for number, label in enumerate(labels)]
+    dataset = load(write(tmp_path / "a.csv", *rows), tokenizer, tmp_path, classes=classes)
+    assert [dataset.classes[label] for label in dataset.labels] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["a b,0.5,x", "c d,1.5,x"], "labels must be all integers or all text; one of them is 0.5"),
+        (["12,0,x", "13,1,x"], "column 'text' holds numbers or nothing, not text"),
+        (["a b,0,oslo", "c d,1,"], "it has None"),
+        (["a b,0,x,1", "c d,1,y,2"], "row 1 has more fields than the header"),
+    ],
+)
+def test_what_a_csv_cant_mean(rows: list[str], message: str, tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load(write(tmp_path / "a.csv", *rows), tokenizer, tmp_path)
