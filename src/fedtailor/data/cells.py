@@ -79,7 +79,7 @@ def with_numbers(tables: Sequence[Any], config: DataConfig) -> list[Any]:
     names = tables[0].column_names
     text = config.text or usual_column("text", names)
     label = config.label or usual_column("label", names)
-    if text in names and kind_of(_cells(tables[:1], text)) != "text":
+    if text is not None and text in names and kind_of(_cells(tables[:1], text)) != "text":
         raise InputError(f"column {text!r} holds numbers or nothing, not text or images")
     kinds: dict[str, Kind] = {}
     if label is not None and config.task != "causal-lm":

@@ -24,6 +24,7 @@ from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
 from ..task.task import Task
+from ..user_code import file_of
 from .build import Inputs
 from .directory import (
     START_FILE,
@@ -34,7 +35,7 @@ from .directory import (
 )
 from .experiment import Experiment, flattened
 from .extend import shown
-from .manifest import FACTORY, data_manifest, open_run
+from .manifest import data_manifest, open_run
 from .trained import TrainedMethod, open_trained
 
 
@@ -203,10 +204,8 @@ def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
     """
     if old.model.factory is None or new.model.factory is None:
         return False
-    before, _, old_function = old.model.factory.rpartition(":")
-    now, _, function = new.model.factory.rpartition(":")
-    stored, file = run / FACTORY / Path(before).name, Path(now)
-    if old_function != function or not (stored.is_file() and file.is_file()):
+    stored, file = file_of(old.model.factory), file_of(new.model.factory)
+    if old.model.factory.rpartition(":")[2] != new.model.factory.rpartition(":")[2]:
         return False
     if stored.read_bytes() != file.read_bytes():
         raise InputError(
