@@ -116,6 +116,19 @@ def test_a_client_joins_the_last_round_s_models_on_request(tmp_path: Path) -> No
         load_model(run, "fedavg", "lagos", which="last", **model)
 
 
+def test_of_rows_of_several_clients_the_new_ones_are_taken(run: Path) -> None:
+    assert NEW.labels is not None
+    owners = np.arange(len(NEW.inputs)) % 2
+    named = replace(NEW, groups=owners, client_names=("lagos", "oslo"), digest="named")
+    inputs, words = NEW.inputs.values, [("lagos", "oslo")[owner] for owner in owners]
+    arrays = ft.Data.from_arrays(inputs, NEW.labels, words)
+    for name, data in (("lagos", named), ("oslo", arrays)):
+        result = onboard(run, "ditto", data, name, backbone=digits_backbone())
+        assert sum(result.num_examples.values()) == len(NEW.inputs) / 2
+    with pytest.raises(InputError, match=r"no rows of client 'rome', but of lagos \(25\), oslo"):
+        onboard(run, "ditto", arrays, "rome", backbone=digits_backbone())
+
+
 def test_the_best_on_validation_examples_is_kept() -> None:
     def candidate(loss: float, hits: float, count: float = 4) -> Candidate:
         return Candidate({}, np.array([[loss, hits, count], [0.0, 9.0, 9.0]]))

@@ -14,7 +14,14 @@ from .names import FEW, listed
 Indices = NDArray[np.int64]
 
 Kind = Literal[
-    "no-label", "no-text", "cut-text", "min-examples", "not-drawn", "no-client", "no-test-row"
+    "no-label",
+    "no-text",
+    "cut-text",
+    "min-examples",
+    "not-drawn",
+    "no-client",
+    "no-test-row",
+    "other-client",
 ]
 
 

@@ -133,7 +133,7 @@ def load_data(
         raise InputError(
             f"data.classes = {list(config.classes)}: a class occurs twice; name it once"
         )
-    columns = _columns(config, cache) if columns is None else columns
+    columns = read_columns(config, cache) if columns is None else columns
     if config.test_split is None:
         columns = columns.train_only()
     drawn = rows = _draw(columns, config)
@@ -209,7 +209,12 @@ def task_of_data(config: DataConfig) -> Task:
     return "classification" if builtin is None else builtin.task
 
 
-def _columns(config: DataConfig, cache: Path) -> Columns:
+def read_columns(config: DataConfig, cache: Path) -> Columns:
+    """The rows of the source that ``config`` names, with its columns.
+
+    Raises:
+        InputError: an unknown data set; a missing file, package or column.
+    """
     if (config.name is None) == (config.path is None):
         raise InputError(
             "give either data.name or data.path; got data.name = "

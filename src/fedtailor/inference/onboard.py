@@ -13,9 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from .. import random
-from ..data import Data
+from ..data import Data, DataConfig
 from ..data.federation import Federation, Split
+from ..data.one_client import columns_of_client, dataset_of_client
+from ..data.sources import load_data, local_table, read_columns
 from ..data.table import Dataset, Images
+from ..disk_cache import cache_dir
 from ..engine.client import ClientEvaluation, Training
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
@@ -101,7 +104,7 @@ def onboard(
         run: the run directory.
         method: the method's label in the experiment.
         data: the client's file, with the columns and classes of the run's data; or a `Data` or
-            a `Dataset`.
+            a `Dataset`. Where a column says whose rows they are, this client's are taken.
         client: the client's new name.
         seed: None: the experiment's first.
         which: the client joins the models of the reported round, or of the last one.
@@ -118,7 +121,7 @@ def onboard(
     if passes is not None and passes < 1:
         raise InputError(f"passes = {passes}: must be 1 or more")
     _check_name(trained, client, overwrite)
-    dataset = _dataset(trained, data)
+    dataset = _dataset(trained, data, client)
     folder = trained.folder / "onboarded"
     place, old = folder / client, folder / f".{client}.old"
     with locked(folder):
@@ -179,19 +182,13 @@ def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
 
 
-def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset) -> Dataset:
+def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: str) -> Dataset:
     """The new client's data, like the federation's."""
     wanted = trained.data
-    if not isinstance(data, Dataset):
-        classes = tuple(wanted["classes"]) if wanted["task"] == "classification" else ()
-        ours = trained.experiment.data
-        columns = {"text": ours.text, "image": ours.image, "label": ours.label}
-        source = data if isinstance(data, Data) else Data({"path": str(data), **columns})
-        config = replace(
-            source.config(ours), task=wanted["task"], client=None,
-            classes=classes, limit=None, skip=0, limit_test=None,
-        )  # fmt: skip
-        data = source.load(config, trained.task.backbone.tokenizer)
+    if isinstance(data, Dataset):
+        data = dataset_of_client(data, client, "the data set")
+    else:
+        data = _loaded(trained, data, client)
     for what in ("task", "modality", "classes"):
         value = list(data.classes) if what == "classes" else getattr(data, what)
         if value != wanted[what]:
@@ -208,6 +205,30 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset) -> Datas
                 )
             data = replace(data, inputs=data.inputs.resized(height, width))
     return data
+
+
+def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dataset:
+    """The rows of ``client``; all, if no column says whose they are."""
+    ours, task = trained.experiment.data, trained.data["task"]
+    names = {"text": ours.text, "image": ours.image, "label": ours.label}
+    source = data if isinstance(data, Data) else Data({"path": str(data), **names})
+    config = replace(
+        source.config(ours), task=task, limit=None, skip=0, limit_test=None,
+        classes=tuple(trained.data["classes"]) if task == "classification" else (),
+    )  # fmt: skip
+    config = replace(config, client=config.client or _client_column(config, ours.client))
+    columns = source.columns or read_columns(config, cache_dir())
+    where = config.path or "the data"
+    columns, others = columns_of_client(columns, client, where)
+    dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
+    return replace(dataset, omissions=(*others, *dataset.omissions))
+
+
+def _client_column(config: DataConfig, name: str | None) -> str | None:
+    """The run's column of clients, if the file has it."""
+    if name is None or config.path is None:
+        return None
+    return name if name in local_table(config.path, cache_dir()).column_names else None
 
 
 def _federation(

@@ -1,0 +1,56 @@
+"""One client's rows among those of several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtailor.data.columns import Columns
+from fedtailor.data.one_client import columns_of_client, dataset_of_client
+from fedtailor.data.table import Dataset, Tokens
+from fedtailor.errors import InputError
+
+TEXTS = ["a", "b", "c", "d", "e"]
+CLIENTS = ["oslo", "haifa", None, "haifa", "oslo"]
+
+
+def columns(clients: list[str | None] | None) -> Columns:
+    return Columns(lambda rows: [TEXTS[row] for row in rows], 3, 2, [0, 1, 2, 3, 4], (), clients)
+
+
+def test_columns_keep_the_clients_rows_alone() -> None:
+    own, omissions = columns_of_client(columns(CLIENTS), "haifa", "new.csv")
+    assert own.read(np.arange(2)) == ["b", "d"]
+    assert (own.num_train, own.num_test, own.labels, own.clients) == (1, 1, [1, 3], None)
+    assert [one.text for one in omissions] == ["3 rows of other clients, left out"]
+    assert columns_of_client(columns(None), "haifa", "new.csv")[0].num_train == 3
+
+
+def test_rows_of_other_clients_alone_are_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        columns_of_client(columns(CLIENTS), "rome", "new.csv")
+    assert str(caught.value) == (
+        "new.csv has no rows of client 'rome', but of haifa (2), oslo (2); name one of these with "
+        "--client, or leave out the column of clients"
+    )
+
+
+def test_a_data_set_keeps_the_clients_sequences_and_labels() -> None:
+    tokens = Tokens(np.array([1, 2, 2, 3, 3, 3]), np.array([0, 1, 3, 6]), np.array([2]))
+    dataset = Dataset(
+        tokens, 2, "classification", labels=np.array([0, 1, 0]), classes=("no", "yes"),
+        groups=np.array([1, 0, 1]), client_names=("haifa", "oslo"),
+    )  # fmt: skip
+    own = dataset_of_client(dataset, "oslo", "the data set")
+    assert isinstance(own.inputs, Tokens)
+    assert own.inputs.values.tolist() == [1, 3, 3, 3]
+    assert own.inputs.offsets.tolist() == [0, 1, 4]
+    assert own.inputs.cut is not None
+    assert own.inputs.cut.tolist() == [1]
+    assert own.labels is not None
+    assert (own.labels.tolist(), own.num_train, own.groups) == ([0, 0], 1, None)
+    assert own.digest != dataset.digest
+    unnamed = replace(dataset, client_names=None)
+    assert dataset_of_client(unnamed, "oslo", "the data set") is unnamed
