@@ -38,7 +38,7 @@ def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     parts = partition(dataset, config, 0)
     assert parts.names == ("berlin", "lagos")
     (small,) = parts.omissions
-    what = "1 client with fewer than 3 training rows (split.min_examples), left out: oslo (1)"
+    what = "1 client with fewer than 3 rows (split.min_examples), left out: oslo (1)"
     assert (small.kind, small.text) == ("min-examples", what)
     drawn = partition(dataset, SplitConfig(1, "natural", min_examples=1), 0)
     (not_drawn,) = drawn.omissions
@@ -60,6 +60,7 @@ def test_clients_and_rows_without_a_counterpart_in_the_test_split(tokenizer, tmp
         ("no-client", "rome (1)"),
         ("no-test-row", "lagos"),
     ]
+    assert "with fewer than 3 training rows (split" in parts.omissions[0].text
 
 
 def test_names_and_omissions_are_no_part_of_the_digest(tokenizer, tmp_path):

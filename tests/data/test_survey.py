@@ -76,3 +76,18 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
     (tmp_path / "visits.csv").write_text("")
     with pytest.raises(InputError, match="is empty"):
         survey(str(tmp_path / "visits.csv"), tmp_path)
+
+
+@pytest.mark.parametrize("clients", [["oslo", "nice", "oslo"], [7, 8, 7]])
+@pytest.mark.parametrize("named", [None, "hospital"])
+def test_a_client_column_with_an_empty_cell_is_not_passed_over(
+    tmp_path: Path, clients: list[Any], named: str | None
+) -> None:
+    hospitals = [*clients * 3, *clients[:2], ""]
+    columns = {"text": REPORTS, "label": ["x", "y"] * 6, "hospital": hospitals}
+    message = "column 'hospital' of .* is empty in 1 row; every row needs a client .--client none"
+    with pytest.raises(InputError, match=message):
+        table(tmp_path, **columns).roles(None, None, named)
+    assert table(tmp_path, **columns).roles(None, None, "none").client is None
+    complete = table(tmp_path, **columns, city=["a", "b", "c"] * 4)
+    assert complete.roles(None, None, None).client == "city"

@@ -124,7 +124,8 @@ def _omissions(
     if groups is not None and dataset.groups is not None and local_clients is None:
         sizes = np.bincount(dataset.groups[:first])
         too_small = np.flatnonzero((sizes > 0) & (sizes < config.min_examples))
-        what = f"with fewer than {config.min_examples} training rows (split.min_examples), left out"
+        rows = "training rows" if first < len(dataset.inputs) else "rows"
+        what = f"with fewer than {config.min_examples} {rows} (split.min_examples), left out"
         omissions += of_clients(
             "min-examples", too_small, what, dataset.client_names, sizes[too_small]
         )

@@ -79,15 +79,13 @@ class Survey:
             client: the column that names the client; ``"none"``: there is none.
 
         Raises:
-            InputError: a named column can't be used, or none can be guessed.
+            InputError: a column that is named or guessed can't be used, or none can be guessed.
         """
         source = self._source(text)
         named = None if client in (None, "none") else self._client(str(client))
         label = self._label(label, {source, named})
         if client is None:
-            taken: set[str | None] = {source, label}
-            found = [c for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
-            named = found[0].name if found else None
+            named = self._guessed_client({source, label})
         return Roles(source, label, named)
 
     def source_candidates(self) -> list[Column]:
@@ -118,9 +116,8 @@ class Survey:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
         found = [
             column
-            for column in self.columns
-            if column.kind in ("text", "integer") and column.name not in taken
-            if 2 <= column.distinct <= self.rows // 2 and column.missing == 0
+            for column in self._of_few_values(taken)
+            if column.kind in ("text", "integer") and column.missing == 0
         ]
         found.sort(key=lambda c: (not _is_called(c.name, _CLIENTS), c.distinct))
         return found
@@ -170,17 +167,35 @@ class Survey:
             )
         return name
 
+    def _of_few_values(self, taken: set[str | None]) -> list[Column]:
+        return [
+            column
+            for column in self.columns
+            if column.name not in taken and 2 <= column.distinct <= self.rows // 2
+        ]
+
+    def _guessed_client(self, taken: set[str | None]) -> str | None:
+        """Raise InputError if the only columns with a client's name have empty cells."""
+        full = [c.name for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
+        if full:
+            return full[0]
+        for column in self._of_few_values(taken):  # whole numbers beside empty cells: "number"
+            if column.missing and column.kind != "other" and _is_called(column.name, _CLIENTS):
+                return self._client(column.name)
+        return None
+
     def _client(self, name: str) -> str:
         column = self.column(name)
+        if column.missing:
+            rows = "1 row" if column.missing == 1 else f"{column.missing:,} rows"
+            raise InputError(
+                f"column {name!r} of {self.path} is empty in {rows}; every row needs a client "
+                "(--client none divides the rows at random)"
+            )
         if column.kind not in ("text", "integer"):
             raise InputError(
                 f"column {name!r} of {self.path} holds {column.kind}s; clients are words or whole "
                 "numbers"
-            )
-        if column.missing:
-            raise InputError(
-                f"column {name!r} of {self.path} is empty in {column.missing} rows; every row "
-                "needs a client"
             )
         return name
 
