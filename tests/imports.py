@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -25,6 +26,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def graph(root: Path = ROOT) -> Graph:
     """Every import, also inside functions and under TYPE_CHECKING."""
     files = modules(root)

@@ -128,3 +128,13 @@ def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> N
     experiment = load(Path("visits.toml"))
     assert list(experiment.methods) == ["local", "fedprox"]
     assert experiment.split.scheme == "dirichlet"
+
+
+def test_one_row_without_a_label_is_one_row(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count, said in ((1, "\n1 row has no label\n"), (2, "\n2 rows have no label\n")):
+        with visits.open("a") as file:
+            file.write("the ward was closed,,berlin\n")
+        assert main(["new", str(visits), "--out", f"{count}.toml"]) == 0
+        assert said in capsys.readouterr().out

@@ -163,3 +163,10 @@ def test_any_partition_holds_what_it_must(labels, num_test, config, seed):
     assert np.array_equal(
         parts.counts(dataset.labels, 4, slice(0, 1))[0], counts(dataset.labels[some], 4)
     )
+
+
+def test_a_name_that_cant_be_written_is_refused(digits):
+    groups = np.arange(len(digits.inputs)) % 2
+    named = replace(digits, groups=groups, client_names=("oslo", "b\ud800"))
+    with pytest.raises(InputError, match=r"client name 'b\\ud800': '\\ud800' is half of a char"):
+        partition(named, SplitConfig(scheme="natural"), seed=0)

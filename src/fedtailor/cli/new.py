@@ -113,7 +113,7 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield f"\nclasses: {len(classes)} ({_listed(classes)})"
     missing = table.column(roles.label).missing
     if missing:
-        yield f"{missing:,} rows have no label"
+        yield "1 row has no label" if missing == 1 else f"{missing:,} rows have no label"
     if roles.client is None:
         candidates = [c.name for c in table.client_candidates({roles.source, roles.label})]
         hint = f"; --client takes {_listed(candidates)}" if candidates else ""

@@ -41,6 +41,18 @@ def client_number(client: str | int, count: int, names: Sequence[str] | None) ->
     return number
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise InputError if a client's name is no text that can be written."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"client name {name!a}: {name[error.start]!a} is half of a character, which can't "
+                "be written; rename the client"
+            ) from None
+
+
 def _unknown(client: str, names: Sequence[str]) -> str:
     known = [name for name in names if name]  # a site knows the names of its own clients alone
     if len(known) > FEW:

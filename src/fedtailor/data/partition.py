@@ -16,6 +16,7 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
+from .names import check_names
 from .omissions import Omission, of_clients, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
@@ -108,7 +109,9 @@ def _names(dataset: Dataset, groups: Indices | None) -> tuple[str, ...] | None:
     names = dataset.client_names
     if groups is None or names is None:
         return None
-    return tuple(names[group] if group >= 0 else "" for group in groups.tolist())
+    found = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
+    check_names(found)
+    return found
 
 
 def _omissions(

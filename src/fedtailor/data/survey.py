@@ -209,21 +209,18 @@ def survey(path: str, cache: Path | None = None) -> Survey:
     Raises:
         InputError: there is no such file, it can't be read, or it has no rows.
     """
-    from datasets import Features
-
     table = local_table(path, cache_dir() if cache is None else cache)
     if len(table) == 0:
         raise InputError(f"{path} has no rows")
-    arrow, features = table.with_format("arrow")[:], table.features
     if cells.is_csv(path):
-        arrow = _typed(arrow)
-        features = Features.from_arrow_schema(arrow.schema)
+        table = _typed(table)
+    arrow = table.with_format("arrow")[:]
 
     def counts(name: str) -> Mapping[Any, int]:
         pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(arrow, name))
         return {value: count for value, count in pairs if value is not None}
 
-    columns = tuple(_column(features[name], arrow, name) for name in table.column_names)
+    columns = tuple(_column(table, arrow, name) for name in table.column_names)
     return Survey(path, len(table), columns, counts)
 
 
@@ -232,26 +229,26 @@ def _pairs(arrow: Any, name: str) -> Sequence[Any]:
     return pairs
 
 
-def _typed(arrow: Any) -> Any:
+def _typed(table: Any) -> Any:
     """A csv file's table, with numbers in the columns that hold nothing else."""
-    import pyarrow as pa
+    from datasets import Dataset, Features, Value
 
-    types = {"integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
-    columns = {}
-    for name in arrow.column_names:
-        texts = arrow.column(name).to_pylist()
+    types = {"integer": "int64", "number": "float64", "text": "string"}
+    columns, features = {}, {}
+    for name in table.column_names:
+        texts = table[name][:]
         kind = cells.kind_of(texts, exact=True)
-        columns[name] = pa.chunked_array([pa.array(cells.values(texts, kind), types[kind])])
-    return pa.table(columns)
+        columns[name], features[name] = cells.values(texts, kind), Value(types[kind])
+    return Dataset.from_dict(columns, features=Features(features))
 
 
-def _column(feature: Any, arrow: Any, name: str) -> Column:
+def _column(table: Any, arrow: Any, name: str) -> Column:
     from datasets import Image
 
-    values = arrow.column(name)
+    feature, values = table.features[name], arrow.column(name)
     column = Column(name, "other", 0, values.null_count)
     if isinstance(feature, Image):
-        return replace(column, kind="picture", distinct=len(values))
+        return replace(column, kind="picture", distinct=len(table))
     dtype = str(getattr(feature, "dtype", ""))
     if dtype in ("string", "large_string"):
         lengths = sorted(len(text or "") for text in values.to_pylist())

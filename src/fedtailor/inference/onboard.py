@@ -158,8 +158,8 @@ def read_result(folder: Path) -> Onboarded:
 def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
     if not _NAME.fullmatch(client):
         raise InputError(
-            f"client name {client!r}: allowed are letters, digits, ' ', '.', '-' and '_', "
-            "beginning with a letter or a digit, and not a number alone"
+            f"client name {client!r}: allowed are up to 100 letters, digits, ' ', '.', '-' and "
+            "'_'; first a letter, a digit or '_', last no space; and not a number alone"
         )
     if (size := len(client.encode())) > _LONGEST:
         raise InputError(f"client name {client!r} has {size} bytes; allowed: {_LONGEST}")
