@@ -69,6 +69,13 @@ def test_without_a_client_column_rows_are_divided_at_random(
     assert (split.scheme, split.clients) == ("dirichlet", 2)
 
 
+def test_one_row_without_a_label_is_told(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with visits.open("a") as file:
+        file.write("the ward was clean and kind,,oslo\n")
+    assert main(["new", str(visits)]) == 0
+    assert "\n1 row has no label\n" in capsys.readouterr().out
+
+
 def test_every_method_can_be_named(visits: Path) -> None:
     table = survey(str(visits))
     roles = table.roles(None, None, None)
@@ -85,6 +92,8 @@ def test_every_method_can_be_named(visits: Path) -> None:
     [
         (["nowhere.csv"], "nowhere.csv: no such file"),
         (["."], "a folder, not a table"),
+        (["hospitals.xlsx"], "can't read hospitals.xlsx: new reads .csv, .jsonl, "),
+        (["visits.csv", "--out", "runs/zz/oct.toml"], "no folder runs/zz for --out runs/zz/oct.to"),
         (
             ["visits.csv", "--label", "outcom"],
             "unknown column 'outcom' in visits.csv; did you mean",
@@ -124,7 +133,7 @@ def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> N
         pass
     os.close(terminal)
     assert process.wait() == 0, said.decode()
-    assert b"column that names the client, or none" in said
+    assert b"column that names the client, or none [hospital]: " in said
     experiment = load(Path("visits.toml"))
     assert list(experiment.methods) == ["local", "fedprox"]
     assert experiment.split.scheme == "dirichlet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,24 @@ def test_the_page_is_drawn_and_its_name_printed(
     assert main(["report", str(finished), "--out", str(page)]) == 0
     assert capfd.readouterr().out == f"{page}\n"
     assert "<svg" in page.read_text()
+
+
+def test_the_page_of_one_run_lies_in_it_and_that_of_several_here(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, page = tmp_path / "run", tmp_path / "report.html"
+    shutil.copytree(finished, run)
+    page.write_text("mine")
+    assert main(["report", str(run)]) == 0
+    assert page.read_text() == "mine"
+    assert "<svg" in (run / "report.html").read_text()
+    assert main(["report", str(run), str(finished)]) == 0
+    assert "<svg" in page.read_text()
+    assert capfd.readouterr().out == f"{run / 'report.html'}\nreport.html\n"
 
 
 def test_a_file_that_is_no_run_is_refused(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

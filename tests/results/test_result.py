@@ -114,7 +114,7 @@ def test_it_shows_itself_and_stands_for_its_path(result: ft.Result, tmp_path: Pa
     ("use", "message"),
     [
         (lambda result: result.clients("fedsgd"), "unknown method 'fedsgd'; did you mean 'fedsdg'"),
-        (lambda result: result.history(seed=7), r"no seed 7 in .*; allowed: \[0, 1\]"),
+        (lambda result: result.history(seed=7), r"no seed 7 in .*; allowed: 0, 1$"),
         (lambda result: ft.Result(result.path / "methods").table(), "is not a run directory"),
     ],
 )

@@ -29,6 +29,13 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
         load(Path("elsewhere/fedsq.toml"))
 
 
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").mkdir()
+    with pytest.raises(InputError, match=r"^notes is not a run directory, and no experiment file$"):
+        load(Path("notes"))
+
+
 def test_every_experiment_says_what_it_is_for() -> None:
     for name, file in builtin.experiments().items():
         assert 10 < len(builtin.purpose(file)) < 120, name

@@ -107,6 +107,12 @@ def test_the_global_model_has_a_best_round_of_its_own(finished: Path) -> None:
     assert any(personal != shared for personal, shared in rounds.values()), rounds
 
 
+def test_an_unknown_seed_is_told_with_those_that_exist(finished: Path) -> None:
+    label = next(path.name for path in (finished / "methods").iterdir())
+    with pytest.raises(InputError, match=r"no seed 7 in .*; allowed: [0-9, ]+$"):
+        open_trained(finished, label, seed=7)
+
+
 def test_novel_clients_join_again(tmp_path: Path) -> None:
     out = run(experiment({"fedper": METHODS["fedper"]}, cohort={"size": 2, "novel": 2}), tmp_path)
     trained = opened(out, "fedper")

@@ -37,7 +37,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(options: argparse.Namespace) -> None:
+    from ..data.sources import FORMATS
+
+    if options.data.suffix not in FORMATS and not options.data.is_dir():
+        formats = ", ".join(FORMATS)
+        raise InputError(f"can't read {options.data}: new reads {formats} files; save it as csv")
     out = options.out or Path(f"{options.data.stem}.toml")
+    if not out.parent.is_dir():
+        raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
     if not options.data.is_file():
@@ -77,7 +84,7 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     if options.client is None:
         guess = table.roles(options.text, options.label, None).client or "none"
         others = [c.name for c in table.client_candidates({options.text, options.label})]
-        choices = [guess, *(name for name in [*others, "none"] if name != guess)]
+        choices = [guess, *(name for name in others if name != guess)]
         options.client = _ask("column that names the client, or none", *choices)
 
 

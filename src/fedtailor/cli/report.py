@@ -9,11 +9,17 @@ from pathlib import Path
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--out", type=Path, default=Path("report.html"))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: RUN/report.html; of several runs: report.html in the current folder",
+    )
     parser.set_defaults(command=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
     from ..report import write
 
-    print(write(options.runs, options.out))
+    folder = options.runs[0] if len(options.runs) == 1 else Path()
+    print(write(options.runs, options.out or folder / "report.html"))

@@ -22,6 +22,7 @@ from .columns import Columns
 from .config import DataConfig
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
+from .text_files import check_text_file
 from .tokens import tokenise
 
 if TYPE_CHECKING:
@@ -286,6 +287,7 @@ def local_table(name: str, cache: Path) -> Any:
     """
     from datasets import Features, Value, load_dataset
     from datasets.exceptions import DatasetsError
+    from datasets.utils import logging
     from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 
     path = Path(name).expanduser()
@@ -295,9 +297,13 @@ def local_table(name: str, cache: Path) -> Any:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:
         raise InputError(f"can't read {name!r}: it is empty")
+    if path.suffix in (".csv", ".jsonl"):
+        check_text_file(path, name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.CRITICAL)  # an error is told once, by the one raised below
         try:
             options: dict[str, Any] = {}
             if cells.is_csv(name):
@@ -313,6 +319,7 @@ def local_table(name: str, cache: Path) -> Any:
         except (DatasetsError, ValueError, OSError) as error:
             problem = _one_line(error.__cause__ or error)
         finally:
+            logging.set_verbosity(verbosity)
             enable_progress_bar()
     if "corresponds to no data" in problem:
         raise InputError(f"{name!r} has no rows")

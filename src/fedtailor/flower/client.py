@@ -237,7 +237,8 @@ class Site:
         if message.label not in experiment.methods:
             raise unknown("method", message.label, experiment.methods)
         if message.seed not in experiment.seeds:
-            raise InputError(f"no seed {message.seed} here; allowed: {experiment.seeds}")
+            allowed = ", ".join(map(str, experiment.seeds))
+            raise InputError(f"no seed {message.seed} here; allowed: {allowed}")
         if not re.fullmatch("[0-9a-f]{32}", message.run):
             raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
         self._load([message.seed])

@@ -276,7 +276,8 @@ class Result:
             raise unknown("method", method, labels)
         seeds = sorted({trial.seed for trial in done.trials})
         if seed is not None and seed not in seeds:
-            raise InputError(f"no seed {seed} in {self.path}; allowed: {seeds}")
+            allowed = ", ".join(map(str, seeds))
+            raise InputError(f"no seed {seed} in {self.path}; allowed: {allowed}")
         return [
             trial
             for trial in done.trials

@@ -245,7 +245,8 @@ def open_trained(
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
     if seed not in experiment.seeds:
-        raise InputError(f"no seed {seed} in {run}; allowed: {experiment.seeds}")
+        allowed = ", ".join(map(str, experiment.seeds))
+        raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
     folder = run / "methods" / label / f"seed-{seed}"
     commit = read_commit(folder) if (folder / "commit.json").exists() else None
     if commit is None or not (commit.ended or commit.stopped):

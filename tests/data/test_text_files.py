@@ -1,0 +1,46 @@
+"""Files that programs for spreadsheets write are read, or refused in one line."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from fedtailor.data.sources import local_table
+from fedtailor.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"id;note;label\n1;clean, kind;ok\n", "separated by ';'; save it with commas"),
+        ("a.csv", b"id\tnote\tlabel\n1\tclean\tok\n", "separated by tabs; save it with commas"),
+        ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("latin-1"), "not UTF-8; save it as UTF-8"),
+        ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("utf-16"), "not UTF-8; save it as UTF-8"),
+        ("a.jsonl", '{"note": "caf\u00e9"}\n'.encode("latin-1"), "not UTF-8; save it as UTF-8"),
+        ("a.csv", b"note,label\na,b\na,b,c,d\n", "Expected 2 fields in line 3, saw 4"),
+        ("a.jsonl", b"no json\n", "can't read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_once(
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with caplog.at_level(logging.ERROR), pytest.raises(InputError, match=message) as caught:
+        local_table(str(path), tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeffnote,label\nclean; kind; quiet\u00e9,ok\n", encoding="utf-8")
+    assert local_table(str(path), tmp_path / "cache")[0]["note"] == "clean; kind; quiet\u00e9"
