@@ -35,7 +35,8 @@ ABOUT = "export.json"
 class ClientModel:
     """A client's model, or the global one (``client`` None), and where it comes from.
 
-    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's.
+    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's;
+    ``joined`` is `Onboarded.kept` of a client that joined afterwards.
     """
 
     experiment: Experiment
@@ -46,6 +47,7 @@ class ClientModel:
     state: Params
     client: str | None = None
     results: list[Score] = field(default_factory=list)
+    joined: str | None = None
 
     @property
     def method(self) -> Method:
@@ -122,7 +124,9 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
     if (joined := trained.onboarded(client)) is not None:
-        return replace(model, results=joined_scores(read_result(joined), trained.round))
+        result = read_result(joined)
+        found = joined_scores(result, trained.round)
+        return replace(model, results=found, joined=result.kept)
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
@@ -296,7 +300,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
     if network.backbone.tokenizer is not None:
         network.backbone.tokenizer.save_pretrained(str(out))
     write_code(network, portable.form, out)
-    (out / "README.md").write_text(card(experiment, about, model.results))
+    (out / "README.md").write_text(card(experiment, about, model.results, model.joined))
 
 
 def _settings(network: Network, portable: Portable) -> dict[str, Any]:
