@@ -49,6 +49,8 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     model = load_model(run, "ditto", "St. José 2", backbone=digits_backbone())
     assert model.client == "St. José 2"
     kept, most = (first.scores[name]["test"]["accuracy"] for name in (first.kept, "majority"))
+    with pytest.raises(InputError, match=r"no client oslo; .* or by name: St. José 2, lagos"):
+        load_model(run, "ditto", "oslo", backbone=digits_backbone())
     assert kept is not None
     assert most is not None
     assert first.note.endswith("no better than the most frequent class") == (kept <= most)
