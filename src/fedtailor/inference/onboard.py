@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..data import Data, DataConfig
-from ..data.federation import Federation, Split
+from ..data.columns import UnknownLabelError
 from ..data.one_client import columns_of_client, dataset_of_client
+from ..data.federation import Federation, Split
 from ..data.sources import load_data, local_table, read_columns
 from ..data.table import Dataset, Images
 from ..disk_cache import cache_dir
@@ -202,7 +203,12 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     columns = source.columns or read_columns(config, cache_dir())
     where = config.path or "the data"
     columns, others = columns_of_client(columns, client, where)
-    dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
+    try:
+        dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
+    except UnknownLabelError as error:
+        raise InputError(
+            f"unknown label {error.label!r} in {where}; allowed: {error.allowed}"
+        ) from error
     return replace(dataset, omissions=(*others, *dataset.omissions))
 
 
