@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,6 +119,8 @@ def onboard(
         raise InputError(f"passes = {passes}: must be 1 or more")
     _check_name(trained, client, overwrite)
     dataset = _dataset(trained, data, client)
+    for omission in dataset.omissions:
+        print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
     folder = trained.folder / "onboarded"
     with locked(folder):
         number = _number(trained, folder, client)
