@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from .. import random
 from ..data import Data, DataConfig
 from ..data.columns import UnknownLabelError
-from ..data.one_client import columns_of_client, dataset_of_client
 from ..data.federation import Federation, Split
+from ..data.one_client import columns_of_client, dataset_of_client
 from ..data.sources import load_data, local_table, read_columns
 from ..data.table import Dataset, Images
 from ..disk_cache import cache_dir
@@ -281,7 +281,9 @@ def decide(
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
     by_loss = training.task.backbone.kind == "causal-lm"
-    kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
+    kept, note = choose(
+        candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
+    )
     scores = _all_scores(federation, number, candidates)
     if _did_not_learn(scores, kept):
         note += "; on its test examples it is no better than the most frequent class"
@@ -301,10 +303,19 @@ def decide(
 
 
 def choose(
-    candidates: Mapping[str, Candidate], *, fits: bool, label: str, by_loss: bool = False
+    candidates: Mapping[str, Candidate],
+    *,
+    fits: bool,
+    label: str,
+    by_loss: bool = False,
+    private: bool = False,
 ) -> tuple[str, str]:
     """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
-    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken."""
+    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken.
+
+    Without validation examples nothing speaks for the fitted one, so another one is kept, unless
+    there is none but a guess with ``private`` tensors, which nobody has trained.
+    """
     present = [name for name in _MODELS if name in candidates]
     sums = {name: candidates[name].sums for name in present}
     if not fits:
@@ -313,7 +324,12 @@ def choose(
     if "global" in present and same and sums["fitted"][:, 2].any():
         return "global", f"what {label} keeps by client does not change its predictions"
     if not sums["fitted"][0, 2]:
-        return "fitted", "there are no validation examples to choose by"
+        note = "there are no validation examples to check the fitted model"
+        if "global" in candidates:
+            return "global", note
+        if not private:
+            return "guess", note
+        return "fitted", f"{note}, but {label} has no other one that is trained"
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     return best, f"the best of {len(present)} on its validation examples"
 
