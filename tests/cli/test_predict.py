@@ -30,6 +30,31 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_new_client_takes_its_own_rows_and_says_which_are_left_out(
+    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads((run / "experiment.json").read_text())
+    stored["data"]["client"] = "site"
+    (run / "experiment.json").write_text(json.dumps(stored))
+    paths = sorted(map(str, pictures.iterdir()))
+    features = Features({"image": Image(), "label": Value("int64"), "site": Value("string")})
+    rows = {"image": paths, "label": [None, *range(10), 10], "site": ["lagos", "oslo"] * 6}
+    Dataset.from_dict(rows, features=features).to_parquet(run / "new.parquet")
+    command = ["onboard", str(run), "--method", "fedsdg", "--data", str(run / "new.parquet")]
+    capsys.readouterr()
+    assert main([*command, "--client", "lagos"]) == 0
+    told = capsys.readouterr()
+    assert "3 train, 1 validation, 1 test examples" in told.out
+    assert told.err.splitlines() == [
+        "fedtailor: 6 rows of other clients, left out",
+        "fedtailor: 1 row without a label, left out",
+    ]
+    assert main([*command, "--client", "oslo"]) == 2
+    assert "new.parquet; allowed: 0 to 9\n" in capsys.readouterr().err
+    assert main([*command, "--client", "rome"]) == 2
+    assert "has no rows of client 'rome', but of lagos (6), oslo (6)" in capsys.readouterr().err
+
+
 def test_a_new_client_joins_and_predicts(
     run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,5 +34,16 @@ def test_unknown_clients(client, names, message):
     assert str(caught.value).startswith(message)
 
 
+def test_clients_that_joined_are_listed_by_name():
+    for client, names, message in [
+        ("istambul", ("rome",), "did you mean 'istanbul'? allowed: rome, istanbul"),
+        ("istambul", None, "no client istambul; allowed: 0 to 0, or by name: istanbul"),
+        (1, ("rome",), "no client 1; allowed: 0 to 0, or by name: istanbul"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            client_number(client, 1, names, ["istanbul"])
+        assert str(caught.value).endswith(message)
+
+
 def test_long_lists_end_with_their_length():
     assert listed([f"c{n}" for n in range(21)]).endswith("c19, and 1 more")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+import fedtailor as ft
 from fedtailor.data.config import DataConfig, SplitConfig
-from fedtailor.export.card import division
+from fedtailor.export.card import card, division
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,46 @@ def test_how_the_data_were_divided_is_said_in_words(
 def test_every_scheme_has_words() -> None:
     for scheme in get_args(get_type_hints(SplitConfig)["scheme"]):
         assert "8 clients" in division(DataConfig("digits"), SplitConfig(scheme=scheme), 8)
+
+
+EXPERIMENT = ft.Experiment(
+    {"fedsdg": ft.FedSDG(), "local": ft.METHODS["local"]()}, data=ft.DataConfig(path="sites.csv")
+)
+TOGETHER = "that 7 clients trained together, each on its own data, with federated learning"
+
+
+@pytest.mark.parametrize(
+    ("label", "joined", "sentence", "data"),
+    [
+        ("fedsdg", None, f"A model {TOGETHER}.", "sites.csv, divided at random among 7 clients"),
+        (
+            "fedsdg", "fitted",
+            f"A model fitted to the data of client oslo, starting from a model {TOGETHER}.",
+            "sites.csv, divided at random among 7 clients; then those of client oslo",
+        ),
+        (
+            "fedsdg", "global",
+            f"A model {TOGETHER}; client oslo joined afterwards and did not fit it.",
+            "sites.csv, divided at random among 7 clients",
+        ),
+        (
+            "local", None, "A model that client oslo trained alone, on its own data.",
+            "sites.csv, divided at random among 7 clients",
+        ),
+        (
+            "local", "fitted", "A model that client oslo trained alone, on its own data.",
+            "those of client oslo",
+        ),
+    ],
+)  # fmt: skip
+def test_a_card_says_who_trained_the_model(
+    label: str, joined: str | None, sentence: str, data: str
+) -> None:
+    about: dict[str, Any] = {
+        "label": label, "method": label, "client": "oslo", "clients": 7, "seed": 0, "form": "plain",
+        "task": "classification", "network": {"kind": "pytorch"}, "id2label": {}, "max_length": 0,
+        "base": {"name": "net", "licence": "MIT", "get": None},
+    }  # fmt: skip
+    lines = card(EXPERIMENT, about, [], joined).splitlines()
+    assert sentence in lines
+    assert f"| data | {data} |" in lines

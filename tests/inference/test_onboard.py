@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
+from fedtailor.data.table import Images
 from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.joining import Candidate, join, join_requests
@@ -49,6 +50,8 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     assert joined(run, "ditto", overwrite=True) == first
     model = load_model(run, "ditto", "St. José 2", backbone=digits_backbone())
     assert model.client == "St. José 2"
+    with pytest.raises(InputError, match=r"no client oslo; .* or by name: St. José 2, lagos"):
+        load_model(run, "ditto", "oslo", backbone=digits_backbone())
     kept, most = (first.scores[name]["test"]["accuracy"] for name in (first.kept, "majority"))
     assert kept is not None
     assert most is not None
@@ -90,7 +93,7 @@ def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -
         onboard(run, "ditto", replace(NEW, classes=classes), "lagos", backbone=digits_backbone())
     with (tmp_path / "new.csv").open("w") as file:
         csv.writer(file).writerows([["text", "label"], ["one", "one"]])
-    with pytest.raises(InputError, match=r"labels out of range: 'one'"):
+    with pytest.raises(InputError, match=r"unknown label 'one' in .*new.csv; allowed: 0, 1, .* 9$"):
         onboard(run, "ditto", tmp_path / "new.csv", "lagos", backbone=digits_backbone())
     assert not (run / "methods/ditto/seed-0/onboarded").exists()
 
@@ -142,7 +145,20 @@ def test_the_best_on_validation_examples_is_kept() -> None:
     assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"
     assert choose(found, fits=True, label="x", by_loss=True)[0] == "fitted"
     without = {"guess": candidate(0, 0, 0), "fitted": candidate(0, 0, 0)}
-    assert choose(without, fits=True, label="x")[0] == "fitted"
+    unchecked = "there are no validation examples to check the fitted model"
+    assert choose(without, fits=True, label="x") == ("guess", unchecked)
+    with_global = {**without, "global": Candidate({}, np.array([[0.0, 0, 0], [1, 8, 9]]))}
+    assert choose(with_global, fits=True, label="x", private=True) == ("global", unchecked)
+    untrained = choose(without, fits=True, label="x", private=True)
+    assert untrained == ("fitted", f"{unchecked}, but x has no other one that is trained")
+
+
+def test_a_client_with_one_row_keeps_the_global_model(run: Path) -> None:
+    one = replace(NEW, inputs=Images(NEW.inputs.values[:1]), labels=NEW.labels[:1], num_train=1)
+    result = onboard(run, "ditto", replace(one, digest="one"), "lagos", backbone=digits_backbone())
+    assert dict(result.num_examples) == {"train": 1, "validation": 0, "test": 0}
+    assert result.kept == "global"
+    assert "no validation examples to check the fitted model" in str(result)
 
 
 @pytest.mark.parametrize("name", ["pfedgate", "feddpa", "fedala"])

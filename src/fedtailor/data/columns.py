@@ -20,6 +20,17 @@ _IMAGE = ("image", "img")
 LABEL_NAMES = ("label", "labels", "target", "category")
 
 
+class UnknownLabelError(InputError):
+    """A label of no known class; ``label`` is the value, and ``allowed`` lists those there are."""
+
+    def __init__(self, label: Any, split: str, allowed: str) -> None:
+        super().__init__(
+            f"labels out of range: {label!r} in the {split} split; allowed: {allowed} "
+            "(if that split has no labels, name another split)"
+        )
+        self.label, self.allowed = label, allowed
+
+
 @dataclass(frozen=True)
 class Columns:
     """A source's rows: those for training first, then the official test split.
@@ -222,10 +233,7 @@ def _check_labels(
     if unknown is None:
         return
     allowed = f"0 to {len(names) - 1}" if 0 in numbers else ", ".join(names)
-    raise InputError(
-        f"labels out of range: {unknown!r} in the {split} split; allowed: {allowed} "
-        f"(if that split has no labels, name another split)"
-    )
+    raise UnknownLabelError(unknown, split, allowed)
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:

@@ -10,7 +10,9 @@ from ..errors import InputError
 FEW = 20  # names in one message
 
 
-def client_number(client: str | int, count: int, names: Sequence[str] | None) -> int:
+def client_number(
+    client: str | int, count: int, names: Sequence[str] | None, joined: Sequence[str] = ()
+) -> int:
     """Return the number of a client, from its name or its number.
 
     An ``int`` is always a number. Text is a name. It may also be a number, unless a client's name
@@ -20,6 +22,7 @@ def client_number(client: str | int, count: int, names: Sequence[str] | None) ->
         client: a name or a number.
         count: K.
         names: of the K clients; None: they have none.
+        joined: further clients, who have names alone: a message lists them, too.
 
     Raises:
         InputError: there is no such client.
@@ -33,11 +36,12 @@ def client_number(client: str | int, count: int, names: Sequence[str] | None) ->
         if client and client in names:
             return names.index(client)
         if not client.isdecimal() or any(name.isdecimal() for name in names):
-            raise InputError(_unknown(client, names))
+            raise InputError(_unknown(client, [*names, *joined]))
     is_number = not isinstance(client, str) or client.isdecimal()
     number = int(client) if is_number else -1
     if not 0 <= number < count:
-        raise InputError(f"no client {client}; allowed: 0 to {count - 1}")
+        others = f", or by name: {listed(joined)}" if joined else ""
+        raise InputError(f"no client {client}; allowed: 0 to {count - 1}{others}")
     return number
 
 

@@ -104,14 +104,22 @@ def division(data: DataConfig, split: SplitConfig, clients: int) -> str:
     return f"{name}, divided {by[split.scheme]} among {clients} clients"
 
 
-def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score]) -> str:
-    """Return the model card, in Markdown."""
+def card(
+    experiment: Experiment, about: Mapping[str, Any], results: list[Score], joined: str | None
+) -> str:
+    """Return the model card, in Markdown.
+
+    Args:
+        experiment: the run's.
+        about: the content of the export's description.
+        results: the model's.
+        joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
+    """
     lm = about["task"] == "causal-lm"
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
-    clients = f"{about['clients']} clients"
     lines = [
         "---",
         f"base_model: {about['base']['name']}",
@@ -121,12 +129,12 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
         "",
         f"# {experiment.name}: the model of {whose}",
         "",
-        f"A model that {clients} trained together, each on its own data, with federated learning.",
+        _origin(experiment, about, joined),
         "",
         "| | |",
         "|---|---|",
         f"| method | {about['method']}{cited} |",
-        f"| data | {division(experiment.data, experiment.split, about['clients'])} |",
+        f"| data | {_data(experiment, about, joined)} |",
         f"| client | {whose} |",
         f"| seed | {about['seed']} |",
         f"| base model | {about['base']['name']} |",
@@ -151,6 +159,33 @@ def card(experiment: Experiment, about: Mapping[str, Any], results: list[Score])
         lines.append("No results of this model were at hand where it was written.")
     lines += ["", "## Use", "", *_USE, *_uses(about), ""]
     return "\n".join(lines)
+
+
+def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
+    """Who trained the model, in a sentence."""
+    client = f"client {about['client']}"
+    together = f"{about['clients']} clients trained together, each on its own data, with federated"
+    if experiment.methods[about["label"]].family == "local":
+        if joined == "guess":
+            return f"The model with which every client begins; {client} did not train it."
+        return f"A model that {client} trained alone, on its own data."
+    if joined == "fitted":
+        return (
+            f"A model fitted to the data of {client}, starting from a model that {together} "
+            "learning."
+        )
+    if joined is not None:
+        return f"A model that {together} learning; {client} joined afterwards and did not fit it."
+    return f"A model that {together} learning."
+
+
+def _data(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
+    """The data of those who trained the model."""
+    divided = division(experiment.data, experiment.split, about["clients"])
+    own = f"those of client {about['client']}"
+    if experiment.methods[about["label"]].family == "local" and joined is not None:
+        return own if joined == "fitted" else "none"
+    return f"{divided}; then {own}" if joined == "fitted" else divided
 
 
 _USE = [

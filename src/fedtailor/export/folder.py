@@ -38,7 +38,8 @@ _CODED = re.compile(r"^\.|[/\0]|%(?=[0-9A-F]{2})")
 class ClientModel:
     """A client's model, or the global one (``client`` None), and where it comes from.
 
-    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's.
+    ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's;
+    ``joined`` is `Onboarded.kept` of a client that joined afterwards.
     """
 
     experiment: Experiment
@@ -49,6 +50,7 @@ class ClientModel:
     state: Params
     client: str | None = None
     results: list[Score] = field(default_factory=list)
+    joined: str | None = None
 
     @property
     def method(self) -> Method:
@@ -131,7 +133,8 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
     if client is None:
         return replace(model, results=scores(trial, None, trained.global_round))
     if joined is not None:
-        return replace(model, results=joined_scores(read_result(joined)))
+        result = read_result(joined)
+        return replace(model, results=joined_scores(result), joined=result.kept)
     return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
@@ -312,7 +315,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
     if network.backbone.tokenizer is not None:
         network.backbone.tokenizer.save_pretrained(str(out))
     write_code(network, portable.form, out)
-    (out / "README.md").write_text(card(experiment, about, model.results))
+    (out / "README.md").write_text(card(experiment, about, model.results, model.joined))
 
 
 def _settings(network: Network, portable: Portable) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..data import Data, DataConfig
+from ..data.columns import UnknownLabelError
 from ..data.federation import Federation, Split
 from ..data.one_client import columns_of_client, dataset_of_client
 from ..data.sources import load_data, local_table, read_columns
@@ -122,6 +124,8 @@ def onboard(
         raise InputError(f"passes = {passes}: must be 1 or more")
     _check_name(trained, client, overwrite)
     dataset = _dataset(trained, data, client)
+    for omission in dataset.omissions:
+        print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
     folder = trained.folder / "onboarded"
     place, old = folder / client, folder / f".{client}.old"
     with locked(folder):
@@ -220,7 +224,12 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     columns = source.columns or read_columns(config, cache_dir())
     where = config.path or "the data"
     columns, others = columns_of_client(columns, client, where)
-    dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
+    try:
+        dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
+    except UnknownLabelError as error:
+        raise InputError(
+            f"unknown label {error.label!r} in {where}; allowed: {error.allowed}"
+        ) from error
     return replace(dataset, omissions=(*others, *dataset.omissions))
 
 
@@ -290,7 +299,9 @@ def decide(
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
     by_loss = training.task.backbone.kind == "causal-lm"
-    kept, note = choose(candidates, fits=fits, label=label, by_loss=by_loss)
+    kept, note = choose(
+        candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
+    )
     scores = _all_scores(federation, number, candidates)
     if _did_not_learn(scores, kept):
         note += "; on its test examples it is no better than the most frequent class"
@@ -311,10 +322,19 @@ def decide(
 
 
 def choose(
-    candidates: Mapping[str, Candidate], *, fits: bool, label: str, by_loss: bool = False
+    candidates: Mapping[str, Candidate],
+    *,
+    fits: bool,
+    label: str,
+    by_loss: bool = False,
+    private: bool = False,
 ) -> tuple[str, str]:
     """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
-    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken."""
+    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken.
+
+    Without validation examples nothing speaks for the fitted one, so another one is kept, unless
+    there is none but a guess with ``private`` tensors, which nobody has trained.
+    """
     present = [name for name in _MODELS if name in candidates]
     sums = {name: candidates[name].sums for name in present}
     if not fits:
@@ -323,7 +343,12 @@ def choose(
     if "global" in present and same and sums["fitted"][:, 2].any():
         return "global", f"what {label} keeps by client does not change its predictions"
     if not sums["fitted"][0, 2]:
-        return "fitted", "there are no validation examples to choose by"
+        note = "there are no validation examples to check the fitted model"
+        if "global" in candidates:
+            return "global", note
+        if not private:
+            return "guess", note
+        return "fitted", f"{note}, but {label} has no other one that is trained"
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     return best, f"the best of {len(present)} on its validation examples"
 

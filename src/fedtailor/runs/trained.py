@@ -103,12 +103,14 @@ class TrainedMethod:
         return federation
 
     def number(self, client: str | int) -> int:
-        """The number of a client, from its name or its number; see `data.names.client_number`.
+        """The number of a client of the federation, from its name or its number; see
+        `data.names.client_number`.
 
         Raises:
-            InputError: there is no such client.
+            InputError: there is no such client. Those that joined afterwards are listed.
         """
-        return client_number(client, self.data["clients"], self.data.get("names"))
+        joined = [name for name in self.joined if name != client]
+        return client_number(client, self.data["clients"], self.data.get("names"), joined)
 
     def onboarded(self, client: str | int) -> Path | None:
         """The folder of a client that joined after the training; None: there is no such client."""
