@@ -87,3 +87,17 @@ def test_only_the_first_rank_calls_back_and_all_of_them_stop(file: Path) -> None
     folder = file.with_suffix("") / "methods/fedper/seed-0"
     assert json.loads((folder / "commit.json").read_text())["stopped"]
     assert '"metrics": {"first": [0.' in (folder / "clients.jsonl").read_text()
+
+
+def test_all_ranks_leave_out_what_the_old_run_trained_on(file: Path) -> None:
+    """Only the first one reads the old run."""
+    said, old = file.with_suffix(".txt"), file.with_name("old")
+    assert forked.run(2, command(file, "--out", str(old)), said) == [0, 0], said.read_text()
+    other = ("--set", f'start_from="{old}"', "--set", "split.seed=4", "--set", "rounds=1")
+    outs = [file.with_name(name) for name in ("two", "one")]
+    for ranks, out in zip((2, 1), outs, strict=True):
+        work = command(file, *other, "--out", str(out))
+        assert forked.run(ranks, work, said) == [0] * ranks, said.read_text()
+    assert "held-out rows were training rows of" in said.read_text()
+    two, one = map(forked.contents, outs)
+    assert two == one

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.data.federation import Federation
 from fedtailor.engine.rounds import new_store
 from fedtailor.inference.onboard import onboard
 from fedtailor.report.read import read
-from fedtailor.runs.build import Inputs
+from fedtailor.runs.build import Inputs, federation_of
 from fedtailor.runs.experiment import Experiment, load, parse
+from fedtailor.runs.run import dry_run
 from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
 from fedtailor.trackers.follow import track
@@ -46,6 +48,22 @@ def sites(*names: str) -> Any:
         groups=rows % len(names),
         client_names=names,
         digest=f"digits of {names}",
+    )
+
+
+def table(rows: range, *names: str) -> Any:
+    """Some of the digits, divided among sites."""
+    whole, some = digits(), np.array(rows)
+    inputs = replace(whole.inputs, values=whole.inputs.values[some])  # type: ignore[type-var]
+    labels, groups = whole.labels[some], some % len(names)  # type: ignore[index]
+    return replace(
+        whole,
+        inputs=inputs,
+        num_train=len(some),
+        labels=labels,
+        groups=groups,
+        client_names=names,
+        digest=f"digits {rows} of {names}",
     )
 
 
@@ -161,6 +179,83 @@ def test_states_by_client_at_the_server_follow_the_clients(name: str, tmp_path: 
     assert all(server[n].equal(before[n]) for n in same)
     if name == "scaffold":
         assert server["scaffold.num_clients"] == 4
+
+
+def held_out(federation: Federation) -> set[int]:
+    parts = federation.partition
+    return {*parts.validation.rows.tolist(), *parts.test.rows.tolist()}
+
+
+def test_a_grown_table_holds_out_no_row_that_the_old_run_trained_on(
+    old: Path, tmp_path: Path
+) -> None:
+    names = ("bonn", "kiel", "ulm")
+    grown = table(range(450), *names)  # the first 300 rows are the old ones
+    copy = shutil.copytree(old, tmp_path / "old")
+    out = run(going_on(copy, rounds=1), tmp_path / "out", grown)
+    before = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone()).federation
+    trained_on = {*before.partition.train.rows.tolist()}
+    drawn = federation_of(going_on(copy), grown, 0)
+    leaked = held_out(drawn) & trained_on
+    assert leaked
+    shutil.rmtree(copy)  # what was left out is known without it
+    run(going_on(copy, rounds=2), out, grown)
+    after = open_trained(out, "fedsdg", data=grown, backbone=digits_backbone()).federation
+    assert held_out(after) == held_out(drawn) - trained_on
+    assert set(after.partition.train.rows) == set(drawn.partition.train.rows)
+    sizes = sorted(((sum(r % 3 == c for r in leaked), -c) for c in range(3)), reverse=True)
+    listed = ", ".join(f"{names[-c]} ({size})" for size, c in sizes)
+    said = f"{len(leaked)} held-out rows were training rows of {copy}, left out: {listed}"
+    assert said in (out / "run.log").read_text()
+    assert f"Data: {said}" in " ".join(ft.compare([out]).split())
+    counts = read(out).partitions[0]
+    assert counts.labels.sum() == 450 - len(leaked)
+    assert counts.test.tolist() == after.partition.test.sizes().tolist()
+
+    third = run(going_on(out, rounds=1), tmp_path / "third", table(range(600), *names))
+    rows = held_out(
+        open_trained(
+            third, "fedsdg", data=table(range(600), *names), backbone=digits_backbone()
+        ).federation
+    )
+    assert rows
+    assert not rows & (trained_on | {*after.partition.train.rows.tolist()})
+
+
+def test_clients_without_a_row_that_is_left_to_hold_out_are_named(
+    old: Path, tmp_path: Path
+) -> None:
+    before = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone()).federation
+    rows = before.partition.train.rows
+    known = replace(
+        OLD_SITES,
+        inputs=replace(OLD_SITES.inputs, values=OLD_SITES.inputs.values[rows]),
+        num_train=len(rows),
+        labels=OLD_SITES.labels[rows],
+        groups=OLD_SITES.groups[rows],
+        digest="training rows alone",
+    )
+    out = run(going_on(old, rounds=1), tmp_path / "out", known)
+    assert "3 clients without a test row, not scored: bonn, kiel, ulm" in ft.compare([out])
+
+
+def test_a_table_of_new_rows_alone_is_divided_as_ever(old: Path, tmp_path: Path) -> None:
+    fresh = table(range(300, 600), "bonn", "kiel", "ulm")
+    drawn = federation_of(going_on(old), fresh, 0)
+    out = run(going_on(old, rounds=1), tmp_path / "out", fresh)
+    about = json.loads((out / "partitions/seed-0.json").read_text())
+    assert about["digest"] == drawn.partition.digest
+    assert about["omissions"] == []
+
+
+def test_an_old_run_that_does_not_say_its_training_rows_is_named(old: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(old, tmp_path / "old")
+    (copy / "partitions/seed-0-trained.safetensors").unlink()
+    text = f"whether held-out rows were training rows of {copy} can't be checked"
+    out = run(going_on(copy, rounds=1), tmp_path / "out")
+    assert text in (out / "run.log").read_text()
+    planned = dry_run(going_on(copy), data=NEW_SITES, backbone=digits_backbone())
+    assert any(text in line for line in planned.lines())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ..params import Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
 from .omissions import Omission
-from .table import Dataset, Indices, Partition
+from .table import Dataset, Fingerprints, Indices, Partition
 
 Split = Literal["train", "validation", "test"]
 
@@ -29,7 +29,9 @@ class Federation:
 
     ``example_cache`` adds a method's cached results to every batch. ``public`` are examples that
     the server and all clients have. With ``remote`` the clients' examples lie at
-    their sites, and only the numbers of examples are known here.
+    their sites, and only the numbers of examples are known here. ``trained_before`` are the rows
+    that the models were trained on before this run, ascending; None: they were not, or it is not
+    known.
     """
 
     dataset: Dataset
@@ -38,6 +40,7 @@ class Federation:
     example_cache: ExampleCache | None = None
     public: Dataset | None = None
     remote: bool = False
+    trained_before: Fingerprints | None = None
 
     @property
     def num_clients(self) -> int:

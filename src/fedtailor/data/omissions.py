@@ -22,6 +22,8 @@ Kind = Literal[
     "no-client",
     "no-test-row",
     "other-client",
+    "trained-before",
+    "not-checked",
 ]
 
 
@@ -51,12 +53,17 @@ def of_rows(
     """
     if not len(rows):
         return []
-    by_client = ""
-    if groups is not None:
-        sizes = np.bincount(groups[rows])
-        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-        by_client = f": {_clients(order, names, sizes[order])}"
+    by_client = f": {_most_first(np.bincount(groups[rows]), names)}" if groups is not None else ""
     return [Omission(kind, len(rows), f"{_count(len(rows), 'row')} {what}{by_client}")]
+
+
+def of_held_out(
+    kind: Kind, sizes: NDArray[np.integer], what: str, names: Sequence[str] | None
+) -> Omission:
+    """Describe held-out rows of K clients, who have ``sizes`` ``[K]`` of them."""
+    count = int(sizes.sum())
+    text = f"{_count(count, 'held-out row')} {what}: {_most_first(sizes, names)}"
+    return Omission(kind, count, text)
 
 
 def of_clients(
@@ -79,6 +86,12 @@ def of_clients(
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _most_first(sizes: NDArray[np.integer], names: Sequence[str] | None) -> str:
+    """The clients that have any rows, those with the most first."""
+    order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
+    return _clients(order, names, sizes[order])
 
 
 def _clients(

@@ -11,16 +11,18 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
 from .names import check_names
-from .omissions import Omission, of_clients, of_rows
+from .omissions import Omission, of_clients, of_held_out, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
 _CHUNK = 1 << 16  # rows that are hashed together
+_NOT_SCORED = "without a test row, not scored"
 _RECENT = 10_000  # clients whose held-out rows stay in memory
 
 
@@ -94,6 +96,40 @@ def partition(
     return replace(parts, digest=_digest(parts, config, seed), omissions=tuple(omissions))
 
 
+def without_held_out(parts: Partition, leave_out: NDArray[np.bool_], what: str) -> Partition:
+    """Leave rows out of validation and test; they are no training rows either.
+
+    Args:
+        parts: the rows of K clients.
+        leave_out: for each row of the data set, whether it is left out.
+        what: why, to follow ``3 held-out rows`` in the omissions.
+
+    Returns:
+        ``parts`` itself if its clients hold out none of these rows; else its digest differs.
+    """
+    clients = range(len(parts.train))
+    held_out = (parts.validation, parts.test)
+    kept = [[rows[~leave_out[rows]] for rows in map(s.__getitem__, clients)] for s in held_out]
+    validation, test = map(Shares.of, kept)
+    less = parts.validation.sizes() - validation.sizes() + parts.test.sizes() - test.sizes()
+    if not less.any():
+        return parts
+    digest = hashlib.sha256(parts.digest.encode())
+    digest.update(np.packbits(leave_out[np.concatenate([s.rows for s in held_out])]).tobytes())
+    without = np.flatnonzero(test.sizes() == 0) if len(parts.test.rows) else clients[:0]
+    omissions = [one for one in parts.omissions if one.kind != "no-test-row"]
+    omissions.append(of_held_out("trained-before", less, what, parts.names))
+    omissions += of_clients("no-test-row", np.array(without), _NOT_SCORED, parts.names)
+    return replace(
+        parts,
+        train=Shares.of([parts.train[client] for client in clients]),
+        validation=validation,
+        test=test,
+        digest=digest.hexdigest(),
+        omissions=tuple(omissions),
+    )
+
+
 def _client_groups(dataset: Dataset, config: SplitConfig, shares: Shares) -> Indices | None:
     """Return the natural client of each of K clients, -1 for clients without rows; None with other
     schemes than ``natural``."""
@@ -148,8 +184,7 @@ def _omissions(
     if local_clients is not None:
         without = without[np.isin(without, local_clients)]
     if len(without) < len(test_sizes):  # else there is no test at all, as the experiment says
-        what = "without a test row, not scored"
-        omissions += of_clients("no-test-row", without, what, parts.names)
+        omissions += of_clients("no-test-row", without, _NOT_SCORED, parts.names)
     return omissions
 
 

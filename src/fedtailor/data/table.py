@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]  # class numbers
 Rows = NDArray[np.integer]  # row numbers, of four bytes each if that is enough
+Fingerprints = NDArray[np.uint64]  # hashes of rows
 Batch = dict[str, Tensor]
 
 _CHUNK = 1 << 18  # rows that are sorted together
+_HASHED = 1 << 14  # rows that are hashed together
 _LARGE = 1 << 24  # bytes of a mapped file whose pages are released after a read
 
 
@@ -57,6 +59,12 @@ class Tokens:
         """Return the number of tokens of each sequence, ``[len(indices)]``."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
+    def contents(self, indices: Indices) -> Iterator[bytes]:
+        """Yield the bytes of each sequence, the same ones whatever the integers' type is."""
+        for start, end in zip(self.offsets[indices], self.offsets[indices + 1], strict=True):
+            yield self.values[start:end].astype("<u4").tobytes()
+        _release_pages(self.values)
+
     def batch(self, indices: Indices) -> Batch:
         """Return ``input_ids`` int64 ``[b, L]`` and ``attention_mask`` float ``[b, L]``, padded
         with 0 to the longest sequence."""
@@ -84,6 +92,12 @@ class Images:
     def lengths(self, indices: Indices) -> Indices:
         """Return 1 for each, since images have one size: ``[len(indices)]``."""
         return np.ones(len(indices), dtype=np.int64)
+
+    def contents(self, indices: Indices) -> Iterator[bytes]:
+        """Yield the bytes of each image."""
+        for index in indices:
+            yield self.values[index].tobytes()
+        _release_pages(self.values)
 
     def batch(self, indices: Indices) -> Batch:
         """Return ``pixel_values`` float ``[b, C, H, W]``, bytes scaled to [0, 1]."""
@@ -158,6 +172,21 @@ class Dataset:
         if self.labels is not None:
             batch["labels"] = torch.from_numpy(self.labels[indices].astype(np.int64))
         return batch
+
+    def fingerprints(self, rows: Indices) -> Fingerprints:
+        """Return the hashes of some rows, of eight bytes, in the order of ``rows``: over a row's
+        tokens or pixels and its label. A row has the same one in any data set."""
+        found = np.empty(len(rows), np.uint64)
+        for start in range(0, len(rows), _HASHED):
+            some = rows[start : start + _HASHED]
+            labels = np.zeros(len(some), "<i8") if self.labels is None else self.labels[some]
+            label_bytes = (label.tobytes() for label in labels.astype("<i8"))
+            digests = (
+                hashlib.blake2b(label + content, digest_size=8).digest()
+                for label, content in zip(label_bytes, self.inputs.contents(some), strict=True)
+            )
+            found[start : start + _HASHED] = np.frombuffer(b"".join(digests), "<u8")
+        return found
 
 
 class Split(Protocol):

@@ -23,6 +23,7 @@ from ..user_code import stored
 from .directory import as_json, read_json, write_atomically
 from .experiment import Experiment, Settings, by_label, changed, parse, source_place
 from .extend import check_extends, united
+from .trained_rows import write_trained_rows
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
 
@@ -189,6 +190,7 @@ def write_manifest(
         if not path.exists():
             clients = evaluated_clients(experiment, federations[seed])
             _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
+            write_trained_rows(federations[seed], out, seed)
             write_atomically(path, as_json(manifests[seed]))
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from ..data import Data, Dataset
 from ..engine.executors.process_group import ProcessGroup
@@ -19,6 +20,7 @@ from .build import Inputs, named, with_metrics
 from .callbacks import OnRound
 from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment, Settings, load
+from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_same, copies, open_run, write_copies
 from .parts import Part, chosen, commit_rounds, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
@@ -89,6 +91,9 @@ def run(
     elif is_leader:
         check_same(named(experiment, data, backbone), out)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
+    if experiment.start_from.run is not None:
+        before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
+        inputs = leave_out(inputs, _shared(before, group))
     device = inputs.check()  # bad input shows before anything is written
     if is_leader:
         check_starts(inputs, out, parts, anew=overwrite)
@@ -170,6 +175,16 @@ def _run_parts(
     )
 
 
+def _shared(before: Before | None, group: ProcessGroup | None) -> Before:
+    """What only the first rank has read, on all ranks of the ``group``."""
+    if before is None:
+        assert group is not None
+        return cast(Before, group.receive())
+    if group is not None:
+        group.broadcast(before)
+    return before
+
+
 def dry_run(
     experiment: Experiment | Path | str,
     out: Path | str | None = None,
@@ -192,6 +207,7 @@ def dry_run(
     else:
         check_same(named(experiment, data, backbone), out)
     inputs = Inputs.load(experiment, data, backbone)
+    inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
     inputs.check()
     check_starts(inputs, out, parts, anew=overwrite)
     left = rounds_left(inputs.experiment, None if overwrite else out, parts)

@@ -35,6 +35,7 @@ from .directory import (
 )
 from .experiment import Experiment, flattened
 from .extend import shown
+from .held_out import start_seed
 from .manifest import data_manifest, open_run
 from .trained import TrainedMethod, open_trained
 
@@ -107,9 +108,7 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
     old_label = config.method or label
     if old_label not in old.methods:
         raise unknown("method", old_label, old.methods, where=f"{run} (start_from)")
-    old_seed = config.seed
-    if old_seed is None:
-        old_seed = seed if seed in old.seeds else old.seeds[0]
+    old_seed = start_seed(config, old.seeds, seed)
     method = experiment.methods[label]
     _check_model(old, old_label, experiment, label, run)
     number = model_seed(run / "methods" / old_label / f"seed-{old_seed}", old_seed)

@@ -37,6 +37,7 @@ from .directory import (
     state_path,
 )
 from .experiment import Experiment
+from .held_out import leave_out, rows_trained_before
 from .manifest import data_manifest, open_run, same_data
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
@@ -95,6 +96,7 @@ class TrainedMethod:
         """
         experiment = named(self.experiment, self.dataset, self.backbone)
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
+        inputs = leave_out(inputs, rows_trained_before(experiment, self.run))
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
             raise InputError(
