@@ -96,7 +96,8 @@ def test_a_language_model_goes_on_and_lets_clients_join(tmp_path: Path) -> None:
         "model": {"name": str(tmp_path / "llama"), "pretrained": False},
     })  # fmt: skip
     ft.run(experiment, tmp_path / "run")
-    result = ft.onboard(tmp_path / "run", "ditto", write(tmp_path / "new.csv", rows[:9]), "lagos")
+    new = [{**row, "ward": "lagos"} for row in rows[:9]]
+    result = ft.onboard(tmp_path / "run", "ditto", write(tmp_path / "new.csv", new), "lagos")
     assert list(result.scores) == ["global", "guess", "fitted"]
     model = ft.load_model(tmp_path / "run", "ditto", "lagos")
     prompts = ["oil prices", "a"]
