@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from ..data.names import client_number
 from ..errors import InputError, unknown
-from ..export.folder import ClientModel, new_folder, write_model
+from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
 from ..flower.states import MODEL
-from ..inference.onboard import RESULT_FILE, read_result
 from ..runs.build import task_again
 from ..runs.directory import read_json
 from .folder import Deployment
@@ -71,8 +70,7 @@ def export(
     method = experiment.methods[label]
     data = read_json(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    result = newest.parent / RESULT_FILE  # of a client that joined afterwards
-    joined = read_result(newest.parent).kept if result.is_file() else None
+    joined = kept_by_joined(newest.parent)
     model = ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
     with new_folder(target) as stage:
         write_model(model, stage, merge)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..data import Data, Dataset
 from ..errors import InputError
-from ..inference.onboard import read_result
+from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
@@ -136,6 +136,12 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
         result = read_result(joined)
         return replace(model, results=joined_scores(result), joined=result.kept)
     return replace(model, results=scores(trial, trained.number(client), trained.round))
+
+
+def kept_by_joined(folder: Path) -> str | None:
+    """`Onboarded.kept` of the client whose model is in ``folder``; None: it did not join a finished
+    run."""
+    return read_result(folder).kept if (folder / RESULT_FILE).is_file() else None
 
 
 def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
