@@ -111,7 +111,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    family: ClassVar[str]  # global, split, regularised, mixture, cluster, sparse, adapter, local
+    # global, split, regularised, mixture, cluster, sparse, adapter or local
+    family: ClassVar[str] = "own"
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
