@@ -91,3 +91,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: str, message: str) -> 
     assert done.stderr.startswith("fedtailor: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "fedtailor", "list", "experiments"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1

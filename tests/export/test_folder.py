@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.export.folder import ClientModel, export_model, write_model
+from fedtailor.export.templates.base import build
 from fedtailor.export.templates.plain import Model
 from fedtailor.params import Batch, Params
 from fedtailor.runs.experiment import load
@@ -210,6 +211,11 @@ def test_all_clients_share_one_base(pairs: dict[str, Pair], label: str) -> None:
     folder = pairs[f"{label}/1"].folder
     assert sorted(path.name for path in folder.parent.iterdir()) == ["0", "1", "2", "base"]
     assert not (folder / "base").exists()
+    moved = folder.parent / "elsewhere" / "1"
+    shutil.copytree(folder, moved)
+    with pytest.raises(FileNotFoundError, match=r"base is missing: .* several folders share"):
+        build(moved, json.loads((moved / "export.json").read_text())["network"])
+    shutil.rmtree(moved.parent)
 
 
 def test_a_merged_adapter_is_one_model(pairs: dict[str, Pair]) -> None:

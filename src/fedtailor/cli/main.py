@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -56,9 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         options.command(options)
+        sys.stdout.flush()
     except InputError as error:
         print(f"fedtailor: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read stdout has enough, as `head` has after ten lines
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         print(f"fedtailor: {error.filename or 'i/o'}: {error.strerror or error}", file=sys.stderr)
         return 2

@@ -172,6 +172,11 @@ class Pooled(nn.Module):
 def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:
     """Return the network that ``about`` describes, with its weights if they are stored."""
     source = folder / about["source"] if about["source"] else folder
+    if (about["source"] or "").startswith("../") and not source.is_dir():
+        raise FileNotFoundError(
+            f"{source.resolve()} is missing: it holds the base model that several folders share; "
+            "keep it beside this folder, or change 'source' in export.json"
+        )
     network: nn.Module
     if about["kind"] == "transformers":
         return _transformer(str(source) if source.is_dir() else about["source"], about)
