@@ -26,6 +26,7 @@ from fedtailor.runs.run import run
 from tests.export.apart import logits_of
 from tests.inference.conftest import NEW
 
+pytestmark = pytest.mark.slow
 CLIENT = 1
 CONTENT = {
     "name": "all",

@@ -31,6 +31,7 @@ def add_new_site(grid: DirectGrid, chosen: Experiment, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("method", ["fedsdg", "fedmerge"])
+@pytest.mark.slow
 def test_a_new_site_joins_a_run_that_has_ended(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def onboard_here(out: Path, method: str, path: str) -> dict[str, object]:
     return content
 
 
+@pytest.mark.slow
 def test_a_new_site_that_is_away_is_asked_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
