@@ -192,6 +192,7 @@ def main() -> None:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])
         if options.commit:
+            _git("add", str(RESULTS))
             _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", str(RESULTS))
 
 
