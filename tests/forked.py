@@ -1,5 +1,8 @@
-"""Ranks forked from the test's own process: real processes and connections, no new imports; and
-a small experiment that they run."""
+"""Ranks: real processes and connections; and a small experiment that they run.
+
+They are forked from one process that has imported what they need and does nothing else. The tests'
+own process has threads by then, and a lock that one of them holds would stay locked in a fork.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,23 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import cloudpickle
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
 import fedtailor as ft
+from fedtailor import methods
 from fedtailor.cli import main
 from fedtailor.engine.executors.process_group import init_process_group
-from fedtailor.methods import METHODS
 from fedtailor.optim import ClientContext
 from fedtailor.params import Batch, Params
 from fedtailor.task.task import Task
+
+_IMPORTED = (  # by a run, once it needs them
+    "fedtailor.runs.run", "fedtailor.report.page", "fedtailor.models.load", "fedtailor.runs.ranks",
+    "fedtailor.engine.executors.ranks", "transformers.models.auto", "sklearn.datasets",
+)  # fmt: skip
 
 
 @contextmanager
@@ -30,21 +39,18 @@ def ranks(size: int, work: Callable[[], object], said: Path) -> Iterator[list[Ba
     goes to ``said``. Those that are left in the end are killed."""
     # as torchrun's agent has it: it is there for longer than any rank
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def rank(number: int) -> None:
-        os.environ |= {
-            "RANK": str(number), "LOCAL_RANK": str(number),
-            "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-        }  # fmt: skip
-        os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        torch.set_num_threads(1)
-        sys.exit(work() or 0)  # type: ignore[call-overload]
-
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=rank, args=(number,)) for number in range(size)]
+    common = dict(os.environ) | {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "tests.small", *_IMPORTED])
+    processes: list[BaseProcess] = []
+    for number in map(str, range(size)):
+        environment = common | {"RANK": number, "LOCAL_RANK": number}
+        arguments = (cloudpickle.dumps(work), environment, said)
+        processes.append(context.Process(target=_rank, args=arguments))
     for process in processes:
         process.start()
     try:
@@ -53,6 +59,16 @@ def ranks(size: int, work: Callable[[], object], said: Path) -> Iterator[list[Ba
         for process in processes:
             process.kill()
             process.join()
+
+
+def _rank(work: bytes, environment: dict[str, str], said: Path) -> None:
+    """What one rank does."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    torch.set_num_threads(1)
+    sys.exit(cloudpickle.loads(work)() or 0)
 
 
 def ended(processes: list[BaseProcess], seconds: float = 120) -> list[int | None]:
@@ -107,7 +123,7 @@ def command(
 
     def work() -> int:
         if spoil is not None:
-            METHODS["fedper"] = _spoilt(spoil, rank)
+            methods.METHODS["fedper"] = _spoilt(spoil, rank)
         return main(["run", str(file), "--out", str(file.with_suffix("")), *more])
 
     return work

@@ -13,6 +13,7 @@ _peek: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_st
 _profiler_enabled: Any = getattr(
     getattr(torch._C, "_autograd", None), "_profiler_enabled", lambda: True
 )
+_use_count: Any = getattr(Tensor, "_use_count", None)
 _foreach_copy: Any = getattr(torch, "_foreach_copy_", None)
 _foreach_mul: Any = getattr(torch, "_foreach_mul_", None)
 
@@ -46,6 +47,15 @@ def _leaves_are_refused() -> bool:
 def profiler_enabled() -> bool:
     """Whether PyTorch's profiler writes a trace now; True where that can't be known."""
     return bool(_profiler_enabled())
+
+
+def use_count(tensor: Tensor) -> int:
+    """How many hold the tensor: Python, as one, and each holder in C++; 1 where that isn't known.
+
+    >>> use_count(torch.zeros(2))
+    1
+    """
+    return int(_use_count(tensor)) if _use_count else 1
 
 
 def view_words(words: Tensor, dtype: torch.dtype) -> Tensor:

@@ -109,8 +109,11 @@ def open_files() -> int:
 
 
 def children() -> list[int]:
+    """Those forked from this process, which have its command; Python's resource tracker is none."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(number) for number in path.read_text().split()]
+    command = Path("/proc/self/cmdline").read_bytes()
+    found = [int(number) for number in path.read_text().split()]
+    return [n for n in found if Path(f"/proc/{n}/cmdline").read_bytes() == command]
 
 
 def test_processes_live_on_and_hear_of_a_new_state() -> None:

@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import InputError
+from ...torch_private import use_count
 from .messages import Place, pack, unpack
 
 _JOIN = timedelta(minutes=5)
@@ -100,12 +101,12 @@ class ProcessGroup:
             return
         with _connected():
             for part in self._packed(message):
-                dist.broadcast(part, 0)
+                _broadcast(part)
 
     def receive(self) -> Any:
         """What the first rank tells all."""
         with _connected(0):
-            return self._read(lambda part: dist.broadcast(part, 0))
+            return self._read(_broadcast)
 
     def send_to(self, rank: int, message: object) -> Transfer:
         """Send to one rank, without waiting."""
@@ -234,6 +235,17 @@ def _connected(rank: int | None = None) -> Iterator[None]:
         message = f"the connection to it has ended ({how}); {_AGAIN}"
         title = "another rank" if rank is None else f"rank {rank}"
         raise ChildProcessError(errno.ECHILD, message, title) from None
+
+
+def _broadcast(part: Tensor) -> None:
+    """From the first rank; until no thread of gloo holds ``part`` any more.
+
+    A thread that lets go of a tensor last needs Python's lock, which ``destroy_process_group``
+    holds while it waits for the thread: both would wait for ever.
+    """
+    dist.broadcast(part, 0)
+    while part.device.type == "cpu" and use_count(part) > 1:
+        time.sleep(0)
 
 
 def _view(bytes_: Tensor, place: Place) -> Tensor:
