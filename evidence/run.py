@@ -47,7 +47,8 @@ class Run:
         whole = ft.load(EXPERIMENTS / self.file, [*self.settings, f"seeds=[{self.seed}]"])
         if self.method not in whole.methods:
             raise ft.InputError(f"{self.file} with {self.settings} has no method {self.method!r}")
-        return replace(whole, methods={self.method: whole.methods[self.method]})
+        engine = replace(whole.engine, processes=1)  # on a CPU; cores are for other work
+        return replace(whole, methods={self.method: whole.methods[self.method]}, engine=engine)
 
     @property
     def command(self) -> str:

@@ -102,7 +102,7 @@ class PFedGate(Method):
 
     sparsity: Budget | tuple[Budget, ...] = 0.5
     blocks: Annotated[int, Ge(2)] = 5
-    min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.05
+    min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.2
     pre_norm: bool = True
     post_norm: bool = True
     sigmoid: bool = True
@@ -145,7 +145,8 @@ class PFedGate(Method):
                 raise InputError(
                     f"sparsity {s} can't be reached: with min_sparsity {self.min_sparsity} the "
                     f"blocks that are always kept hold {least} of {blocks.d} parameters; the "
-                    f"smallest that can be is {math.ceil(least / blocks.d * 1e4) / 1e4}"
+                    f"smallest that can be is {math.ceil(least / blocks.d * 1e4) / 1e4}; a lower "
+                    "min_sparsity allows less"
                 )
             if room < W.min():
                 raise InputError(
