@@ -90,9 +90,9 @@ class PFedGate(Method):
     """pFedGate: theta is shared, the gating layer phi private.
 
     ``sparsity`` is s, for all clients or for several in turn; ``blocks`` is B, ``min_sparsity``
-    s_min; ``optimiser.lr`` is eta_g and ``lr_gate`` eta. ``adaptation`` says what has gates of its
-    own in training: a batch, or a client by the mean of its inputs. ``evaluation`` says the same of
-    evaluation.
+    s_min (None: two fifths of the smallest s); ``optimiser.lr`` is eta_g and ``lr_gate`` eta.
+    ``adaptation`` says what has gates of its own in training: a batch, or a client by the mean of
+    its inputs. ``evaluation`` says the same of evaluation.
     """
 
     name: ClassVar[str] = "pfedgate"
@@ -102,7 +102,7 @@ class PFedGate(Method):
 
     sparsity: Budget | tuple[Budget, ...] = 0.5
     blocks: Annotated[int, Ge(2)] = 5
-    min_sparsity: Annotated[float, Ge(0), Lt(1)] = 0.2
+    min_sparsity: Annotated[float, Ge(0), Lt(1)] | None = None
     pre_norm: bool = True
     post_norm: bool = True
     sigmoid: bool = True
@@ -115,10 +115,16 @@ class PFedGate(Method):
     optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.1, clip=10.0), kw_only=True)
     lr_gate: Annotated[float, Gt(0)] = 0.1
 
+    def first_share(self) -> float:
+        """s_min, the share of a parameter that its first block has."""
+        if self.min_sparsity is None:
+            return 0.4 * min(entries_of(self.sparsity), default=0.5)
+        return self.min_sparsity
+
     def adapt(self, backbone: Backbone) -> nn.Module:
         source = GateInput.of(backbone, self.pool)
         model = train_only(backbone.model, lambda name: True)
-        blocks = Blocks.of(model, self.blocks, self.min_sparsity)
+        blocks = Blocks.of(model, self.blocks, self.first_share())
         if self.straight_through == "kept":
             gate_rows(model, blocks)
         one_input = self.adaptation == "client"
@@ -143,7 +149,7 @@ class PFedGate(Method):
             room = blocks.capacity(s)
             if room < least:
                 raise InputError(
-                    f"sparsity {s} can't be reached: with min_sparsity {self.min_sparsity} the "
+                    f"sparsity {s} can't be reached: with min_sparsity {self.first_share():g} the "
                     f"blocks that are always kept hold {least} of {blocks.d} parameters; the "
                     f"smallest that can be is {math.ceil(least / blocks.d * 1e4) / 1e4}; a lower "
                     "min_sparsity allows less"
