@@ -84,4 +84,5 @@ def _differences(
 
 def _means(values: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
     """The mean of a sample with replacement, ``draws`` times."""
-    return values[rng.integers(len(values), size=(draws, len(values)))].mean(axis=1)
+    drawn = rng.integers(len(values), size=(draws, len(values)))
+    return np.asarray(values[drawn].mean(axis=1))
