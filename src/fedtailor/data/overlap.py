@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,7 @@ from .federation import Federation
 _MOST = 300  # clients that are compared with each other
 
 
-def label_counts(federation: Federation) -> NDArray[np.int64]:
+def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
     """Count each client's training examples by class.
 
     Returns:
@@ -22,7 +24,7 @@ def label_counts(federation: Federation) -> NDArray[np.int64]:
     return np.stack([np.bincount(each, minlength=dataset.num_classes) for each in labels])
 
 
-def label_overlap(counts: NDArray[np.int64]) -> float:
+def label_overlap(counts: NDArray[np.integer[Any]]) -> float:
     """Return what two clients' label distributions have in common, the mean over all pairs.
 
     It is ``sum_c min(p_c, q_c)``: 1 where the shares of all classes are the same, 0 where two
