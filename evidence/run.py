@@ -60,12 +60,20 @@ class Run:
         return f"fedtailor run experiments/{self.file} " + " ".join(f"--set '{c}'" for c in changes)
 
 
+# Fields that are younger than some results: at these values a run is what it was without them.
+LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None}
+
+
 def resolved(experiment: ft.Experiment) -> dict[str, Any]:
     """All that decides the results of an experiment, as plain values. How it is computed, and what
-    it is called, doesn't."""
+    it is called, doesn't; nor do `LATER` fields at the values that they name."""
     content: dict[str, Any] = json.loads(json.dumps(experiment.as_dict()))
     for key in ("name", "engine"):
         del content[key]
+    for section in (content["split"], *content["methods"]):
+        for field, value in LATER.items():
+            if section.get(field, ...) == value:
+                del section[field]
     return content
 
 
