@@ -173,7 +173,8 @@ class FedSDG(Method):
     def adapt(self, backbone: Backbone) -> nn.Module:
         model, blocks = backbone.model, require_blocks(backbone)
         m = torch.full((len(blocks),), 0.5 if self.gate is None else self.gate)
-        model.register_parameter("gate_logits", nn.Parameter(torch.logit(m)))
+        a = torch.logit(m).clamp(-200, 200)  # finite; their sigmoids are 0 and 1 all the same
+        model.register_parameter("gate_logits", nn.Parameter(a))
 
         def adapted(base: nn.Linear, block: int) -> nn.Module:
             layer = GatedLoRALinear(base, self.rank, self.lora_alpha, self.form, self._private_std)
