@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
+from fedtailor.errors import DivergedError
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import select_round, summary
 
@@ -123,7 +124,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     try:
         ft.run(experiment, out, summary=False)
         line["results"] = results(out)
-    except ft.DivergedError as error:
+    except DivergedError as error:
         line["failed"] = str(error)
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
@@ -155,7 +156,7 @@ def results(out: Path) -> dict[str, Any]:
                 "num_examples": list(selected.test.num_examples),
                 metric: [_rounded(value) for value in getattr(selected.test, metric)],
             }
-    return values | shown(trial, metric)
+    return values | shown(trial, run.partitions[trial.seed], metric)
 
 
 def _at(trial: Trial, model: str, split: str, number: int) -> Evaluation | None:
