@@ -1,0 +1,50 @@
+"""Paired differences against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from evidence.paired import paired
+
+
+def test_the_difference_is_the_mean_over_seeds_of_means_over_clients() -> None:
+    ours = [{"0": 0.5, "1": 0.7, "2": 0.9}, {"0": 1.0, "3": 0.2, "4": None}]
+    theirs = [{"0": 0.4, "1": 0.4}, {"0": 0.6, "4": 0.1, "5": 0.3}]
+    result = paired(ours, theirs)
+    assert result.difference == pytest.approx(((0.1 + 0.3) / 2 + 0.4) / 2)
+    assert (result.num_clients, result.num_seeds) == (3, 2)
+
+
+def test_the_interval_of_one_seed_is_that_of_a_mean_over_clients() -> None:
+    # 400 clients with differences of 0 and 1, half of each: the standard error is 1/2 / sqrt(400)
+    ours = [{str(k): float(k % 2) for k in range(400)}]
+    theirs = [dict.fromkeys(ours[0], 0.0)]
+    result = paired(ours, theirs, draws=10_000)
+    assert result.low == pytest.approx(0.5 - 1.96 * 0.025, abs=3e-3)
+    assert result.high == pytest.approx(0.5 + 1.96 * 0.025, abs=3e-3)
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    # each seed's clients agree, so a draw is the mean of three seeds drawn from -1, 0 and 1; all
+    # three are the lowest with probability 1/27, which is more than 2.5 %
+    theirs = [{"0": 0.0, "1": 0.0}] * 3
+    result = paired([{"0": d, "1": d} for d in (-1.0, 0.0, 1.0)], theirs)
+    assert (result.low, result.difference, result.high) == (-1.0, 0.0, 1.0)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    scores = [{str(k): math.sin(k) for k in range(20)}]
+    nothing = [dict.fromkeys(scores[0], 0.0)]
+    assert paired(scores, nothing) == paired(scores, nothing)
+    assert paired(scores, nothing, seed=1).low != paired(scores, nothing).low
+    assert np.isclose(paired(scores, scores).high, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [([{"0": 1.0}], []), ([{"0": 1.0}], [{"1": 1.0}]), ([], [])]
+)
+def test_scores_that_cannot_be_paired_are_refused(
+    ours: list[dict[str, float]], theirs: list[dict[str, float]]
+) -> None:
+    with pytest.raises(ValueError, match=r"seeds|no client"):
+        paired(ours, theirs)
