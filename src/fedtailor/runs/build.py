@@ -13,6 +13,7 @@ import torch
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
+from ..data.shuffled import shuffle_labels
 from ..data.table import Dataset, Images
 from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import check
@@ -109,7 +110,9 @@ def federation_of(
     """The clients of one seed. With ``only``, ``dataset`` holds the examples of these clients
     alone."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
-    federation = Federation(dataset, divide(dataset, experiment.split, split_seed, only), seed)
+    parts = divide(dataset, experiment.split, split_seed, only)
+    dataset = shuffle_labels(dataset, parts, experiment.split.shuffled, split_seed)
+    federation = Federation(dataset, parts, seed)
     federation.check(only)
     return federation
 
@@ -117,7 +120,7 @@ def federation_of(
 def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
     """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
     numbers begin at K."""
-    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    split = replace(experiment.split, scheme="natural", clients=clients.stop, shuffled=0.0)
     return replace(experiment, split=split)
 
 
