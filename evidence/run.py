@@ -24,10 +24,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fedtailor as ft
+from fedtailor.data.overlap import label_counts, label_overlap
 from fedtailor.errors import DivergedError
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import select_round, summary
+from fedtailor.runs.build import Inputs
 
 from .shown import shown
 
@@ -120,6 +124,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {experiment.engine.device}",
         "settings": settings,
+        "clients": clients_of(experiment),
     }
     try:
         ft.run(experiment, out, summary=False)
@@ -129,6 +134,16 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
     return line
+
+
+def clients_of(experiment: ft.Experiment) -> dict[str, float]:
+    """How many clients there are, their training examples, and what their labels have in common."""
+    (federation,) = Inputs.load(experiment, None, None).federations.values()
+    examples = [len(federation.rows(k, "train")) for k in range(federation.num_clients)]
+    found = {"number": len(examples), "median_examples": float(np.median(examples))}
+    if federation.dataset.labels is not None:
+        found["label_overlap"] = round(label_overlap(label_counts(federation)), 4)
+    return found
 
 
 def results(out: Path) -> dict[str, Any]:

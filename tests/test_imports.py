@@ -34,12 +34,13 @@ MAY_IMPORT = {
     "trackers": GROUND | {"report"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
+    "advice": GROUND | {"data", "report", "runs", "results"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "export", "trackers", "testing", "deploy"},
+    | {"inference", "export", "trackers", "testing", "deploy", "advice"},
     "__main__": {"cli"},
 }
 

@@ -39,6 +39,7 @@ def evaluations(run: Path, label: str) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_language_modelling_by_sender(llama: Path, tmp_path: Path) -> None:
     experiment = ft.Experiment(
         methods={"fedsdg": ft.FedSDG(rank=4), "lora": ft.FedAvg(trainable="lora", rank=4)},
@@ -81,6 +82,7 @@ def test_a_vision_transformer_from_a_folder(tmp_path: Path) -> None:
     assert len(evaluations(run, "fedsdg")) == 4
 
 
+@pytest.mark.slow
 def test_a_pretrained_convolutional_network_is_exact_in_float64() -> None:
     """Its float32 training amplifies rounding a thousandfold, under either executor."""
     dataset = load_data(ft.DataConfig("digits", limit=120))

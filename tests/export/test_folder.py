@@ -199,6 +199,7 @@ def pairs(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {str(f.relative_to(out)): Pair(f, found[f], ours[f]) for f in ours}
 
 
+@pytest.mark.slow
 def test_every_folder_has_the_logits_of_the_run(pairs: dict[str, Pair]) -> None:
     assert len(pairs) == 12
     for name, pair in pairs.items():

@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None:
     lines = [f"the price of {what} {how} {when}" for what in ("wheat", "oil", "gold")
              for how in ("rose", "fell") for when in ("again", "")] * 4  # fmt: skip

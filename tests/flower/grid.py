@@ -126,6 +126,7 @@ def grid(
     nodes: int = 2,
     dataset: Dataset | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
+    tell_labels: bool = False,
 ) -> Any:
     """A grid of ``nodes`` that keep their private states under ``folder``."""
     apps: dict[int, tuple[ClientApp, dict[str, Any]]] = {}
@@ -136,6 +137,7 @@ def grid(
             data=DIGITS if dataset is None else dataset,
             backbone=digits_backbone(),
             metrics=metrics,
+            tell_labels=tell_labels,
         )
         apps[100 + node] = app, {"partition-id": node, "num-partitions": nodes}
     return DirectGrid(apps)

@@ -11,9 +11,12 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file
 
 import fedtailor as ft
+from fedtailor.advice.advise import clients_of_run
 from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import NodeInfo
 from fedtailor.runs.directory import read_commit
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
@@ -184,3 +187,27 @@ def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:
         serve(direct, experiment("fedper"), tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
     assert len(direct.sent) == 1  # a node that refused is left alone for a while
+
+
+def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path) -> None:
+    chosen = experiment("fedper", rounds=1)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    given = {"backbone": digits_backbone(), "timeouts": QUICK}
+    told = grid(chosen, tmp_path / "clients", tell_labels=True)
+    runs = [near, serve(told, chosen, tmp_path / "told", **given)]
+    runs.append(serve(grid(chosen, tmp_path / "silent"), chosen, tmp_path / "untold", **given))
+    here, far, untold = map(clients_of_run, runs)
+    assert far == here
+    assert far.label_overlap is not None
+    assert replace(far, label_overlap=None) == untold
+
+    def lie(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            info, _ = unpack(reply.content, NodeInfo)
+            wrong = [replace(sizes, labels=((-1,),) * len(info.clients)) for sizes in info.sizes]
+            reply.content = pack(replace(info, sizes=tuple(wrong)))
+        return reply
+
+    told.change = lie
+    with pytest.raises(InputError, match="its labels for seed 0 don't fit its sizes"):
+        serve(told, chosen, tmp_path / "lied", **given)

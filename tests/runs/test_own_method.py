@@ -170,6 +170,7 @@ def test_it_is_tuned(file: Path, tmp_path: Path) -> None:
     assert load(out / "best.toml").methods["mine"].times == best["times"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_processes_and_ranks_run_it_too(file: Path, tmp_path: Path) -> None:
     settings = {"rounds": 1, "engine.executor": "processes", "engine.clients_per_step": None}
     result = ft.run(file, tmp_path / "processes", settings=settings)

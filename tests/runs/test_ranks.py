@@ -89,6 +89,7 @@ def test_only_the_first_rank_calls_back_and_all_of_them_stop(file: Path) -> None
     assert '"metrics": {"first": [0.' in (folder / "clients.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_all_ranks_leave_out_what_the_old_run_trained_on(file: Path) -> None:
     """Only the first one reads the old run."""
     said, old = file.with_suffix(".txt"), file.with_name("old")

@@ -43,6 +43,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     client.add_argument("--site", required=True, metavar="NAME")
     client.add_argument("--data", required=True, help="the site's file, or a data set's name")
     add_settings(client, "another column or limit here, e.g. label=diagnosis; repeatable")
+    client.add_argument(
+        "--tell-labels", action="store_true",
+        help="tell the server how many examples of each class there are, for fedtailor advise",
+    )  # fmt: skip
     _add_insecure(client)
     client.set_defaults(command=_client)
 
@@ -148,7 +152,10 @@ def _client(options: argparse.Namespace) -> None:
     deployment = _open(options.folder)
     from ..deploy.launch import join
 
-    join(deployment, options.site, options.data, options.settings, insecure=options.insecure)
+    join(
+        deployment, options.site, options.data, options.settings,
+        insecure=options.insecure, tell_labels=options.tell_labels,
+    )  # fmt: skip
 
 
 def _run(options: argparse.Namespace) -> None:

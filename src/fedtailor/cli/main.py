@@ -12,6 +12,7 @@ import fedtailor
 
 from ..errors import InputError, unknown
 from . import (
+    advise,
     check_method,
     compare,
     completion,
@@ -33,6 +34,7 @@ from . import list as listing
 
 _COMMANDS = {
     "new": (new.add, "write an experiment file for a table of your own"),
+    "advise": (advise.add, "name methods to try for the clients of an experiment"),
     "run": (run.add, "run an experiment file, or go on with a run directory"),
     "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),

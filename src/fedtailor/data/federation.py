@@ -31,7 +31,7 @@ class Federation:
     the server and all clients have. With ``remote`` the clients' examples lie at
     their sites, and only the numbers of examples are known here. ``trained_before`` are the rows
     that the models were trained on before this run, ascending; None: they were not, or it is not
-    known.
+    known. ``told_labels`` ``[K, classes]`` are what all sites have told of theirs.
     """
 
     dataset: Dataset
@@ -41,6 +41,7 @@ class Federation:
     public: Dataset | None = None
     remote: bool = False
     trained_before: Fingerprints | None = None
+    told_labels: Indices | None = None
 
     @property
     def num_clients(self) -> int:

@@ -95,7 +95,13 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
 
 
 def join(
-    deployment: Deployment, site: str, data: str, settings: Sequence[str], *, insecure: bool
+    deployment: Deployment,
+    site: str,
+    data: str,
+    settings: Sequence[str],
+    *,
+    insecure: bool,
+    tell_labels: bool = False,
 ) -> None:
     """Start a site's SuperNode, and answer its messages until interrupted.
 
@@ -110,6 +116,7 @@ def join(
         data: the site's file, or a data set's name.
         settings: ``key=value`` of ``[data]``.
         insecure: without TLS and keys.
+        tell_labels: tell the server how many examples of each class the site has.
 
     Raises:
         InputError: there is no such site; the data can't be used; a file is missing; the SuperNode
@@ -129,7 +136,9 @@ def join(
     with locked(folder):
         first_refusal: float | None = None  # the time
         while True:
-            local_site = Site(experiment, folder / "states", clients=clients)
+            local_site = Site(
+                experiment, folder / "states", clients=clients, tell_labels=tell_labels
+            )
             reason, accepted = _serve_site(local_site, folder, command)
             now = time.monotonic()
             first_refusal = None if accepted else first_refusal or now

@@ -68,6 +68,7 @@ def client_app(
     data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
+    tell_labels: bool = False,
 ) -> ClientApp:
     """What Flower runs at a node.
 
@@ -80,8 +81,13 @@ def client_app(
         data: instead of what ``experiment.data`` names.
         backbone: instead of what ``experiment.model`` names.
         metrics: functions for names in ``experiment.evaluate.metrics``.
+        tell_labels: tell the server how many examples of each class each client has, which
+            `fedtailor advise` makes use of. Otherwise it hears how many examples there are.
     """
-    site = Site(experiment, folder, clients=clients, data=data, backbone=backbone, metrics=metrics)
+    site = Site(
+        experiment, folder, clients=clients, data=data, backbone=backbone, metrics=metrics,
+        tell_labels=tell_labels,
+    )  # fmt: skip
     app = ClientApp()
 
     @app.query()
@@ -118,6 +124,7 @@ class Site:
         data: Data | Dataset | None = None,
         backbone: Backbone | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
+        tell_labels: bool = False,
     ) -> None:
         self._experiment = named(experiment, data, backbone)
         self._folder = folder
@@ -125,6 +132,7 @@ class Site:
         self._data = data
         self._backbone = backbone
         self._metrics = metrics
+        self._tell_labels = tell_labels
         self._federations: dict[int, Federation] = {}
         self._session: _Session | None = None
 
@@ -280,7 +288,11 @@ class Site:
             tuple(int(n) for n in part.sizes()[list(clients)])
             for part in (split.train, split.validation, split.test)
         )
-        return Sizes(seed, split.digest, train, validation, test)
+        dataset, labels = self._dataset, list[list[int]]()
+        if self._tell_labels and dataset.labels is not None:
+            counts = split.counts(dataset.labels, dataset.num_classes, slice(None))
+            labels = counts[list(clients)].tolist()
+        return Sizes(seed, split.digest, train, validation, test, tuple(map(tuple, labels)))
 
     @cached_property
     def _dataset(self) -> Dataset:

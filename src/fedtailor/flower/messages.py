@@ -37,13 +37,15 @@ class NodeQuery:
 @dataclass(frozen=True)
 class Sizes:
     """How many examples the node's ``clients`` have with one seed, in their order. ``partition``
-    identifies the split."""
+    identifies the split. ``labels`` counts each client's examples by class, over all splits: empty
+    where the site doesn't tell."""
 
     seed: int
     partition: str
     train: tuple[int, ...]
     validation: tuple[int, ...]
     test: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

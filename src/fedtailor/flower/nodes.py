@@ -157,6 +157,9 @@ class Nodes:
             lengths = {len(count) for count in counts}
             if lengths != {len(info.clients)} or any(n < 0 for count in counts for n in count):
                 raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
+            totals = [sum(parts) for parts in zip(*counts, strict=True)]
+            if sizes.labels and not _count_all(sizes.labels, totals, len(info.classes)):
+                raise WireError(f"its labels for seed {sizes.seed} don't fit its sizes")
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")
@@ -191,9 +194,17 @@ def remote_federation(
         inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
     else:
         inputs = Images(np.zeros((0, *first.picture), np.uint8))
+    told = {
+        client: row
+        for info in infos.values()
+        for sizes in info.sizes
+        if sizes.seed == seed and sizes.labels
+        for client, row in zip(info.clients, sizes.labels, strict=True)
+    }
+    labels = np.array([told[k] for k in sorted(told)]) if len(told) == len(counts) else None
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
     partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
-    federation = Federation(dataset, partition, seed, remote=True)
+    federation = Federation(dataset, partition, seed, remote=True, told_labels=labels)
     federation.check()
     return federation
 
@@ -207,6 +218,14 @@ def _counts(info: NodeInfo) -> dict[tuple[int, int], Counts]:
             info.clients, sizes.train, sizes.validation, sizes.test, strict=True
         )
     }
+
+
+def _count_all(labels: Sequence[Sequence[int]], totals: Sequence[int], num_classes: int) -> bool:
+    """Whether each client's labels are counts by class that add up to its examples."""
+    return len(labels) == len(totals) and all(
+        len(row) == num_classes and min(row) >= 0 and sum(row) == total
+        for row, total in zip(labels, totals, strict=True)
+    )
 
 
 def _shares(sizes: Sequence[int]) -> Shares:

@@ -392,12 +392,18 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
             raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(value).lower()}")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {value}")
-        return TypeAdapter(hint).validate_python(value)
+        return _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+@functools.cache
+def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
+    """What checks a field's value, which takes pydantic long to build."""
+    return TypeAdapter(_hints(kind)[name])
 
 
 @functools.cache

@@ -286,6 +286,8 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
         small = most * len(partition.shares) < 256
         dtype = torch.uint8 if small else torch.int32
         row["labels"] = torch.zeros(dataset.num_classes, dtype=dtype)
+    elif federation.told_labels is not None:
+        row["labels"] = torch.zeros(len(dataset.classes), dtype=torch.int32)
     path.unlink(missing_ok=True)  # of a run that was killed here
     file = RowFile(path, clients, row)
     for start in range(0, clients, _BLOCK):
@@ -294,6 +296,8 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
         if dataset.labels is not None:
             counts = partition.counts(dataset.labels, dataset.num_classes, some)
             rows["labels"] = torch.from_numpy(counts)
+        elif federation.told_labels is not None:
+            rows["labels"] = torch.from_numpy(federation.told_labels[some]).int()
         file.write(start, rows)
     file.sync()
 

@@ -183,6 +183,7 @@ def most_memory() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1e3
 
 
+@pytest.mark.slow
 def test_no_rank_holds_all_private_states(tmp_path: Path) -> None:
     """2.4 MB a client, all in one cohort. If each rank held half of 152 more, it would need 180 MB;
     what is on its way, and gaps in the heap, took up to 90."""

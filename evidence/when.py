@@ -1,0 +1,315 @@
+"""Write the map from the kept results: docs/when.md, its figure, and what `fedtailor advise` reads.
+
+python -m evidence.when
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from evidence.paired import Paired, paired
+from evidence.run import HERE, Run, lines, planned
+from fedtailor.method import Method
+from fedtailor.methods import METHODS
+from fedtailor.runs.experiment import flattened
+
+FILE = "map.toml"
+ALONE = "local"
+PAGE = HERE.parent / "docs/when.md"
+FIGURE = HERE.parent / "docs/images/when.svg"
+MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
+_FEWEST = 4  # methods of a cell that is shown
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the map: the lines of each method, by seed."""
+
+    settings: tuple[str, ...]
+    methods: Mapping[str, Mapping[int, Line]]
+
+    @property
+    def one(self) -> Line:
+        """Any line: what all of them have in common."""
+        return next(iter(self.methods[ALONE].values()))
+
+    def scores(self, label: str, seeds: Sequence[int]) -> list[dict[str, float]]:
+        """For each seed, the test accuracy by client."""
+        found = [self.methods[label][seed]["results"]["personal"] for seed in seeds]
+        return [
+            {str(k): score for k, score in zip(one["clients"], one["accuracy"], strict=True)}
+            for one in found
+        ]
+
+    def seeds(self, *labels: str) -> list[int]:
+        """Those that all of these methods have."""
+        return sorted(set.intersection(*(set(self.methods[label]) for label in labels)))
+
+    def paired(self, ours: str, theirs: str) -> Paired:
+        """How far one method is ahead of another."""
+        seeds = self.seeds(ours, theirs)
+        return paired(self.scores(ours, seeds), self.scores(theirs, seeds))
+
+    def measured(self) -> dict[str, Any]:
+        """What is kept of the cell: its clients, and what each method came to."""
+        settings, clients = self.one["settings"], [line["clients"] for line in self._all(ALONE)]
+        best = max(self.methods, key=lambda label: self._mean(label))
+        return {
+            "data": settings["data"]["name"],
+            "model": settings["model"]["name"],
+            "pretrained": settings["model"]["pretrained"],
+            "alpha": settings["split"]["alpha"],
+            "rounds": settings["rounds"],
+            "settings": list(self.settings),
+            "clients": {key: round(mean(c[key] for c in clients), 4) for key in clients[0]},
+            "methods": {
+                label: self._method(label, best)
+                for label in sorted(self.methods, key=lambda label: -self._mean(label))
+            },
+        }
+
+    def _all(self, label: str) -> list[Line]:
+        return [self.methods[label][seed] for seed in self.seeds(label)]
+
+    def _values(self, label: str) -> np.ndarray:
+        scores = self.scores(label, self.seeds(label))
+        return np.array([x for seed in scores for x in seed.values() if x is not None])
+
+    def _mean(self, label: str) -> float:
+        scores = self.scores(label, self.seeds(label))
+        return mean(mean(x for x in seed.values() if x is not None) for seed in scores)
+
+    def _method(self, label: str, best: str) -> dict[str, Any]:
+        found, seeds = self._all(label), self.seeds(label, ALONE)
+        pairs = [
+            (ours[k], alone[k])
+            for ours, alone in zip(
+                self.scores(label, seeds), self.scores(ALONE, seeds), strict=True
+            )
+            for k in ours.keys() & alone.keys()
+            if ours[k] is not None and alone[k] is not None
+        ]
+        (settings,) = found[0]["settings"]["methods"]
+        return {
+            "seeds": self.seeds(label),
+            "settings": not_defaults(settings),
+            "accuracy": round(self._mean(label), 4),
+            "decile": round(float(np.quantile(self._values(label), 0.1)), 4),
+            "worse_off": round(float(np.mean([ours < alone for ours, alone in pairs])), 4),
+            "over_alone": _interval(self.paired(label, ALONE)),
+            "over_best": _interval(self.paired(label, best)),
+            "bytes": round(
+                mean(li["results"]["bytes_down"] + li["results"]["bytes_up"] for li in found)
+            ),
+            "cpu_seconds": round(mean(line["cpu_seconds"] for line in found), 1),
+        }
+
+
+def not_defaults(settings: Mapping[str, Any]) -> list[str]:
+    """A method's settings that are not its defaults, as ``key=value``."""
+    defaults = _plain(METHODS[settings["name"]]())
+    return [
+        f"{key}={json.dumps('none' if value is None else value)}"
+        for key, value in flattened(settings).items()
+        if key not in ("name", "label") and flattened(defaults).get(key) != value
+    ]
+
+
+def _plain(method: Method) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(asdict(method)))  # type: ignore[call-overload]
+    return content
+
+
+def _interval(difference: Paired) -> list[float]:
+    return [round(x, 4) for x in (difference.difference, difference.low, difference.high)]
+
+
+def cells() -> list[Cell]:
+    """The cells of the map that have results, in the manifest's order."""
+    kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
+    found: dict[tuple[str, ...], dict[str, dict[int, Line]]] = {}
+    for run in planned():
+        line = kept.get((run.file, run.settings, run.method, run.seed))
+        if run.file == FILE and not _decides_a_rate(run) and line and "results" in line:
+            found.setdefault(run.settings, {}).setdefault(run.method, {})[run.seed] = line
+    return [
+        Cell(settings, methods)
+        for settings, methods in found.items()
+        if ALONE in methods and len(methods) >= _FEWEST
+    ]
+
+
+def _decides_a_rate(run: Run) -> bool:
+    return any(".lr" in setting for setting in run.settings)
+
+
+def measured() -> list[dict[str, Any]]:
+    """All cells, as `fedtailor advise` reads them."""
+    return [cell.measured() for cell in cells()]
+
+
+def page(found: Sequence[Mapping[str, Any]]) -> str:
+    """The page, as Markdown."""
+    return "\n".join([_HEAD, *(part for cell in found for part in _section(cell)), _TAIL])
+
+
+def _section(cell: Mapping[str, Any]) -> list[str]:
+    settings = "".join(f" --set {setting}" for setting in cell["settings"])
+    rows = [
+        [
+            label,
+            f"{100 * one['accuracy']:.1f}",
+            "" if label == ALONE else _signed(one["over_alone"]),
+            f"{100 * one['decile']:.1f}",
+            "" if label == ALONE else f"{100 * one['worse_off']:.0f} %",
+            f"{one['bytes'] / 1e3:,.0f}",
+            f"{one['cpu_seconds']:.0f}",
+            len(one["seeds"]),
+        ]
+        for label, one in cell["methods"].items()
+    ]
+    header = (
+        "method", "accuracy", "over local", "decile", "worse off", "kB", "CPU s", "seeds",
+    )  # fmt: skip
+    right = ("left", *["right"] * (len(header) - 1))
+    return [
+        f"### {title(cell)}\n",
+        f"{sentence(cell)}\n",
+        tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True),
+        f"\n`fedtailor run map{settings}`\n",
+    ]
+
+
+def title(cell: Mapping[str, Any]) -> str:
+    """A cell in a few words."""
+    clients = cell["clients"]
+    return (
+        f"{_DATA.get(cell['data'], cell['data'])}: {clients['number']:.0f} clients, "
+        f"{clients['median_examples']:.0f} examples each, Dirichlet {cell['alpha']:g} "
+        f"(label overlap {clients['label_overlap']:.2f})"
+    )
+
+
+def sentence(cell: Mapping[str, Any]) -> str:
+    """Which method is best in a cell, which can't be told from it, and how far it is ahead."""
+    labels = list(cell["methods"])
+    best = cell["methods"][labels[0]]
+    ties = [label for label in labels[1:] if cell["methods"][label]["over_best"][2] >= 0]
+    if labels[0] == ALONE:
+        said = "No method is ahead of training alone."
+    else:
+        said = f"**{labels[0]}** is the best: {_signed(best['over_alone'])} over training alone."
+    return said + (f" Not clearly behind: {', '.join(ties)}." if ties else "")
+
+
+def _signed(interval: Sequence[float]) -> str:
+    difference, low, high = (100 * x for x in interval)
+    return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """How far each method is ahead of training alone, against the clients' label overlap and
+    against their examples."""
+    import matplotlib.pyplot as plt
+
+    kinds = list(dict.fromkeys(cell["data"] for cell in found))
+    style = {"svg.hashsalt": "when", "font.size": 9, "axes.spines.top": False,
+             "axes.spines.right": False}  # fmt: skip
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(
+            len(kinds), 2, figsize=(9, 3.4 * len(kinds)), squeeze=False, layout="constrained"
+        )
+        for row, kind in zip(axes, kinds, strict=True):
+            of = [cell for cell in found if cell["data"] == kind]
+            base = of[0]["clients"]
+            near = [cell for cell in of if cell["clients"]["number"] == base["number"]]
+            size = base["median_examples"]
+            by_overlap = [c for c in near if abs(c["clients"]["median_examples"] / size - 1) < 0.2]
+            by_size = [c for c in near if c["alpha"] == of[0]["alpha"]]
+            _lines(row[0], by_overlap, "label_overlap", "label overlap of two clients")
+            _lines(row[1], by_size, "median_examples", "training examples a client")
+            row[1].set_xscale("log")
+            row[0].set_title(_DATA.get(kind, kind), loc="left")
+            row[0].set_ylabel("points over training alone")
+            row[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def _lines(axis: Any, found: Sequence[Mapping[str, Any]], key: str, label: str) -> None:
+    found = sorted(found, key=lambda cell: cell["clients"][key])
+    names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
+    axis.axhline(0, color="0.6", linewidth=0.8)
+    for number, name in enumerate(names):
+        points = [
+            (cell["clients"][key], 100 * cell["methods"][name]["over_alone"][0])
+            for cell in found
+            if name in cell["methods"]
+        ]
+        marker = "osD^v<>PX*h"[number % 11]
+        axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1, label=name)
+    axis.set_xlabel(label)
+
+
+_DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
+
+_HEAD = """# Which method should I use?
+
+This page says what was measured. Every number was written by `python -m evidence.when` from the
+results in `evidence/results.jsonl`; the experiment is `fedtailor run map`. For your own clients:
+
+    fedtailor advise mine.toml
+
+It looks at how many examples your clients have and how alike their labels are, finds the closest
+setting below, and names the methods that did best there.
+
+![How far each method is ahead of training alone](images/when.svg)
+
+## How to read the tables
+
+- All methods of a table have the same clients, rounds, batches and model. Each method's learning
+  rate is the best of the same number of trials on validation data, with a seed that no table has.
+- **accuracy**: the mean over clients of each client's own model on its own test examples, in
+  percent, then over seeds. **decile**: the client at the worst tenth.
+- **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
+  from resampling seeds and clients. An interval that holds 0 shows no difference.
+- **worse off**: the share of clients that would have done better alone.
+- **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
+  of all clients together, on one core.
+- **label overlap**: the share that the class distributions of two clients have in common, the mean
+  over all pairs. 1: all clients have the same classes; 0: they share none.
+
+## The settings
+"""
+
+_TAIL = """## What this doesn't say
+
+Two data sets and two models are a small part of what there is. The texts' model is pretrained and
+fine-tuned with LoRA for a few rounds; the pictures' network starts from random weights. With other
+data, longer training or a larger model the order may change. Use the page to choose two or three
+methods, and compare those on your own validation data.
+"""
+
+
+def main() -> None:
+    """Write the page, the figure and the table for the advice."""
+    found = measured()
+    MEASURED.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(page(found))
+    if found:
+        draw(found, FIGURE)
+
+
+if __name__ == "__main__":
+    main()

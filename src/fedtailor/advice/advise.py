@@ -1,0 +1,197 @@
+"""Compare an experiment's clients with those that were measured, and name methods to try."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from tabulate import tabulate
+
+from ..data.federation import Federation
+from ..data.overlap import label_counts, label_overlap
+from ..report.read import read
+from ..runs.build import Inputs
+from ..runs.experiment import Experiment
+from .measured import ALONE, Clients, Measured, Setting, measured_settings
+
+_MOST = 3  # methods that are named
+_FAR = 1.0
+_CLEAR = 0.01  # a difference worth a federation: one point
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Methods to try, the likeliest first, and the measured ``setting`` that speaks for them.
+
+    ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
+    ``distance`` of more than 1 is far: the clients are more than three times as many, say.
+    ``own`` are the labels that the experiment has: their settings are its own.
+    """
+
+    clients: Clients
+    setting: Setting | None
+    distance: float
+    methods: Sequence[str]
+    why_none: str = ""
+    own: Sequence[str] = ()
+
+    @property
+    def alone_is_as_good(self) -> bool:
+        """No method was clearly ahead of training alone there, by a point or more."""
+        return self.setting is not None and not any(
+            one.over_alone[0] >= _CLEAR and one.over_alone[1] > 0
+            for one in self.setting.methods.values()
+        )
+
+    def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
+        """Return the advice as text, for an experiment that the command line calls ``source``, with
+        the settings ``changes``."""
+        said = [f"your clients      {in_words(self.clients)}"]
+        if self.setting is None:
+            return [*said, self.why_none]
+        said.append(f"closest measured  {in_words(self.setting.clients)}")
+        said.append(f"                  {self.setting.data}, {_model(self.setting)}")
+        if self.distance > _FAR:
+            said.append(
+                "                  That is far from yours: take the order below as a guess."
+            )
+        said.append("")
+        if self.alone_is_as_good:
+            said += ["There training alone was as good as any method.", ""]
+        said += [*_table(self.setting, self.labels()), ""]
+        said.append("Compare them on your own validation data. These are the settings of there:")
+        said += [f"  {line}" for line in self.command(source, changes)]
+        said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
+        return said
+
+    def labels(self) -> list[str]:
+        """The named methods, and training alone."""
+        return list(dict.fromkeys([*self.methods, ALONE]))
+
+    def command(self, source: str, changes: Sequence[str] = ()) -> list[str]:
+        """What to type to run the named methods and training alone, in lines of a shell."""
+        labels = self.labels()
+        parts = [" ".join([f"fedtailor run {shlex.quote(source)}", *map(_set, changes)])]
+        parts.append(_set("methods=[" + ", ".join(f'"{label}"' for label in labels) + "]"))
+        for label in labels:
+            of = [_set(f"methods.{label}.{setting}") for setting in self.settings_of(label)]
+            parts += [" ".join(of)] if of else []
+        return [*(f"{part} \\" for part in parts[:-1]), parts[-1]]
+
+    def settings_of(self, label: str) -> tuple[str, ...]:
+        """The settings with which a method was measured, where they are not its defaults; none of
+        a method that the experiment has."""
+        if label in self.own:
+            return ()
+        measured = {} if self.setting is None else self.setting.methods
+        return measured[label].settings if label in measured else ()
+
+
+def _set(change: str) -> str:
+    return f"--set {shlex.quote(change)}"
+
+
+def advise(experiment: Experiment, source: Path | str) -> Advice:
+    """Say which methods to try for the clients of an experiment. Of them, the sizes and the labels
+    of training examples are looked at.
+
+    Args:
+        experiment: it says what the data are, and whether the model is pretrained.
+        source: the experiment file, or a run directory. Of a run, what it has kept is enough; a
+            deployment's keeps its clients' sizes, and no labels.
+
+    Raises:
+        InputError: the data, or the run, can't be read.
+    """
+    if (Path(source) / "experiment.json").is_file():
+        return advise_for(clients_of_run(Path(source)), experiment)
+    (federation,) = Inputs.load(
+        replace(experiment, seeds=experiment.seeds[:1]), None, None
+    ).federations.values()
+    return advise_for(clients_of(federation), experiment)
+
+
+def advise_for(
+    clients: Clients, experiment: Experiment, settings: Sequence[Setting] | None = None
+) -> Advice:
+    """Say which methods to try for ``clients``, from ``settings``; None: all that were measured."""
+    settings = measured_settings() if settings is None else settings
+    pretrained = experiment.model.pretrained
+    same = [one for one in settings if one.pretrained == pretrained]
+    if not clients.are_classified:
+        return Advice(clients, None, 0.0, (), _NO_CLASSES)
+    if not same:
+        kind = "pretrained models" if pretrained else "models trained from scratch"
+        return Advice(clients, None, 0.0, (), f"Nothing was measured with {kind}.")
+    nearest = min(same, key=lambda one: one.distance(clients))
+    best, *others = nearest.methods
+    ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
+    behind = [name for name in others if name not in ties]
+    chosen = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
+    own = tuple(experiment.methods)
+    return Advice(clients, nearest, nearest.distance(clients), chosen[:_MOST], own=own)
+
+
+def clients_of(federation: Federation) -> Clients:
+    """Return what is known of the clients of a federation."""
+    sizes = [len(federation.rows(k, "train")) for k in range(federation.num_clients)]
+    if federation.dataset.labels is None:
+        return Clients(len(sizes), float(np.median(sizes)), None, are_classified=False)
+    overlap = label_overlap(label_counts(federation))
+    return Clients(len(sizes), float(np.median(sizes)), overlap)
+
+
+def clients_of_run(path: Path) -> Clients:
+    """Return what a run directory has kept of its clients.
+
+    Raises:
+        InputError: no round is committed yet, or a file is damaged.
+    """
+    partition = next(iter(read(path).partitions.values()))
+    overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
+    median = float(np.median(partition.train))
+    return Clients(len(partition.train), median, overlap, bool(partition.classes))
+
+
+def _table(setting: Setting, labels: Sequence[str]) -> list[str]:
+    header = (
+        "method",
+        "accuracy",
+        "over local, 95 % interval",
+        "worse off than alone",
+        "kB a round",
+    )
+    rows = [(label, *_cells(label, setting.methods[label])) for label in labels]
+    right = ("left", *["right"] * 4)
+    return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
+
+
+def _cells(label: str, one: Measured) -> tuple[str, ...]:
+    accuracy, sent = f"{100 * one.accuracy:.1f} %", f"{one.bytes / 1e3:,.0f}"
+    if label == ALONE:
+        return accuracy, "", "", sent
+    difference, low, high = (100 * x for x in one.over_alone)
+    interval = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return accuracy, interval, f"{100 * one.worse_off:.0f} % of clients", sent
+
+
+def in_words(clients: Clients) -> str:
+    """Return clients in a few words."""
+    said = f"{clients.number} clients of {clients.median_examples:g} training examples"
+    if clients.label_overlap is None:
+        return said
+    return f"{said}; two clients have {100 * clients.label_overlap:.0f} % of their labels in common"
+
+
+def _model(setting: Setting) -> str:
+    how = "pretrained" if setting.pretrained else "from random weights"
+    return f"{setting.model} ({how}), {setting.rounds} rounds"
+
+
+_NO_CLASSES = (
+    "Your examples have no classes, and only classification was measured. Compare a few methods\n"
+    "on your own validation data, for example local, fedavg, fedavg-ft and fedsdg."
+)

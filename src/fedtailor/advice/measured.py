@@ -1,0 +1,106 @@
+"""The settings in which methods were measured, and what they came to."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+ALONE = "local"
+
+Interval = tuple[float, float, float]  # a difference, and its 95 % interval
+
+
+@dataclass(frozen=True)
+class Clients:
+    """What decides which method does best: how many clients there are, how many training examples
+    the median one has, and what the labels of two of them have in common, from 0 to 1 (None: that
+    is not known)."""
+
+    number: int
+    median_examples: float
+    label_overlap: float | None
+    are_classified: bool = True
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a method came to: fractions of right answers on the clients' test examples.
+
+    ``decile`` is that of the client at the worst tenth, ``worse_off`` the share of clients that
+    would have done better alone. ``over_alone`` and ``over_best`` are differences of ``accuracy``
+    from training alone and from the best method, with their 95 % intervals. ``bytes`` are those of
+    a client in a round. ``settings`` are the method's where they are not its defaults.
+    """
+
+    accuracy: float
+    decile: float
+    worse_off: float
+    over_alone: Interval
+    over_best: Interval
+    bytes: int
+    cpu_seconds: float
+    seeds: tuple[int, ...]
+    settings: tuple[str, ...]
+
+    @property
+    def is_as_good_as_the_best(self) -> bool:
+        """The data can't tell the two."""
+        return self.over_best[2] >= 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the map: its clients, and its methods, the best first."""
+
+    data: str
+    model: str
+    pretrained: bool
+    alpha: float
+    rounds: int
+    settings: tuple[str, ...]
+    clients: Clients
+    methods: Mapping[str, Measured]
+
+    @property
+    def command(self) -> str:
+        """What a reader types to run it."""
+        return "fedtailor run map" + "".join(f" --set {setting}" for setting in self.settings)
+
+    def distance(self, clients: Clients) -> float:
+        """How far other clients are from these: 1 is three times as many examples or clients, or
+        0.2 of label overlap."""
+        parts = [
+            math.log(clients.median_examples / self.clients.median_examples, 3),
+            math.log(clients.number / self.clients.number, 3),
+        ]
+        if None not in (clients.label_overlap, self.clients.label_overlap):
+            parts.append((clients.label_overlap - self.clients.label_overlap) / 0.2)  # type: ignore[operator]
+        return math.hypot(*parts)
+
+
+@functools.cache
+def measured_settings() -> tuple[Setting, ...]:
+    """All settings of the map."""
+    content = json.loads((files(__package__) / "measured.json").read_text())
+    return tuple(_setting(one) for one in content)
+
+
+def _setting(content: Mapping[str, Any]) -> Setting:
+    parts = {
+        "settings": tuple(content["settings"]),
+        "clients": Clients(**content["clients"]),
+        "methods": {name: _method(one) for name, one in content["methods"].items()},
+    }
+    return Setting(**{**content, **parts})
+
+
+def _method(content: Mapping[str, Any]) -> Measured:
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+    }
+    return Measured(**fields)

@@ -1,0 +1,48 @@
+"""``fedtailor advise``: name methods to try for the clients of an experiment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import InputError
+from .options import add_experiment, add_json
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    add_experiment(parser)
+    parser.add_argument(
+        "--probe", type=int, metavar="ROUNDS",
+        help="also train the named methods, local and fedavg for a few rounds, and compare them on "
+        "validation data",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the probe's run there; default: it is deleted"
+    )
+    add_json(parser)
+    parser.set_defaults(command=_advise)
+
+
+def _advise(options: argparse.Namespace) -> None:
+    from ..advice.advise import advise
+    from ..advice.probe import probe
+    from ..runs.run import open_experiment
+
+    experiment, _ = open_experiment(options.experiment, None, options.settings)
+    if options.probe is not None and options.probe < 1:
+        raise InputError(f"--probe {options.probe}: it takes a number of rounds, at least 1")
+    if options.out is not None and options.probe is None:
+        raise InputError("--out keeps the run of a probe; give --probe ROUNDS, too")
+    advice = advise(experiment, options.experiment)
+    if not options.json:
+        print("\n".join(advice.lines(str(options.experiment), options.settings)), flush=True)
+    best = None
+    if options.probe is not None:
+        best = probe(advice, experiment, options.probe, options.out)
+    if options.json:
+        print(json.dumps(asdict(advice) | {"probe": best and asdict(best)}, indent=2))
+    elif best is not None:
+        print(f"\nAfter {options.probe} rounds: {best}")

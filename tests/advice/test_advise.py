@@ -1,0 +1,117 @@
+"""Advice follows from the closest setting that was measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.advice.advise import advise, advise_for
+from fedtailor.advice.measured import Clients, Measured, Setting, measured_settings
+from fedtailor.cli import main
+
+EXPERIMENT = ft.Experiment(
+    {"fedper": ft.FedPer()}, model=ft.ModelConfig(name="lenet", pretrained=False)
+)
+
+
+def method(accuracy: float, over: float, behind: float, **settings: str) -> Measured:
+    """One whose intervals are four points wide."""
+    return Measured(
+        accuracy=accuracy, decile=0.5, worse_off=0.25,
+        over_alone=(over, over - 0.02, over + 0.02),
+        over_best=(-behind, -behind - 0.02, -behind + 0.02),
+        bytes=1000, cpu_seconds=1.0, seeds=(0,),
+        settings=tuple(f"{key}={value}" for key, value in settings.items()),
+    )  # fmt: skip
+
+
+def setting(clients: Clients, **methods: Measured) -> Setting:
+    named = {name.replace("_", "-"): one for name, one in methods.items()}
+    return Setting("digits", "lenet", False, 0.3, 10, ("split.alpha=0.3",), clients, named)
+
+
+SETTINGS = (
+    setting(
+        Clients(20, 60, 0.25),
+        fedavg_ft=method(0.82, 0.08, 0.0, finetune_lr="0.3"), fedper=method(0.81, 0.07, 0.01),
+        ditto=method(0.77, 0.03, 0.05), local=method(0.74, 0.0, 0.08),
+        fedavg=method(0.6, -0.1, 0.2),
+    ),
+    setting(Clients(20, 60, 0.8), fedavg=method(0.8, 0.2, 0), local=method(0.6, 0, 0.2)),
+    setting(Clients(20, 600, 0.1), local=method(0.9, 0, 0), ditto=method(0.9, 0.005, 0)),
+)  # fmt: skip
+
+
+def test_the_best_and_those_that_cannot_be_told_from_it_come_first() -> None:
+    advice = advise_for(Clients(15, 80, 0.3), EXPERIMENT, SETTINGS)
+    assert advice.setting is SETTINGS[0]
+    assert advice.methods == ["fedavg-ft", "fedper", "ditto"]
+    assert not advice.alone_is_as_good
+    (row,) = [line for line in advice.lines("mine.toml") if line.startswith("fedavg-ft")]
+    assert " ".join(row.split()[1:]) == "82.0 % +8.0 [+6.0, +10.0] 25 % of clients 1"
+
+
+def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() -> None:
+    advice = advise_for(Clients(20, 60, 0.25), EXPERIMENT, SETTINGS)
+    command = shlex.split(" ".join(advice.command("my file.toml", ["rounds=3"])).replace("\\ ", ""))
+    assert command[:5] == ["fedtailor", "run", "my file.toml", "--set", "rounds=3"]
+    changes = ft.load("quickstart", [part for part in command[4::2] if part != "--set"]).methods
+    assert list(changes) == ["fedavg-ft", "fedper", "ditto", "local"]
+    assert changes["fedavg-ft"].finetune_lr == 0.3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("clients", "first", "as_good"),
+    [(Clients(20, 60, 0.7), "fedavg", False), (Clients(25, 500, 0.1), "local", True),
+     (Clients(20, 60, None), "fedavg-ft", False)],
+)  # fmt: skip
+def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: bool) -> None:
+    advice = advise_for(clients, EXPERIMENT, SETTINGS)
+    assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
+
+
+def test_what_was_not_measured_is_said() -> None:
+    far = advise_for(Clients(5000, 60, 0.25), EXPERIMENT, SETTINGS)
+    assert any("far from yours" in line for line in far.lines("x.toml"))
+    texts = ft.Experiment({"local": ft.Local()}, model=ft.ModelConfig())
+    nothing = advise_for(Clients(20, 60, 0.25), texts, SETTINGS)
+    assert nothing.lines("x.toml")[-1] == "Nothing was measured with pretrained models."
+    unlabelled = advise_for(Clients(20, 60, None, are_classified=False), EXPERIMENT, SETTINGS)
+    assert "no classes" in unlabelled.lines("x.toml")[-1]
+
+
+def test_the_measured_settings_can_be_read() -> None:
+    for one in measured_settings():
+        assert one.methods["local"].over_alone == (0, 0, 0)
+        assert ft.load("map", list(one.settings)).split.alpha == one.alpha
+
+
+TOML = """
+rounds = 1
+data = {name = "digits"}
+split = {scheme = "dirichlet", clients = 6, alpha = 0.5, min_examples = 5}
+model = {name = "lenet", width = 0.25, image_size = 16, pretrained = false}
+local = {batch_size = 16, steps = 2}
+[methods.fedper]
+"""
+
+
+def test_the_command_looks_at_a_file_and_at_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(TOML)
+    assert main(["advise", str(file), "--probe", "1", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["clients"]["number"] == 6
+    assert {"local", "fedavg"} <= said["probe"]["scores"].keys()
+    run = ft.run(file, tmp_path / "run")
+    found, kept = advise(ft.load(file), file), advise(ft.load(file), run.path)
+    assert kept.clients.median_examples == found.clients.median_examples
+    assert kept.clients.label_overlap == pytest.approx(found.clients.label_overlap, abs=0.05)
+    assert main(["advise", str(file), "--probe", "1", "--set", "split.validation=0"]) == 2
+    assert "set it to a share of the training examples" in capsys.readouterr().err
