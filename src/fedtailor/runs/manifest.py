@@ -69,6 +69,21 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     return united(present, wanted)
 
 
+def is_as_it_was(experiment: Experiment, out: Path) -> bool:
+    """Whether ``out`` holds all of ``experiment``, and no local file of its data was written or
+    moved since the run was begun. One that is gone counts as unchanged."""
+    file = out / "experiment.json"
+    begun = [out / "partitions" / f"seed-{seed}.json" for seed in experiment.seeds]
+    if not all(path.exists() for path in (file, *begun)):
+        return False
+    if file.read_bytes() != as_json(check_same(experiment, out)):
+        return False
+    data, public = experiment.data, experiment.public
+    paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
+    changed = [path.stat().st_ctime for path in paths if path.exists()]
+    return max(changed, default=0.0) < min(path.stat().st_mtime for path in begun)
+
+
 def _own_code(content: Mapping[str, Any]) -> Iterator[_OwnCode]:
     """The user's own code that an ``experiment.json`` names."""
     for method in content.get("methods", ()):

@@ -21,8 +21,8 @@ from .callbacks import OnRound
 from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment, Settings, load
 from .held_out import Before, leave_out, rows_trained_before
-from .manifest import check_same, copies, open_run, write_copies
-from .parts import Part, chosen, commit_rounds, run_parts
+from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
+from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .start import Start, check_starts, open_start
 from .summary import StartSummary, rounds_left, start_summary
@@ -90,6 +90,12 @@ def run(
         check_removable(out)
     elif is_leader:
         check_same(named(experiment, data, backbone), out)
+    in_files = data is None and backbone is None and not metrics and group is None
+    may_end = in_files and not overwrite and is_as_it_was(experiment, out)
+    if may_end and nothing_left(experiment, out, parts):
+        if summary:
+            print(f"{out} is finished: nothing is left to run", file=sys.stderr)
+        return out
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
