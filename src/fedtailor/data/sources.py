@@ -285,11 +285,6 @@ def local_table(name: str, cache: Path) -> Any:
     Raises:
         InputError: there is no such file, it has another format, or it can't be read.
     """
-    from datasets import Features, Value, load_dataset
-    from datasets.exceptions import DatasetsError
-    from datasets.utils import logging
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-
     path = Path(name).expanduser()
     if not path.is_file():
         raise InputError(f"no file {name!r}")
@@ -299,6 +294,11 @@ def local_table(name: str, cache: Path) -> Any:
         raise InputError(f"can't read {name!r}: it is empty")
     if path.suffix in (".csv", ".jsonl"):
         check_text_file(path, name)
+    from datasets import Features, Value, load_dataset
+    from datasets.exceptions import DatasetsError
+    from datasets.utils import logging
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()
