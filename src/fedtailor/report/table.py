@@ -266,13 +266,15 @@ def _row(entry: Entry, metric: Metric) -> Row:
     )
 
 
-def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
+def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. Notes are short
+    in a terminal."""
     metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
     rows = [_row(entry, metric) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
+    without_examples = [max(result.without_examples) for result in results]
     return Table(
         metric=metric,
         rows=rows,
@@ -282,7 +284,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
             by_validation=all(r.by_validation for r in results),
             has_majority=bool(majority),
         ),
-        notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
+        notes=[*footnotes(runs, without_examples, short=short_notes), *_undefined(results)],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
     )
@@ -491,5 +493,5 @@ def compare(
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    comparison = table(read_all(paths), metric)
+    comparison = table(read_all(paths), metric, short_notes=not as_json)
     return to_json(comparison) if as_json else to_text(comparison)
