@@ -267,8 +267,8 @@ def _row(entry: Entry, metric: Metric) -> Row:
 
 
 def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. Notes are short
-    in a terminal."""
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. With
+    ``short_notes`` the notes name a few of many clients."""
     metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
     rows = [_row(entry, metric) for entry in all_entries]
