@@ -210,9 +210,24 @@ def write_manifest(
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:
-    """The user's own files, by their place in the run directory."""
-    sources = experiment.sources
-    return {place: own.source for place, own in sources.items() if own.path is not None}
+    """The user's own files, by their place in the run directory, with those that they import from
+    their folders.
+
+    Raises:
+        InputError: two files would have the same place.
+    """
+    found: dict[str, bytes] = {}
+    for place, own in experiment.sources.items():
+        if own.path is not None:
+            folder = Path(place).parent
+            files = {place: own.source, **{f"{folder}/{n}": s for n, s in own.beside.items()}}
+            for file, source in files.items():
+                if found.setdefault(file, source) != source:
+                    raise InputError(
+                        f"{own.path.parent} has a {Path(file).name} that differs from another "
+                        f"one, and copies of both would be {file}; rename one of them"
+                    )
+    return found
 
 
 def write_copies(files: Mapping[str, bytes], out: Path) -> None:

@@ -24,7 +24,7 @@ from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
 from ..task.task import Task
-from ..user_code import file_of
+from ..user_code import origin_of
 from .build import Inputs
 from .directory import (
     START_FILE,
@@ -229,13 +229,14 @@ def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
     """
     if old.model.factory is None or new.model.factory is None:
         return False
-    stored, file = file_of(old.model.factory), file_of(new.model.factory)
+    stored, file = origin_of(old.model.factory), origin_of(new.model.factory)
     if old.model.factory.rpartition(":")[2] != new.model.factory.rpartition(":")[2]:
         return False
-    if stored.read_bytes() != file.read_bytes():
+    if stored.sha256 != file.sha256:
+        copy = f" ({stored.path} is a copy)" if stored.path else ""
         raise InputError(
-            f"start_from: model.factory's {file} is not the file that {run} was trained with: the "
-            f"model must be the same; restore it ({stored} is a copy)"
+            f"start_from: model.factory's {file.path or file.reference} is not the file that {run} "
+            f"was trained with: the model must be the same; restore it{copy}"
         )
     return True
 
