@@ -90,6 +90,7 @@ class Majority:
     """Test accuracy of the most frequent class of each client's own training examples."""
 
     run: str
+    run_name: str  # as labels have it
     mean: Spread
     weighted: Spread
     std: Spread
@@ -158,6 +159,7 @@ def _majority(entry: Entry, metric: Metric) -> Majority | None:
         return None
     return Majority(
         run=str(entry.run.path),
+        run_name=entry.run_name,
         mean=_spread(summaries, lambda one: one.mean),
         weighted=_spread(summaries, lambda one: one.weighted),
         std=_spread(summaries, lambda one: one.std),
@@ -175,7 +177,9 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
             rows[path] = row
     different: list[Majority] = []
     for row in rows.values():
-        if not any(replace(row, run=other.run) == other for other in different):
+        if not any(
+            replace(row, run=other.run, run_name=other.run_name) == other for other in different
+        ):
             different.append(row)
     return different
 
@@ -352,7 +356,7 @@ def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
     cells = []
     for one in comparison.majority_class:
         values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
-        texts = [f"majority class ({one.run})" if several else "majority class"]
+        texts = [f"majority class ({one.run_name})" if several else "majority class"]
         texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
         cells.append(texts + ["-"] * (columns - len(texts)))
     return cells
