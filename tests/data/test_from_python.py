@@ -96,7 +96,7 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
                                                         "note, diagnosis, ward"),
         (lambda: Data.from_pandas(FRAME, text="note"), "no column has a usual name for label="),
         (lambda: Data.from_pandas(without("diagnosis"), **COLUMNS),
-         "column 'diagnosis': 1 of 4 values are missing, the first in row 2"),
+         "column 'diagnosis': 1 of 4 values are missing, the first in the row with the index 2;"),
         (lambda: Data.from_pandas(without("note"), **COLUMNS), "column 'note': 1 of 4"),
         (lambda: Data.from_pandas(FRAME.assign(note=3), **COLUMNS), "texts must be str"),
         (lambda: Data.from_pandas(FRAME, **COLUMNS, test=FRAME[["note", "ward"]]),
