@@ -33,6 +33,19 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
     ]
 
 
+def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    sites = ["berlin ", "berlin", " lagos", "\tberlin"]
+    path.write_text(
+        "text,label,site\n" + "".join(f"a b c,{n % 2},{s}\n" for n, s in enumerate(sites))
+    )
+    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
+    assert dataset.client_names == ("berlin", "lagos")
+    assert dataset.groups.tolist() == [0, 0, 1, 0]
+    what = "with blanks around the client's name, counted for the name alone: berlin (2)"
+    assert [one.text for one in dataset.omissions] == [f"2 rows {what}"]
+
+
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)

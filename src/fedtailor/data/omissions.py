@@ -16,6 +16,7 @@ Indices = NDArray[np.int64]
 _SHORT = 3  # clients that the short sentence names
 
 Kind = Literal[
+    "client-blanks",
     "no-label",
     "no-text",
     "cut-text",

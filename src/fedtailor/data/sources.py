@@ -146,7 +146,15 @@ def load_data(
     groups, client_names = source_columns.encode_clients(columns)
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
+    blanks = np.intersect1d(drawn, source_columns.rows_with_blanks(columns))
     omissions = [
+        *of_rows(
+            "client-blanks",
+            blanks,
+            "with blanks around the client's name, counted for the name alone",
+            groups,
+            client_names,
+        ),
         *of_rows(
             "no-label",
             np.setdiff1d(drawn, labelled),
