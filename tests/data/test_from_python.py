@@ -144,4 +144,4 @@ def test_a_run_goes_on_with_the_same_data_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'data\.name is "from Python: .* choose another --out'):
         ft.run(experiment, result.path, data=Data.from_arrays(pictures, 1 - labels, clients))
     with pytest.raises(InputError, match=r"the run's data were given from Python; give them again"):
-        ft.run(result.path)
+        ft.run(result.path, settings={"rounds": 2})
