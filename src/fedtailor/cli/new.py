@@ -56,7 +56,9 @@ def _new(options: argparse.Namespace) -> None:
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
     if not options.data.is_file():
-        raise InputError(f"{options.data}: no such file; new reads csv, jsonl, parquet and arrow files")
+        raise InputError(
+            f"{options.data}: no such file; new reads csv, jsonl, parquet and arrow files"
+        )
     from ..data.survey import survey
     from ..runs import draft
 
