@@ -116,6 +116,7 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
     if method.needs_public_labels:
         _check_public_labels(method, federation)
+    method.check_settings(federation.num_clients, cohort_size, plan.rounds)
 
 
 def _check_public_labels(method: Method, federation: Federation) -> None:
