@@ -33,14 +33,18 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_a_run_ends_with_a_table_and_a_report(
-    file: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+    file: Path,
+    finished: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["run", str(file), "--out", str(finished)]) == 0  # finished: nothing runs again
+    monkeypatch.delattr("fedtailor.runs.run.Inputs")  # finished: neither data nor model are loaded
+    assert main(["run", str(file), "--out", str(finished)]) == 0
     printed = capfd.readouterr()
     assert "fedsdg" in printed.out
     assert "local" in printed.out
     assert f"report: {finished / 'report.html'}" in printed.out
-    assert printed.err == ""
+    assert printed.err == f"{finished} is finished: nothing is left to run\n"
     assert (finished / "report.html").stat().st_size > 10_000
     history = finished / "methods/fedsdg/seed-0/history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()]
