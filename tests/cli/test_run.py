@@ -81,7 +81,7 @@ def fails(arguments: list[str], message: str, out: Path, capfd: pytest.CaptureFi
     ("setting", "message"),
     [
         ("rouns=3", "unknown key 'rouns'; did you mean 'rounds'?"),
-        ("methods.fedsdg.gate=3", "unknown key 'gate' in methods.fedsdg"),
+        ("methods.fedsdg.gat=3", "unknown key 'gat' in methods.fedsdg"),
         ("methods.x.name=fedsdgg", "unknown method 'fedsdgg'; did you mean 'fedsdg'"),
         ("model.name=lenett", "unknown model 'lenett'; did you mean 'lenet'"),
         ("model.targets=[]", "has no recognised transformer blocks"),
