@@ -28,6 +28,7 @@ import numpy as np
 
 import fedtailor as ft
 from fedtailor.data.overlap import label_counts, label_overlap
+from fedtailor.errors import DivergedError
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import select_round, summary
 from fedtailor.runs.build import Inputs
@@ -128,7 +129,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     try:
         ft.run(experiment, out, summary=False)
         line["results"] = results(out)
-    except ft.DivergedError as error:
+    except DivergedError as error:
         line["failed"] = str(error)
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
@@ -170,7 +171,7 @@ def results(out: Path) -> dict[str, Any]:
                 "num_examples": list(selected.test.num_examples),
                 metric: [_rounded(value) for value in getattr(selected.test, metric)],
             }
-    return values | shown(trial, metric)
+    return values | shown(trial, run.partitions[trial.seed], metric)
 
 
 def _at(trial: Trial, model: str, split: str, number: int) -> Evaluation | None:
