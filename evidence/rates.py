@@ -18,10 +18,9 @@ Trials = dict[tuple[str, tuple[str, ...], str], dict[tuple[str, ...], Mapping[st
 
 
 def trials() -> Trials:
-    """The lines of the planned trials: by file, settings and method, then by the trial's settings."""
-    kept = {
-        (li["file"], tuple(li["set"]), li["method"]): li for li in lines() if li["seed"] == TUNED
-    }
+    """The lines of the planned trials: by file, settings and method, then by the trial's own."""
+    tuned = (line for line in lines() if line["seed"] == TUNED)
+    kept = {(li["file"], tuple(li["set"]), li["method"]): li for li in tuned}
     found: Trials = {}
     for run in planned():
         line = kept.get((run.file, run.settings, run.method))

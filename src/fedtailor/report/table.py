@@ -90,6 +90,7 @@ class Majority:
     """Test accuracy of the most frequent class of each client's own training examples."""
 
     run: str
+    run_name: str  # as labels have it
     mean: Spread
     weighted: Spread
     std: Spread
@@ -158,6 +159,7 @@ def _majority(entry: Entry, metric: Metric) -> Majority | None:
         return None
     return Majority(
         run=str(entry.run.path),
+        run_name=entry.run_name,
         mean=_spread(summaries, lambda one: one.mean),
         weighted=_spread(summaries, lambda one: one.weighted),
         std=_spread(summaries, lambda one: one.std),
@@ -175,7 +177,9 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
             rows[path] = row
     different: list[Majority] = []
     for row in rows.values():
-        if not any(replace(row, run=other.run) == other for other in different):
+        if not any(
+            replace(row, run=other.run, run_name=other.run_name) == other for other in different
+        ):
             different.append(row)
     return different
 
@@ -266,13 +270,15 @@ def _row(entry: Entry, metric: Metric) -> Row:
     )
 
 
-def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
+def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. With
+    ``short_notes`` the notes name a few of many clients."""
     metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
     rows = [_row(entry, metric) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
+    without_examples = [max(result.without_examples) for result in results]
     return Table(
         metric=metric,
         rows=rows,
@@ -282,7 +288,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
             by_validation=all(r.by_validation for r in results),
             has_majority=bool(majority),
         ),
-        notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
+        notes=[*footnotes(runs, without_examples, short=short_notes), *_undefined(results)],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
     )
@@ -350,7 +356,7 @@ def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
     cells = []
     for one in comparison.majority_class:
         values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
-        texts = [f"majority class ({one.run})" if several else "majority class"]
+        texts = [f"majority class ({one.run_name})" if several else "majority class"]
         texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
         cells.append(texts + ["-"] * (columns - len(texts)))
     return cells
@@ -491,5 +497,5 @@ def compare(
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    comparison = table(read_all(paths), metric)
+    comparison = table(read_all(paths), metric, short_notes=not as_json)
     return to_json(comparison) if as_json else to_text(comparison)

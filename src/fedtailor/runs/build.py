@@ -14,9 +14,12 @@ from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
 from ..data.shuffled import shuffle_labels
+from ..data.sources import read_columns
 from ..data.table import Dataset, Images
+from ..disk_cache import cache_dir
+from ..engine.config import EngineConfig
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import check
+from ..engine.rounds import check, check_plan
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
@@ -62,6 +65,8 @@ class Inputs:
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.task, remote=federation.remote)
+        for method in self.experiment.methods.values():  # what needs no model goes first
+            check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -92,8 +97,10 @@ def dataset_of(
     """The examples of a `named` experiment, tokenised for its model or the ``backbone``."""
     if isinstance(data, Dataset):
         return data
-    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     source = Data({}) if data is None else data
+    if source.columns is None:  # a wrong file or column shows before the tokenizer is loaded
+        source = replace(source, columns=read_columns(experiment.data, cache_dir()))
+    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     return source.load(experiment.data, tokenizer)
 
 
@@ -167,13 +174,23 @@ def backbone_of(
 def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
     """The task of a method, on the configured device."""
     engine = experiment.engine
+    device = device_of(engine)
+    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+
+
+def device_of(engine: EngineConfig) -> torch.device:
+    """The configured device.
+
+    Raises:
+        InputError: it is not there.
+    """
     cuda = torch.cuda.is_available()
     device = engine.device
     if device == "auto":
         device = "cuda" if cuda else "cpu"
     if device.startswith("cuda") and not cuda:
         raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
-    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+    return torch.device(device)
 
 
 def task_again(
