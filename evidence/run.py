@@ -1,7 +1,7 @@
 """Run what the manifests list, in order of worth, and add one line of results for each run.
 
     python -m evidence.run --minutes 120
-    python -m evidence.run --minutes 90 --manifest evidence/manifest-papers.toml
+    python -m evidence.run --manifest evidence/manifest-papers.toml --seed 10
 
 A run is one method with one seed in one setting of an experiment file. Those that have a line are
 not run again; one that was interrupted goes on. The directories of runs lie outside the repository.
@@ -200,13 +200,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
     parser.add_argument("--manifest", type=Path, action="append", help="only what this one lists")
     parser.add_argument("--file", help="only runs of this experiment file")
+    parser.add_argument(
+        "--seed", type=int, help="only runs with this seed; trials of rates have 10"
+    )
     parser.add_argument("--list", action="store_true", help="list what is left, and stop")
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
     done = {line["digest"] for line in lines()}
     end = time.monotonic() + 60 * options.minutes
     for run in planned(options.manifest or MANIFESTS):
-        if options.file not in (None, run.file):
+        if options.file not in (None, run.file) or options.seed not in (None, run.seed):
             continue
         if digest(resolved(run.experiment())) in done:
             continue
