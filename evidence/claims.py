@@ -50,6 +50,12 @@ def claims() -> list[Claim]:
     return content
 
 
+def notes() -> dict[str, str]:
+    """What the page says of each paper, above its claims; in the order of the page."""
+    content: dict[str, str] = tomllib.loads(CLAIMS.read_text())["papers"]
+    return content
+
+
 def runs(claim: Claim) -> list[Run]:
     """The runs that answer a claim."""
     methods = [claim[side] for side in ("ours", "theirs") if side in claim]
@@ -313,9 +319,8 @@ def page(found: Sequence[Line]) -> str:
     results = Results(found)
     outcomes = {claim["id"]: outcome(claim, results) for claim in claims()}
     parts = [HEAD, *_counts(outcomes)]
-    papers = list(dict.fromkeys(claim["paper"] for claim in claims()))
-    for paper in papers:
-        parts += ["", f"## {paper}", ""]
+    for paper, note in notes().items():
+        parts += ["", f"## {paper}", "", note, ""]
         parts += [
             "| | claim | the paper | ours | spread | verdict | what differs | seeds | command |"
         ]
@@ -330,7 +335,7 @@ def _counts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     papers = Counter((claim["paper"], outcomes[claim["id"]].verdict) for claim in claims())
     yield "| | " + " | ".join(VERDICTS) + " |"
     yield "|---|---|---|---|---|"
-    for paper in dict.fromkeys(claim["paper"] for claim in claims()):
+    for paper in notes():
         yield f"| {paper} | " + " | ".join(str(papers[paper, v]) for v in VERDICTS) + " |"
 
 
