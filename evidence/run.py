@@ -198,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of lines")
     parser.add_argument("--manifest", type=Path, action="append", help="only what this one lists")
     parser.add_argument("--file", help="only runs of this experiment file")
     parser.add_argument(
@@ -206,7 +207,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list what is left, and stop")
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
-    done = {line["digest"] for line in lines()}
+    done = {line["digest"] for line in lines(options.results)}
     end = time.monotonic() + 60 * options.minutes
     for run in planned(options.manifest or MANIFESTS):
         if options.file not in (None, run.file) or options.seed not in (None, run.seed):
@@ -220,12 +221,13 @@ def main() -> None:
             break
         print(run.command, file=sys.stderr, flush=True)
         line = execute(run, options.folder)
-        with RESULTS.open("a") as file:
+        with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])
         if options.commit:
-            _git("add", str(RESULTS))
-            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", str(RESULTS))
+            path = str(options.results.resolve())
+            _git("add", path)
+            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", path)
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):
