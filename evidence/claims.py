@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.report.paired import Paired, paired
+
 from .accounting import FUNCTIONS
 from .accounting import command as count_command
-from .paired import Paired, paired
 from .run import HERE, Run, lines
 
 CLAIMS = HERE / "claims.toml"
@@ -294,7 +295,7 @@ evidence.claims` writes this page from `evidence/claims.toml` and `evidence/resu
 
 Accuracies are those of each client's own model on its own test examples, in percent, at the round
 that validation chose: the mean over clients, then over seeds. The spread is the paired difference
-with a 95 % interval over seeds and clients (`evidence/paired.py`), or each seed's difference. A
+with a 95 % interval over seeds and clients (`fedtailor.report.paired`), or each seed's difference. A
 verdict follows from a rule:
 
 - **holds**: the interval lies above 0; where the table says *within*, above minus that margin; for

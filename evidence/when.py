@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from evidence.paired import Paired, paired
 from evidence.run import HERE, Run, lines, planned
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.report.paired import Paired, paired
 from fedtailor.runs.experiment import flattened
 
 FILE = "map.toml"

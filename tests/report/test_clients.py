@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.report.comparison import compare
 from fedtailor.report.page import write
-from fedtailor.report.table import compare
 from tests.report.conftest import hold, name
 
 MakeRun = Callable[..., Path]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtailor.report.table import compare
+from fedtailor.report.comparison import compare
 from tests.report.conftest import TEST, hold
 
 MakeRun = Callable[..., Path]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedtailor.report.comparison import compare
 from fedtailor.report.notes import caption
 from fedtailor.report.read import read_all
-from fedtailor.report.table import compare
 
 MakeRun = Callable[..., Path]
 

@@ -51,6 +51,7 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
     svgs = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles == [
+        "Verdict",
         "Results",
         "Convergence",
         "Clients",

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fedtailor.errors import InputError
+from fedtailor.report.comparison import compare
 from fedtailor.report.read import Trial, read
 from fedtailor.report.select import by_round, headline, select_round, summary
-from fedtailor.report.table import compare
 
 MakeRun = Callable[..., Path]
 Expected = Callable[[str, int, str], NDArray[np.float64]]

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedtailor.errors import InputError
-from fedtailor.report.table import compare
+from fedtailor.report.comparison import compare
 
 MakeRun = Callable[..., Path]
 Expected = Callable[[str, int, str], NDArray[np.float64]]

@@ -12,7 +12,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import InputError
-from fedtailor.report.table import compare
+from fedtailor.report.comparison import compare
 from fedtailor.runs.merge import merge
 from fedtailor.trackers.part import parts
 from tests.report.conftest import TAIL, auc, correct, write_run

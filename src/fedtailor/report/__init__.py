@@ -5,7 +5,7 @@ selects, for every method and seed, the round with the best validation results; 
 summarises the test results of that round over clients. `table` and `page` show them.
 """
 
+from .comparison import compare
 from .page import write
-from .table import compare
 
 __all__ = ["compare", "write"]

@@ -72,7 +72,9 @@ def caption(
         f"{selected}. global is the result of the global model on the same data, at a round that "
         f"is selected in the same way. There are {_count(clients, 'client')} and "
         f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
-        "decile the result of the client at the worst tenth, and worst that of the worst client."
+        "decile the result of the client at the worst tenth, and worst that of the worst client. "
+        "Methods are ranked by these test results, and the best of a column has a star; the "
+        "verdict chooses by validation data."
         f"{perplexity}{novel_clients}{before}{majority}"
     )
     return textwrap.fill(text, 110)

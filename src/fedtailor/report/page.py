@@ -13,12 +13,14 @@ import numpy as np
 
 from ..errors import InputError
 from . import drawing, figures, select
+from .cells import text_tables
 from .clients import worst_table
 from .drawing import Drawing
 from .methods import FIGURES
+from .numbers import si
 from .read import Run, StrPath, read_all
 from .select import Entry, Metric
-from .table import si, table, text_tables
+from .table import table
 from .text import TextTable
 
 
@@ -142,6 +144,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     )
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
+        verdicts=[(", ".join(one.runs), one.text) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,

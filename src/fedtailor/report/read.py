@@ -47,6 +47,7 @@ class Partition:
     omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
     majority: Counts | None = None  # [K], -1 for clients that are not evaluated
     majority_correct: Counts | None = None
+    data: str = ""  # a hash of the data set
 
     def name(self, client: int) -> str:
         """Return a client's name, or its number in digits if it has none."""

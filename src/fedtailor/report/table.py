@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
-from .clients import ClientRow, client_rows, client_tables, worst_clients
-from .majority import NOT_LEARNED, majority_summary
+from .clients import ClientRow, client_rows, worst_clients
+from .judge import seconds_of, traffic, verdicts
+from .majority import majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
-from .read import Run, StrPath, read_all
+from .read import Run
 from .select import (
     Entry,
     Metric,
@@ -25,15 +22,13 @@ from .select import (
     by_round,
     entries,
     goes_on,
-    is_percentage,
     metric_of,
     own_metrics,
     select_by,
     select_round,
     summary,
-    unit_of,
 )
-from .text import TextTable
+from .verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows, a caption that describes them, and notes to read before comparing them."""
+    """The rows in the experiments' order, a caption that describes them, notes to read before
+    comparing them, and verdicts: one for all runs that have the same clients."""
 
     metric: Metric
     rows: Sequence[Row]
@@ -129,6 +125,7 @@ class Table:
     notes: Sequence[str]
     majority_class: Sequence[Majority] = ()  # one a run; runs with equal ones share it
     clients: Sequence[ClientRow] = ()  # where clients have names and are few
+    verdicts: Sequence[Verdict] = ()
 
 
 def _perplexity(loss: float) -> float:
@@ -245,12 +242,8 @@ def _progress(entry: Entry) -> str:
 
 
 def _row(entry: Entry, metric: Metric) -> Row:
-    rounds = [record for trial in entry.trials for record in trial.history]
-    visits = sum(len(record.cohort) for record in rounds)
     costs = [trial.costs for trial in entry.trials if trial.costs is not None]
-    seconds = [
-        sum(sum(timing.seconds.values()) for timing in trial.timings) for trial in entry.trials
-    ]
+    down, up = traffic(entry)
     return Row(
         label=entry.label,
         run=str(entry.run.path),
@@ -261,12 +254,12 @@ def _row(entry: Entry, metric: Metric) -> Row:
         global_model=_result(entry, "global", metric),
         novel_clients=_result(entry, "novel", metric),
         before=_before(entry, metric),
-        bytes_down=sum(record.bytes_down for record in rounds) / visits if visits else None,
-        bytes_up=sum(record.bytes_up for record in rounds) / visits if visits else None,
+        bytes_down=down,
+        bytes_up=up,
         trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
         communicated=float(np.mean([cost.communicated for cost in costs])) if costs else None,
         private=float(np.mean([cost.private for cost in costs])) if costs else None,
-        seconds=float(np.mean(seconds)),
+        seconds=seconds_of(entry),
     )
 
 
@@ -291,6 +284,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
         notes=[*footnotes(runs, without_examples, short=short_notes), *_undefined(results)],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
+        verdicts=verdicts(runs, metric),
     )
 
 
@@ -313,189 +307,3 @@ def _undefined(results: Sequence[Result]) -> list[str]:
         for name, count in most.items()
         if count
     ]
-
-
-def si(value: float | None, unit: str = "") -> str:
-    """Format ``value`` with three digits and a prefix of the SI.
-
-    >>> si(147_456), si(1_250_000, "B"), si(12), si(None)
-    ('147k', '1.25 MB', '12', '-')
-    """
-    if value is None:
-        return "-"
-    power = 0
-    while abs(value) >= 999.5 and power < 4:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g}{' ' if unit else ''}{('', 'k', 'M', 'G', 'T')[power]}{unit}"
-
-
-def _cell(spread: Spread | None, scale: float, digits: int, *, seeds: bool = True) -> str:
-    if spread is None:
-        return "-"
-    mean = f"{scale * spread.mean:.{digits}f}"
-    return mean if spread.std is None or not seeds else f"{mean}±{scale * spread.std:.{digits}f}"
-
-
-def _rounds(result: Result | None) -> str:
-    if result is None:
-        return "-"
-    if len(result.rounds) > 2 and len(set(result.rounds)) > 1:
-        return f"{min(result.rounds)}-{max(result.rounds)}"
-    return ", ".join(map(str, dict.fromkeys(result.rounds)))
-
-
-def _name(row: Row) -> str:
-    has_learned = row.personal_model is None or not row.personal_model.did_not_learn
-    remarks = ", ".join(filter(None, [row.progress, "" if has_learned else NOT_LEARNED]))
-    return f"{row.label} ({remarks})" if remarks else row.label
-
-
-def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
-    """Return the rows of the majority class, ``columns`` wide."""
-    several = len(comparison.majority_class) > 1
-    cells = []
-    for one in comparison.majority_class:
-        values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
-        texts = [f"majority class ({one.run_name})" if several else "majority class"]
-        texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
-        cells.append(texts + ["-"] * (columns - len(texts)))
-    return cells
-
-
-def _results(comparison: Table) -> TextTable:
-    results = [row.personal_model for row in comparison.rows if row.personal_model is not None]
-    is_lm = any(result.perplexity is not None for result in results)
-    scale, digits = _format(comparison.metric)
-    others = _other_metrics(comparison.metric, results)
-    header = ["method", comparison.metric, "weighted", "std", "decile", "worst"]
-    header += ["ppl", "token\nacc. %"] if is_lm else others
-    header += ["round", "global", "its\nround"]
-    has_novel = any(row.novel_clients for row in comparison.rows)
-    header += ["novel", "its\nround"] if has_novel else []
-    has_before = any(row.before for row in comparison.rows)
-    header += ["before"] if has_before else []
-    cells = []
-    for row in comparison.rows:
-        personal, shared, novel = row.personal_model, row.global_model, row.novel_clients
-        texts = [_name(row)]
-        if personal is None:
-            texts += ["-"] * (7 if is_lm else 5 + len(others))
-        else:
-            texts += [_cell(personal.mean, scale, digits)]
-            texts += [
-                _cell(value, scale, digits, seeds=not is_lm and value is personal.weighted)
-                for value in (
-                    personal.weighted, personal.std, personal.bottom_decile, personal.worst,
-                )
-            ]  # fmt: skip
-            if is_lm:
-                texts += [_cell(personal.perplexity, 1, 1), _cell(personal.accuracy, 100, 1)]
-            else:
-                texts += [_cell(_mean(personal, name), *_format(name)) for name in others]
-        texts += [
-            _rounds(personal),
-            _cell(shared.mean if shared else None, scale, digits),
-            _rounds(shared),
-        ]
-        if has_novel:
-            texts += [_cell(novel.mean if novel else None, scale, digits), _rounds(novel)]
-        if has_before:
-            texts += [_cell(row.before, scale, digits)]
-        cells.append(texts)
-    cells += _majority_cells(comparison, len(header))
-    return TextTable(f"Test {comparison.metric}{unit_of(comparison.metric)}", header, cells)
-
-
-def _format(metric: Metric) -> tuple[float, int]:
-    """The factor on a metric's values, and how many digits are shown."""
-    return (100, 1) if is_percentage(metric) else (1, 3)
-
-
-def _other_metrics(shown: Metric, results: Sequence[Result]) -> list[Metric]:
-    """The metrics beside the one that is ``shown``."""
-    names = dict.fromkeys(name for result in results for name in result.metrics)
-    accuracy = [] if shown == "accuracy" else ["accuracy"]
-    return [*accuracy, *(name for name in names if name != shown)]
-
-
-def _mean(result: Result, metric: Metric) -> Spread | None:
-    return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
-
-
-def _costs(comparison: Table) -> TextTable:
-    header = ["method", "down", "up", "trained", "communicated", "private", "seconds"]
-    cells = [
-        [
-            row.label,
-            si(row.bytes_down, "B"),
-            si(row.bytes_up, "B"),
-            si(row.trained),
-            si(row.communicated),
-            si(row.private),
-            f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}",
-        ]
-        for row in comparison.rows
-    ]
-    title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"
-    return TextTable(title, header, cells)
-
-
-def text_tables(comparison: Table) -> list[TextTable]:
-    """Format the results, those of named clients, and the costs."""
-    clients = client_tables(comparison.clients, comparison.metric)
-    return [_results(comparison), *clients, _costs(comparison)]
-
-
-def to_text(comparison: Table) -> str:
-    """Format ``comparison`` for a terminal of 120 columns, with its caption and footnotes."""
-    width = 18 if comparison.metric == "loss" else 28
-    parts = [
-        one.title
-        + "\n"
-        + tabulate(
-            one.cells,
-            headers=one.header,
-            colalign=["left"] + ["right"] * (len(one.header) - 1),
-            disable_numparse=True,
-            maxcolwidths=[width] + [None] * (len(one.header) - 1),
-        )
-        for one in text_tables(comparison)
-    ]
-    return "\n\n".join([*parts, "\n".join([comparison.caption, *comparison.notes])])
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite, for which JSON has no form, by None."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def to_json(comparison: Table) -> str:
-    """Format ``comparison`` as JSON in full precision; numbers that are not finite are null.
-
-    >>> to_json(Table("accuracy", [], "Test accuracy.", []))[:26]
-    '{\\n  "metric": "accuracy",\\n'
-    """
-    return json.dumps(_finite(dataclasses.asdict(comparison)), indent=2, allow_nan=False)
-
-
-def compare(
-    paths: StrPath | Sequence[StrPath], as_json: bool = False, metric: Metric | None = None
-) -> str:
-    """Compare the runs at ``paths``, one or several, as text or as JSON.
-
-    ``metric`` is what is shown: accuracy, loss, or one of the experiment's own metrics. None: the
-    one by which the runs select the reported round. The rounds stay the same.
-
-    Raises:
-        InputError: a path has no run with a committed round, or a file of a run is damaged.
-
-    >>> compare("nowhere")
-    Traceback (most recent call last):
-    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
-    """
-    comparison = table(read_all(paths), metric, short_notes=not as_json)
-    return to_json(comparison) if as_json else to_text(comparison)

@@ -12,19 +12,22 @@ import numpy as np
 
 from ..data import Data, Dataset
 from ..errors import InputError, unknown
-from ..report.metrics import best_round
+from ..report.cells import text_tables
+from ..report.choice import validation_score
+from ..report.comparison import compare, verdict_lines
 from ..report.page import write
 from ..report.read import Run, Trial, read
 from ..report.select import (
     Metric,
     Model,
     by_round,
+    entries,
     higher_is_better,
     metric_of,
     select_round,
     summary,
 )
-from ..report.table import Row, Spread, compare, table, text_tables
+from ..report.table import Row, Spread, table
 from ..runs.run import run as run_into_directory
 from ..task.backbone import Backbone
 
@@ -92,9 +95,10 @@ class Result:
 
         comparison = table([read(self.path)])
         parts = [f"<p><b>{escape(str(self.path))}</b></p>"]
+        parts += [f"<p>{escape(line)}</p>" for line in verdict_lines(comparison)]
         for one in text_tables(comparison):
             header = [name.replace("\n", " ") for name in one.header]
-            cells = tabulate(one.cells, headers=header, tablefmt="html", disable_numparse=True)
+            cells = tabulate(one.marked(), headers=header, tablefmt="html", disable_numparse=True)
             parts += [f"<p>{escape(one.title)}</p>", cells]
         notes = [comparison.caption, *comparison.notes]
         return "\n".join([*parts, *(f"<p><small>{escape(note)}</small></p>" for note in notes)])
@@ -224,25 +228,16 @@ class Result:
         """
         done = read(self.path)
         metric = metric_of([done])
-        higher = higher_is_better(metric)
-        scores: dict[str, float] = {}
-        rounds: dict[str, tuple[int, ...]] = {}
-        for label in dict.fromkeys(trial.label for trial in done.trials):
-            trials = [t for t in done.trials if t.label == label and t.commit.diverged is None]
-            means = [_means(trial, metric).get("personal_validation", {}) for trial in trials]
-            if len(means) < len(done.experiment["seeds"]) or not all(means):
-                continue
-            rounds[label] = tuple(best_round(one, higher_is_better=higher) for one in means)
-            best = [one[at] for one, at in zip(means, rounds[label], strict=True)]
-            if not np.isnan(np.mean(best)):
-                scores[label] = float(np.mean(best))
+        found = {entry.label: validation_score(entry, metric) for entry in entries([done])}
+        scores = {label: score for label, score in found.items() if score is not None}
         if not scores:
             raise InputError(
                 f"{self.path}: no method has validation results with every seed; there is nothing "
                 "to choose by"
             )
-        label = (max if higher else min)(scores, key=lambda name: scores[name])
-        return Best(label, metric, scores[label], rounds[label], scores)
+        values = {label: score.value for label, score in scores.items()}
+        label = (max if higher_is_better(metric) else min)(values, key=lambda name: values[name])
+        return Best(label, metric, values[label], scores[label].rounds, values)
 
     def model(
         self, method: str | None = None, client: str | int | None = None, seed: int | None = None

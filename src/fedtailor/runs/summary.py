@@ -30,7 +30,7 @@ from ..engine.rounds import (
 )
 from ..method import FineTuning, Method
 from ..params import to_device
-from ..report.table import si
+from ..report.numbers import si
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from evidence.paired import paired
+
+from fedtailor.report.paired import paired
 
 
 def test_the_difference_is_the_mean_over_seeds_of_means_over_clients() -> None:
@@ -48,3 +49,28 @@ def test_scores_that_cannot_be_paired_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"seeds|no client"):
         paired(ours, theirs)
+
+
+def test_clients_that_come_again_with_every_seed_are_drawn_once() -> None:
+    # 100 clients, half of them ahead by 1, the same with every seed: nine seeds tell no more of the
+    # clients than one seed
+    one = {str(k): float(k % 2) for k in range(100)}
+    nothing = dict.fromkeys(one, 0.0)
+    result = paired([one] * 9, [nothing] * 9, same_clients=True, draws=10_000)
+    assert result.high - result.low == pytest.approx(2 * 1.96 * 0.05, abs=0.01)
+    own = paired([one] * 9, [nothing] * 9, draws=10_000)
+    assert own.high - own.low == pytest.approx(2 * 1.96 * 0.05 / 3, abs=0.01)
+
+
+def test_a_client_that_lacks_a_score_with_a_seed_counts_with_the_others() -> None:
+    ours = [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": None}]
+    theirs = [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}]
+    result = paired(ours, theirs, same_clients=True)
+    assert (result.low, result.difference, result.high) == (1.0, 1.0, 1.0)
+    assert result.num_clients == 3
+
+
+def test_many_clients_have_the_interval_of_a_mean() -> None:
+    ours = [{str(k): float(k % 2) for k in range(10_000)}]
+    result = paired(ours, [dict.fromkeys(ours[0], 0.0)], draws=10_000)
+    assert result.high - result.low == pytest.approx(2 * 1.96 * 0.005, abs=1e-3)

@@ -1,0 +1,183 @@
+"""The comparison as formatted cells: for a terminal, and for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from .clients import client_tables
+from .majority import NOT_LEARNED
+from .numbers import scale_of, seconds_text, si
+from .select import Metric, higher_is_better, unit_of
+from .table import Result, Row, Spread, Table
+from .text import TextTable
+
+
+def ranked(comparison: Table) -> list[Row]:
+    """Return the methods, the best shown result first; those without one last.
+
+    The rank is that on test data: it describes, while the verdict chooses by validation data.
+    """
+    sign = -1 if higher_is_better(comparison.metric) else 1
+
+    def rank(row: Row) -> tuple[bool, float]:
+        mean = row.personal_model.mean.mean if row.personal_model else math.nan
+        return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
+
+    return sorted(comparison.rows, key=rank)
+
+
+def _cell(spread: Spread | None, scale: float, digits: int, *, seeds: bool = True) -> str:
+    if spread is None:
+        return "-"
+    mean = f"{scale * spread.mean:.{digits}f}"
+    return mean if spread.std is None or not seeds else f"{mean}±{scale * spread.std:.{digits}f}"
+
+
+def _rounds(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    if len(result.rounds) > 2 and len(set(result.rounds)) > 1:
+        return f"{min(result.rounds)}-{max(result.rounds)}"
+    return ", ".join(map(str, dict.fromkeys(result.rounds)))
+
+
+def _name(row: Row) -> str:
+    has_learned = row.personal_model is None or not row.personal_model.did_not_learn
+    remarks = ", ".join(filter(None, [row.progress, "" if has_learned else NOT_LEARNED]))
+    return f"{row.label} ({remarks})" if remarks else row.label
+
+
+def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
+    """Return the rows of the majority class, ``columns`` wide."""
+    several = len(comparison.majority_class) > 1
+    cells = []
+    for one in comparison.majority_class:
+        values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
+        texts = [f"majority class ({one.run_name})" if several else "majority class"]
+        texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
+        cells.append(texts + ["-"] * (columns - len(texts)))
+    return cells
+
+
+Column = tuple[str, Callable[[Row], str], Callable[[Row], Spread | None] | None, bool]
+
+
+def _columns(comparison: Table) -> Iterator[Column]:
+    """Yield the columns after the first: a title, the text of a row's cell, the value by which the
+    best cell is marked (None: no cell is), and whether higher values are better."""
+    metric, rows = comparison.metric, comparison.rows
+    results = [row.personal_model for row in rows if row.personal_model is not None]
+    is_lm = any(result.perplexity is not None for result in results)
+    higher, scale = higher_is_better(metric), scale_of(metric)
+
+    def of(
+        title: str,
+        value: Callable[[Result], Spread | None],
+        model: Callable[[Row], Result | None] = lambda row: row.personal_model,
+        *,
+        form: tuple[float, int] = scale,
+        seeds: bool = True,
+        is_marked: bool = True,
+        is_higher_better: bool = higher,
+    ) -> Column:
+        def spread(row: Row) -> Spread | None:
+            result = model(row)
+            return None if result is None else value(result)
+
+        def text(row: Row) -> str:
+            return _cell(spread(row), *form, seeds=seeds)
+
+        return title, text, spread if is_marked else None, is_higher_better
+
+    def rounds(model: Callable[[Row], Result | None], title: str = "its\nround") -> Column:
+        return title, lambda row: _rounds(model(row)), None, True
+
+    yield of(metric, lambda result: result.mean)
+    yield of("weighted", lambda result: result.weighted, seeds=not is_lm)
+    yield of("std", lambda result: result.std, seeds=False, is_marked=False)
+    yield of("decile", lambda result: result.bottom_decile, seeds=False)
+    yield of("worst", lambda result: result.worst, seeds=False)
+    if is_lm:
+        yield of("ppl", lambda result: result.perplexity, form=(1, 1))
+        yield of(
+            "token\nacc. %", lambda result: result.accuracy, form=(100, 1), is_higher_better=True
+        )
+    else:
+        for name in _other_metrics(metric, results):
+            yield of(
+                name,
+                lambda result, name=name: _mean(result, name),  # type: ignore[misc]
+                form=scale_of(name),
+                is_higher_better=higher_is_better(name),
+            )
+    yield rounds(lambda row: row.personal_model, "round")
+    yield of("global", lambda result: result.mean, lambda row: row.global_model)
+    yield rounds(lambda row: row.global_model)
+    if any(row.novel_clients for row in rows):
+        yield of("novel", lambda result: result.mean, lambda row: row.novel_clients)
+        yield rounds(lambda row: row.novel_clients)
+    if any(row.before for row in rows):
+        yield "before", lambda row: _cell(row.before, *scale), None, True
+
+
+def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int]:
+    """Return the positions of the best means; empty if there are fewer than two."""
+    sign = 1 if is_higher_better else -1
+    means = {
+        position: sign * value.mean
+        for position, value in enumerate(values)
+        if value is not None and not math.isnan(value.mean)
+    }
+    top = max(means.values(), default=0.0)
+    return {k for k, value in means.items() if value == top} if len(means) > 1 else set()
+
+
+def _results(comparison: Table) -> TextTable:
+    rows, columns = ranked(comparison), list(_columns(comparison))
+    header = ["method", *(title for title, *_ in columns)]
+    cells = [[_name(row), *(text(row) for _, text, _, _ in columns)] for row in rows]
+    cells += _majority_cells(comparison, len(header))
+    best = frozenset(
+        (position, column)
+        for column, (_, _, value, higher) in enumerate(columns, start=1)
+        if value is not None
+        for position in _best([value(row) for row in rows], is_higher_better=higher)
+    )
+    title = f"Test {comparison.metric}{unit_of(comparison.metric)}, the best first"
+    return TextTable(title, header, cells, best)
+
+
+def _other_metrics(shown: Metric, results: Sequence[Result]) -> list[Metric]:
+    """The metrics beside the one that is ``shown``."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    accuracy = [] if shown == "accuracy" else ["accuracy"]
+    return [*accuracy, *(name for name in names if name != shown)]
+
+
+def _mean(result: Result, metric: Metric) -> Spread | None:
+    return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
+
+
+def _costs(comparison: Table) -> TextTable:
+    header = ["method", "down", "up", "trained", "communicated", "private", "seconds"]
+    cells = [
+        [
+            row.label,
+            si(row.bytes_down, "B"),
+            si(row.bytes_up, "B"),
+            si(row.trained),
+            si(row.communicated),
+            si(row.private),
+            seconds_text(row.seconds),
+        ]
+        for row in ranked(comparison)
+    ]
+    title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"
+    return TextTable(title, header, cells)
+
+
+def text_tables(comparison: Table) -> list[TextTable]:
+    """Format the results, those of named clients, and the costs."""
+    clients = client_tables(comparison.clients, comparison.metric)
+    return [_results(comparison), *clients, _costs(comparison)]

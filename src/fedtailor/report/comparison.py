@@ -1,0 +1,88 @@
+"""The comparison of runs as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from .cells import text_tables
+from .read import StrPath, read_all
+from .select import Metric
+from .table import Table, table
+
+_WIDTH = 118
+
+
+def verdict_lines(comparison: Table) -> list[str]:
+    """Return the verdict in words; with several, a line each that begins with its runs."""
+    several = len(comparison.verdicts) > 1
+    return [
+        f"{', '.join(one.runs)}: {text}" if several else text
+        for one in comparison.verdicts
+        for text in [" ".join(one.text)]
+    ]
+
+
+def to_text(comparison: Table) -> str:
+    """Format ``comparison`` for a terminal of 120 columns, with its verdict, caption and notes."""
+    width = 18 if comparison.metric == "loss" else 28
+    parts = [
+        one.title
+        + "\n"
+        + tabulate(
+            one.marked(),
+            headers=one.header,
+            colalign=["left"] + ["right"] * (len(one.header) - 1),
+            disable_numparse=True,
+            maxcolwidths=[width] + [None] * (len(one.header) - 1),
+        )
+        for one in text_tables(comparison)
+    ]
+    said = [textwrap.fill(f"Verdict: {line}", _WIDTH) for line in verdict_lines(comparison)]
+    return "\n\n".join([*parts, *said, "\n".join([comparison.caption, *comparison.notes])])
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite, for which JSON has no form, by None."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(comparison: Table) -> str:
+    """Format ``comparison`` as JSON in full precision; numbers that are not finite are null.
+
+    >>> to_json(Table("accuracy", [], "Test accuracy.", []))[:26]
+    '{\\n  "metric": "accuracy",\\n'
+    """
+    content = dataclasses.asdict(comparison)
+    for values, one in zip(content["verdicts"], comparison.verdicts, strict=True):
+        values["text"] = list(one.text)
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def compare(
+    paths: StrPath | Sequence[StrPath], as_json: bool = False, metric: Metric | None = None
+) -> str:
+    """Compare the runs at ``paths``, one or several, as text or as JSON.
+
+    ``metric`` is what is shown: accuracy, loss, or one of the experiment's own metrics. None: the
+    one by which the runs select the reported round. The rounds stay the same.
+
+    Raises:
+        InputError: a path has no run with a committed round, or a file of a run is damaged.
+
+    >>> compare("nowhere")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
+    """
+    comparison = table(read_all(paths), metric, short_notes=not as_json)
+    return to_json(comparison) if as_json else to_text(comparison)

@@ -1,0 +1,129 @@
+"""Differences of two methods on test data, over pairs of a client and a seed that both have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
+
+from .paired import paired
+from .read import Run
+from .select import Entry, Metric, higher_is_better, select_by, select_round, sizes_of, values_of
+
+FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
+
+Division = tuple[int, str, str]  # a seed, the data, and how they are divided
+Reading = Literal["better", "worse", "no difference"]
+Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better ``method`` is than ``over`` on test data, with a 95 % interval.
+
+    Positive is better, of a loss, too. ``reading`` says what the interval allows to say. Of
+    ``num_clients`` clients ``num_worse_off`` do worse with ``method``. Where each seed divides the
+    data anew, a client counts once a seed.
+    """
+
+    method: str
+    over: str
+    value: float
+    low: float
+    high: float
+    num_clients: int
+    num_seeds: int
+    num_worse_off: int
+    reading: Reading
+
+
+def comparable(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs that have clients in common: those that divide the same data alike with a seed."""
+    groups: list[tuple[set[Division], list[Run]]] = []
+    for run in runs:
+        keys = {_division(run, seed) for seed in run.partitions}
+        joined = [group for group in groups if group[0] & keys]
+        groups = [group for group in groups if not group[0] & keys]
+        members = [one for _, of in joined for one in of]
+        groups.append((keys.union(*(found for found, _ in joined)), [*members, run]))
+    return [members for _, members in groups]
+
+
+def _division(run: Run, seed: int) -> Division:
+    partition = run.partitions[seed]
+    return seed, partition.data, partition.digest
+
+
+@dataclass(frozen=True)
+class Results:
+    """A method's test results by client, for each division of the data; higher is better.
+
+    ``has_names``: a client of one name is the same one with every seed.
+    """
+
+    label: str
+    scores: Mapping[Division, Mapping[str, float | None]]
+    has_names: bool
+
+
+def results_of(entry: Entry, metric: Metric) -> Results:
+    """Return the results of a method's personal models at the reported rounds."""
+    sign = 1 if higher_is_better(metric) else -1
+    scores = {}
+    for trial in entry.trials:
+        selected = select_round(trial, "personal", select_by(entry.run))
+        if selected is None:
+            continue
+        test, partition = selected.test, entry.run.partitions[trial.seed]
+        values, sizes = values_of(test, metric), sizes_of(test, metric)
+        scores[_division(entry.run, trial.seed)] = {
+            partition.name(client): sign * value
+            if n and value is not None and math.isfinite(value)
+            else None
+            for client, value, n in zip(test.clients, values, sizes, strict=True)
+        }
+    has_names = all(part.names is not None for part in entry.run.partitions.values())
+    return Results(entry.label, scores, has_names)
+
+
+def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
+    """Return the differences by client; where it is the same one with every seed, their mean."""
+    found: dict[Client, list[float]] = {}
+    same = ours.has_names and theirs.has_names
+    for division in (one for one in ours.scores if one in theirs.scores):
+        others = theirs.scores[division]
+        for client, value in ours.scores[division].items():
+            other = others.get(client)
+            if value is not None and other is not None:
+                key = (client, None if same else division[0])
+                found.setdefault(key, []).append(value - other)
+    return {key: mean(values) for key, values in found.items()}
+
+
+def difference(ours: Results, theirs: Results) -> Difference | None:
+    """Return how much better one method is than another; None if they have no client in common."""
+    clients = by_client(ours, theirs)
+    if not clients:
+        return None
+    both = [division for division in ours.scores if division in theirs.scores]
+    result = paired(
+        [ours.scores[division] for division in both],
+        [theirs.scores[division] for division in both],
+        same_clients=ours.has_names and theirs.has_names,
+    )
+    reading: Reading = "no difference"
+    if len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
+        reading = "better" if result.low > 0 else "worse"
+    return Difference(
+        method=ours.label,
+        over=theirs.label,
+        value=result.difference,
+        low=result.low,
+        high=result.high,
+        num_clients=len(clients),
+        num_seeds=result.num_seeds,
+        num_worse_off=sum(value < 0 for value in clients.values()),
+        reading=reading,
+    )

@@ -1,0 +1,195 @@
+"""The verdict on runs: which method, by how much over which other one, and at what cost.
+
+The method is chosen by validation data; the differences are those on test data. Runs are compared
+where they divide the same data alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
+
+from .choice import Score, validation_score
+from .differences import Difference, Results, by_client, comparable, difference, results_of
+from .majority import majority_summary
+from .read import Run
+from .select import (
+    Entry,
+    Metric,
+    entries,
+    higher_is_better,
+    metric_of,
+    select_by,
+    select_round,
+    summary,
+)
+from .verdict import Cost, Verdict
+
+ALONE = "local"  # the method that trains without a federation
+MAX_NAMES = 5
+
+
+def verdicts(runs: Sequence[Run], metric: Metric | None = None) -> list[Verdict]:
+    """Judge ``runs`` by ``metric``: one verdict for all that have the same clients.
+
+    ``metric`` is that of the differences; None: the one by which the runs select their rounds.
+    """
+    shown = metric_of(runs) if metric is None else metric
+    of_all = entries(runs)
+    return [
+        _Judge([e for e in of_all if any(e.run is run for run in group)], shown).verdict()
+        for group in comparable(runs)
+    ]
+
+
+def traffic(entry: Entry) -> tuple[float | None, float | None]:
+    """Return the bytes down and up per client and round, over the committed rounds."""
+    rounds = [record for trial in entry.trials for record in trial.history]
+    visits = sum(len(record.cohort) for record in rounds)
+    if not visits:
+        return None, None
+    down, up = sum(r.bytes_down for r in rounds), sum(r.bytes_up for r in rounds)
+    return down / visits, up / visits
+
+
+def seconds_of(entry: Entry) -> float:
+    """Return the seconds of all rounds, mean over seeds."""
+    return mean(sum(sum(t.seconds.values()) for t in trial.timings) for trial in entry.trials)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """The methods of runs with the same clients."""
+
+    entries: Sequence[Entry]
+    metric: Metric
+
+    def verdict(self) -> Verdict:
+        best = self._best(self._by_validation)
+        alone = self._alone
+        against = self._against(alone) if alone is not None else {}
+        baseline = self._baseline(best) if best else None
+        return Verdict(
+            runs=tuple(dict.fromkeys(str(entry.run.path) for entry in self.entries)),
+            metric=self.metric,
+            best=best.label if best else None,
+            is_alone=best is not None and best.method == ALONE,
+            has_learned=self._has_learned(best) if best else None,
+            is_finished=all(t.commit.finished for entry in self.entries for t in entry.trials),
+            methods=len(self.entries),
+            baseline=self._difference(best, baseline) if best and baseline else None,
+            alone=against.get(best.label) if best else None,
+            against_alone=tuple(against.values()),
+            worse_off=tuple(self._worse_off(best, alone)) if best and alone else (),
+            cost=self._cost(best) if best else None,
+            left_out={
+                entry.label: self._why_left_out(entry)
+                for entry in self.entries
+                if entry.label not in self._by_validation
+            },
+        )
+
+    def _of(self, label: str) -> Entry:
+        return next(entry for entry in self.entries if entry.label == label)
+
+    @cached_property
+    def _seeds(self) -> list[int] | None:
+        """The seeds of all runs; None (each run's own) if they have none in common."""
+        of_runs = [set(entry.run.experiment["seeds"]) for entry in self.entries]
+        return sorted(set.intersection(*of_runs)) or None
+
+    @cached_property
+    def _by_validation(self) -> dict[str, Score]:
+        metrics = {select_by(entry.run) for entry in self.entries}
+        metric = metrics.pop() if len(metrics) == 1 else metric_of([e.run for e in self.entries])
+        found = {e.label: validation_score(e, metric, self._seeds) for e in self.entries}
+        return {label: score for label, score in found.items() if score is not None}
+
+    def _best(self, scores: Mapping[str, Score]) -> Entry | None:
+        if not scores:
+            return None
+        higher = higher_is_better(metric_of([entry.run for entry in self.entries]))
+        values = {label: score.value for label, score in scores.items()}
+        return self._of((max if higher else min)(values, key=lambda label: values[label]))
+
+    def _baseline(self, best: Entry) -> Entry | None:
+        """The best of the other methods, or else of the same method with other settings."""
+        others = {k: s for k, s in self._by_validation.items() if k != best.label}
+        return self._best(
+            {k: s for k, s in others.items() if self._of(k).method != best.method}
+        ) or (self._best(others))
+
+    def _why_left_out(self, entry: Entry) -> str:
+        seeds = [str(t.seed) for t in entry.trials if t.commit.diverged is not None]
+        if seeds:
+            return f"diverged with seed {', '.join(seeds)}"
+        missing = {*(self._seeds or entry.run.experiment["seeds"])} - {t.seed for t in entry.trials}
+        if missing:
+            return f"lacks seed {', '.join(map(str, sorted(missing)))}"
+        return "has no validation results"
+
+    @property
+    def _alone(self) -> Entry | None:
+        candidates = [entry for entry in self.entries if entry.method == ALONE]
+        by_validation = {
+            entry.label: self._by_validation[entry.label]
+            for entry in candidates
+            if entry.label in self._by_validation
+        }
+        return self._best(by_validation) or next(iter(candidates), None)
+
+    @cached_property
+    def _results(self) -> dict[str, Results]:
+        return {entry.label: results_of(entry, self.metric) for entry in self.entries}
+
+    def _difference(self, ours: Entry, theirs: Entry) -> Difference | None:
+        return difference(self._results[ours.label], self._results[theirs.label])
+
+    def _against(self, alone: Entry) -> dict[str, Difference]:
+        found = {e.label: self._difference(e, alone) for e in self.entries if e is not alone}
+        return {label: one for label, one in found.items() if one is not None}
+
+    def _worse_off(self, best: Entry, alone: Entry) -> list[str]:
+        if best is alone:
+            return []
+        clients = by_client(self._results[best.label], self._results[alone.label])
+        worst = sorted((value, *key) for key, value in clients.items() if value < 0)
+        several = len({seed for _, seed in clients}) > 1
+        return [
+            f"{client} (seed {seed})" if several else client
+            for _, client, seed in worst[:MAX_NAMES]
+        ]
+
+    def _has_learned(self, entry: Entry) -> bool | None:
+        """Whether its accuracy is above that of each client's most frequent class."""
+        ahead = []
+        for trial in entry.trials:
+            selected = select_round(trial, "personal", select_by(entry.run))
+            if selected is None or self.metric != "accuracy":
+                continue
+            majority = majority_summary(entry.run.partitions[trial.seed], selected.test)
+            if majority is None:
+                return None
+            ahead.append(summary(selected.test, "accuracy").mean - majority.mean)
+        return mean(ahead) > 0 if ahead else None
+
+    def _cost(self, best: Entry) -> Cost:
+        sums = {entry.label: traffic(entry) for entry in self.entries}
+        sent = {
+            k: down + up for k, (down, up) in sums.items() if down is not None and up is not None
+        }
+        some = {label: count for label, count in sent.items() if count}
+        least = min(some, key=lambda label: some[label]) if some else None
+        seconds = {entry.label: seconds_of(entry) for entry in self.entries}
+        fastest = min(seconds, key=lambda label: seconds[label])
+        own, time = sent.get(best.label), seconds[best.label]
+        return Cost(
+            bytes=own,
+            times_fewest_bytes=own / some[least] if own and least else None,
+            fewest_bytes=least,
+            seconds=time,
+            times_fewest_seconds=time / seconds[fastest] if seconds[fastest] else None,
+            fewest_seconds=fastest,
+        )

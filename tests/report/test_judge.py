@@ -1,0 +1,282 @@
+"""Verdicts on runs whose results are written by hand."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedtailor.report.comparison import compare
+from fedtailor.report.judge import verdicts
+from fedtailor.report.read import read_all
+from fedtailor.report.verdict import Verdict
+from fedtailor.run_format import FORMAT
+
+K = 20
+NOISE = [0.01 * ((7 * k) % K - 9.5) for k in range(K)]  # the clients differ, by 0 in the mean
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def _run(
+    path: Path,
+    test: dict[str, Sequence[float]],
+    validation: dict[str, float] | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    is_lm: bool = False,
+    names: Sequence[str] | None = None,
+    digest: str = "d",
+    sent: dict[str, int] | None = None,
+    diverged: Sequence[str] = (),
+    finished: bool = True,
+) -> Path:
+    """Write a run of one evaluated round: for each method the test results of its clients, and its
+    validation result, which all of its clients have (the mean test result if it is not given)."""
+    clients = len(next(iter(test.values())))
+    methods = [{"label": label, "name": label.split("-")[0]} for label in test]
+    experiment = {"format": FORMAT, "name": path.name, "rounds": 1, "seeds": list(seeds)}
+    _write(path / "experiment.json", experiment | {"methods": methods})
+    _write(path / "environment.json", {})
+    for seed in seeds:
+        partition = {"digest": f"{digest}{seed}", "data": "data", "clients": clients}
+        partition |= {"classes": [] if is_lm else ["a", "b"], "names": names}
+        _write(path / f"partitions/seed-{seed}.json", partition)
+        held = dict.fromkeys(("train", "validation", "test"), np.full(clients, 50, np.int32))
+        save_file(held, path / f"partitions/seed-{seed}.safetensors")
+        for label, values in test.items():
+            chosen = float(np.mean(values)) if validation is None else validation[label]
+            splits = {"validation": [chosen] * clients, "test": list(values)}
+            if validation is not None and np.isnan(chosen):
+                del splits["validation"]
+            lines = [
+                {"round": 1, "model": "personal", "split": split, "clients": list(range(clients)),
+                 "num_examples": [50] * clients, "loss": of, "accuracy": of}
+                for split, of in splits.items()
+            ]  # fmt: skip
+            size = (sent or {}).get(label, 0 if label == "local" else 1000)
+            history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
+                       "losses": [], "steps": [], "lr_scale": 1.0,
+                       "bytes_down": size * clients, "bytes_up": size * clients}  # fmt: skip
+            timing = {"round": 1, "seconds": {"train": 2.0 + size / 1000}, "peak_memory_mb": None}
+            folder = path / f"methods/{label}/seed-{seed}"
+            folder.mkdir(parents=True)
+            lengths = {}
+            for name, of in (("history", [history]), ("clients", lines), ("timings", [timing])):
+                text = "".join(json.dumps(line) + "\n" for line in of)
+                (folder / f"{name}.jsonl").write_text(text)
+                lengths[name] = len(text)
+            reason = "the loss is not finite" if label in diverged else None
+            commit = {"round": 1, "rounds": 1 if finished else 3, "finished": finished}
+            _write(folder / "commit.json", commit | {"bytes": lengths, "diverged": reason})
+            costs = {"trained": 1, "communicated": 1, "private": 1, "model": 1}
+            _write(folder / "costs.json", costs | {"down": {}, "up": {}})
+    return path
+
+
+def _verdict(*paths: Path) -> Verdict:
+    (found,) = verdicts(read_all(paths))
+    return found
+
+
+def _around(base: float, noise: Sequence[float] = NOISE) -> list[float]:
+    return [base + x for x in noise]
+
+
+ALONE = [0.5] * K
+
+
+def test_a_clear_win(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "fedavg": _around(0.55, NOISE[::-1]), "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, sent={"fedsdg": 3000, "fedavg": 1000}))
+    assert found.best == "fedsdg"
+    assert found.baseline is not None
+    assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
+    assert found.baseline.value == pytest.approx(0.05)
+    assert found.baseline.low < 0.05 < found.baseline.high
+    assert found.text == (
+        "fedsdg is best on validation data.",
+        "On test data its accuracy is 5.0 points better than that of fedavg, the strongest other "
+        "method (95 % interval 1.9 to 8.2), and its accuracy is 10.0 points better than that of "
+        "training alone (95 % interval 7.3 to 12.6).",
+        "With fedsdg none of 20 clients does worse than alone.",
+        "fedsdg sends and receives 6 kB per client and round, 3 times as much as fedavg, and took "
+        "5.0 s, 2.5 times as long as local.",
+        "The intervals cover 20 clients of one seed; with another seed it may turn out otherwise.",
+    )
+
+
+def test_a_tie(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.501), "fedavg": ALONE, "local": _around(0.49, NOISE[::-1])}
+    found = _verdict(_run(tmp_path / "run", test))
+    assert found.baseline is not None
+    assert found.baseline.reading == "no difference"
+    assert found.text[1].startswith(
+        "On test data there is no difference from fedavg, the strongest other method, that these "
+        "data can show (+0.1 points, 95 % interval -2."
+    )
+
+
+def test_a_loss(tmp_path: Path) -> None:
+    # validation chose fedsdg; test data, which may not choose, put it behind
+    test = {"fedsdg": _around(0.4), "fedavg": _around(0.3), "local": ALONE}
+    validation = {"fedsdg": 0.6, "fedavg": 0.3, "local": 0.5}
+    found = _verdict(_run(tmp_path / "run", test, validation))
+    assert found.best == "fedsdg"
+    assert found.text[1] == (
+        "On test data its accuracy is 10.0 points worse than that of training alone, the strongest "
+        "other method (95 % interval 7.4 to 12.7)."
+    )
+    worst = sorted(range(K), key=lambda k: (NOISE[k], str(k)))[:5]
+    assert found.text[2] == (
+        f"With fedsdg 20 of 20 clients do worse than alone: {', '.join(map(str, worst))} and 15 "
+        "more."
+    )
+    assert found.text[3] == "Worse than training alone: fedavg (-20.0)."
+
+
+def test_training_alone_may_be_the_best(tmp_path: Path) -> None:
+    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.4), "local": ALONE}))
+    assert found.is_alone
+    assert found.alone is None
+    assert found.text[0] == (
+        "Training alone (local) is best on validation data: no method is ahead of it."
+    )
+    assert "its accuracy is 10.0 points better than that of fedsdg" in found.text[1]
+    assert "Worse than training alone: fedsdg (-10.0)." in found.text
+    assert any(
+        sentence.startswith("local sends nothing, and took 2.0 s") for sentence in found.text
+    )
+
+
+def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(2.5), "fedavg": _around(2.8, NOISE[::-1]), "local": [3.0] * K}
+    found = _verdict(_run(tmp_path / "run", test, is_lm=True))
+    assert found.best == "fedsdg"
+    assert found.baseline is not None
+    assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
+    assert found.baseline.value == pytest.approx(0.3)
+    assert found.alone is not None
+    assert found.alone.num_worse_off == 0
+    assert "its loss is 0.300 nats per token better than that of fedavg" in found.text[1]
+
+
+def test_without_training_alone_it_says_so(tmp_path: Path) -> None:
+    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.6), "fedavg": ALONE}))
+    assert found.alone is None
+    assert found.worse_off == ()
+    assert (
+        "Training alone (local) is not among the methods, so who loses against it is unknown."
+        in found.text
+    )
+
+
+def test_one_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.6)}))
+    assert (found.best, found.baseline, found.alone) == ("fedsdg", None, None)
+    assert found.text == (
+        "fedsdg is the only method, so there is nothing to compare it with.",
+        "fedsdg sends and receives 2 kB per client and round, and took 3.0 s.",
+    )
+
+
+def test_a_diverged_method_is_not_chosen_and_named(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.9), "fedavg": _around(0.6), "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, diverged=["fedsdg"]))
+    assert found.best == "fedavg"
+    assert found.text[-1] == "Not in the choice: fedsdg diverged with seed 0."
+    assert [one.method for one in found.against_alone] == ["fedsdg", "fedavg"]
+
+
+def test_without_validation_nothing_is_chosen(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("fedsdg", "local"), float("nan"))
+    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.9), "local": ALONE}, nothing))
+    assert found.best is None
+    assert found.text[0].startswith("No method has validation results")
+
+
+def test_few_clients_have_no_interval(tmp_path: Path) -> None:
+    found = _verdict(_run(tmp_path / "run", {"fedsdg": [0.9] * 5, "local": [0.1] * 5}))
+    assert found.alone is not None
+    assert found.alone.reading == "no difference"
+    assert found.text[1] == (
+        "On test data there is no difference from training alone, the strongest other method, that "
+        "these data can show: 5 clients are too few for an interval (+80.0 points)."
+    )
+    six = _verdict(_run(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
+    assert six.alone is not None
+    assert six.alone.reading == "better"
+
+
+def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.5), "local": ALONE}
+    found = _verdict(_run(tmp_path / "numbers", test, seeds=(0, 1, 2)))
+    assert found.alone is not None
+    behind = sum(x < 0 for x in NOISE)
+    assert (found.alone.num_clients, found.alone.num_worse_off) == (3 * K, 3 * behind)
+    assert "(seed 0)" in found.worse_off[0]
+    assert "The intervals cover 60 clients over 3 seeds, which say little" in found.text[-1]
+    names = [f"site {k}" for k in range(K)]
+    named = _verdict(_run(tmp_path / "names", test, seeds=(0, 1, 2), names=names))
+    assert named.alone is not None
+    assert (named.alone.num_clients, named.alone.num_worse_off) == (K, behind)
+    assert named.worse_off[0] == f"site {int(np.argmin(NOISE))}"
+    assert named.alone.high - named.alone.low > found.alone.high - found.alone.low
+
+
+def test_runs_with_the_same_clients_share_a_verdict(tmp_path: Path) -> None:
+    first = _run(tmp_path / "a", {"fedavg": _around(0.6), "local": ALONE})
+    second = _run(tmp_path / "b", {"fedsdg": _around(0.7, NOISE[::-1])})
+    found = _verdict(first, second)
+    assert found.best == "fedsdg"
+    assert found.baseline is not None
+    assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
+    assert found.alone is not None
+    assert found.alone.value == pytest.approx(0.2)
+
+
+def test_runs_with_other_clients_have_verdicts_of_their_own(tmp_path: Path) -> None:
+    first = _run(tmp_path / "a", {"fedavg": _around(0.6), "local": ALONE})
+    second = _run(tmp_path / "b", {"fedsdg": _around(0.7), "local": ALONE}, digest="other")
+    found = verdicts(read_all([first, second]))
+    assert [one.best for one in found] == ["fedavg", "fedsdg"]
+    text = compare([first, second])
+    assert f"Verdict: {first}: fedavg is best" in text
+    assert f"Verdict: {second}: fedsdg is best" in text
+
+
+def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, finished=False))
+    assert found.text[0] == "So far, fedsdg is best on validation data."
+
+
+def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:
+    test = {"local": ALONE, "fedavg": _around(0.55), "fedsdg": _around(0.6)}
+    path = _run(tmp_path / "run", test)
+    text = compare(path)
+    lines = [line.split()[0] for line in text.splitlines()[4:7]]
+    assert lines == ["fedsdg", "fedavg", "local"]
+    assert text.splitlines()[4].split()[1] == "*60.0"
+    assert max(map(len, text.splitlines())) <= 120
+    (found,) = json.loads(compare(path, as_json=True))["verdicts"]
+    assert found["best"] == "fedsdg"
+    assert found["text"][0] == "fedsdg is best on validation data."
+    assert [row["label"] for row in json.loads(compare(path, as_json=True))["rows"]] == list(test)
+
+
+MakeRun = Callable[..., Path]
+
+
+def test_of_written_runs_the_reported_round_is_judged(make_run: MakeRun) -> None:
+    found = _verdict(make_run(methods=("fedavg", "fedsdg", "local")))
+    assert found.best == "fedsdg"
+    assert found.baseline is not None
+    assert found.baseline.value == pytest.approx(0.1)  # 0.05 * (10 - 8) for every client
+    assert (found.baseline.num_clients, found.baseline.num_seeds) == (10, 2)
