@@ -295,7 +295,7 @@ evidence.claims` writes this page from `evidence/claims.toml` and `evidence/resu
 
 Accuracies are those of each client's own model on its own test examples, in percent, at the round
 that validation chose: the mean over clients, then over seeds. The spread is the paired difference
-with a 95 % interval over seeds and clients (`fedtailor.report.paired`), or each seed's difference. A
+with a 95 % interval over seeds and clients (`report/paired.py`), or each seed's difference. A
 verdict follows from a rule:
 
 - **holds**: the interval lies above 0; where the table says *within*, above minus that margin; for
