@@ -1,6 +1,7 @@
-"""Run what the manifest lists, in order of worth, and add one line of results for each run.
+"""Run what the manifests list, in order of worth, and add one line of results for each run.
 
     python -m evidence.run --minutes 120
+    python -m evidence.run --manifest evidence/manifest-papers.toml --seed 10
 
 A run is one method with one seed in one setting of an experiment file. Those that have a line are
 not run again; one that was interrupted goes on. The directories of runs lie outside the repository.
@@ -27,12 +28,15 @@ import numpy as np
 
 import fedtailor as ft
 from fedtailor.data.overlap import label_counts, label_overlap
+from fedtailor.errors import DivergedError
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import select_round, summary
 from fedtailor.runs.build import Inputs
 
+from .shown import shown
+
 HERE = Path(__file__).parent
-MANIFEST = HERE / "manifest.toml"
+MANIFESTS = (HERE / "manifest.toml", HERE / "manifest-papers.toml")
 RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
 
@@ -61,12 +65,20 @@ class Run:
         return f"fedtailor run experiments/{self.file} " + " ".join(f"--set '{c}'" for c in changes)
 
 
+# Fields that are younger than some results: at these values a run is what it was without them.
+LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None}
+
+
 def resolved(experiment: ft.Experiment) -> dict[str, Any]:
     """All that decides the results of an experiment, as plain values. How it is computed, and what
-    it is called, doesn't."""
+    it is called, doesn't; nor do `LATER` fields at the values that they name."""
     content: dict[str, Any] = json.loads(json.dumps(experiment.as_dict()))
     for key in ("name", "engine"):
         del content[key]
+    for section in (content["split"], *content["methods"]):
+        for field, value in LATER.items():
+            if section.get(field, ...) == value:
+                del section[field]
     return content
 
 
@@ -75,10 +87,10 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def planned(manifest: Path = MANIFEST) -> list[Run]:
-    """The runs that the manifest lists, in its order, each once."""
-    content = tomllib.loads(manifest.read_text())
-    return list(dict.fromkeys(run for entry in content["runs"] for run in _expanded(entry)))
+def planned(manifests: Sequence[Path] = MANIFESTS) -> list[Run]:
+    """The runs that the manifests list, in their order, each once."""
+    entries = [entry for path in manifests for entry in tomllib.loads(path.read_text())["runs"]]
+    return list(dict.fromkeys(run for entry in entries for run in _expanded(entry)))
 
 
 def _expanded(entry: Mapping[str, Any]) -> Iterator[Run]:
@@ -117,7 +129,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     try:
         ft.run(experiment, out, summary=False)
         line["results"] = results(out)
-    except ft.DivergedError as error:
+    except DivergedError as error:
         line["failed"] = str(error)
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
@@ -159,7 +171,7 @@ def results(out: Path) -> dict[str, Any]:
                 "num_examples": list(selected.test.num_examples),
                 metric: [_rounded(value) for value in getattr(selected.test, metric)],
             }
-    return values
+    return values | shown(trial, run.partitions[trial.seed], metric)
 
 
 def _at(trial: Trial, model: str, split: str, number: int) -> Evaluation | None:
@@ -186,14 +198,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of lines")
+    parser.add_argument("--manifest", type=Path, action="append", help="only what this one lists")
     parser.add_argument("--file", help="only runs of this experiment file")
+    parser.add_argument(
+        "--seed", type=int, help="only runs with this seed; trials of rates have 10"
+    )
     parser.add_argument("--list", action="store_true", help="list what is left, and stop")
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
-    done = {line["digest"] for line in lines()}
+    done = {line["digest"] for line in lines(options.results)}
     end = time.monotonic() + 60 * options.minutes
-    for run in planned():
-        if options.file not in (None, run.file):
+    for run in planned(options.manifest or MANIFESTS):
+        if options.file not in (None, run.file) or options.seed not in (None, run.seed):
             continue
         if digest(resolved(run.experiment())) in done:
             continue
@@ -204,12 +221,13 @@ def main() -> None:
             break
         print(run.command, file=sys.stderr, flush=True)
         line = execute(run, options.folder)
-        with RESULTS.open("a") as file:
+        with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])
         if options.commit:
-            _git("add", str(RESULTS))
-            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", str(RESULTS))
+            path = str(options.results.resolve())
+            _git("add", path)
+            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", path)
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

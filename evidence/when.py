@@ -26,7 +26,6 @@ ALONE = "local"
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
 MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
-_FEWEST = 4  # methods of a cell that is shown
 
 Line = Mapping[str, Any]
 
@@ -137,16 +136,22 @@ def _interval(difference: Paired) -> list[float]:
 def cells() -> list[Cell]:
     """The cells of the map that have results, in the manifest's order."""
     kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
-    found: dict[tuple[str, ...], dict[str, dict[int, Line]]] = {}
+    wanted: dict[tuple[str, ...], dict[int, list[Run]]] = {}
     for run in planned():
-        line = kept.get((run.file, run.settings, run.method, run.seed))
-        if run.file == FILE and not _decides_a_rate(run) and line and "results" in line:
-            found.setdefault(run.settings, {}).setdefault(run.method, {})[run.seed] = line
-    return [
-        Cell(settings, methods)
-        for settings, methods in found.items()
-        if ALONE in methods and len(methods) >= _FEWEST
-    ]
+        if run.file == FILE and not _decides_a_rate(run):
+            wanted.setdefault(run.settings, {}).setdefault(run.seed, []).append(run)
+    found = []
+    for settings, by_seed in wanted.items():
+        methods: dict[str, dict[int, Line]] = {}
+        for seed, runs in by_seed.items():
+            ended = {r.method: kept.get((r.file, r.settings, r.method, seed)) for r in runs}
+            if all(line is not None for line in ended.values()):  # the same seeds for all methods
+                for method, line in ended.items():
+                    if line is not None and "results" in line:
+                        methods.setdefault(method, {})[seed] = line
+        if ALONE in methods:
+            found.append(Cell(settings, methods))
+    return found
 
 
 def _decides_a_rate(run: Run) -> bool:

@@ -31,25 +31,32 @@ FLOWER = (
 )  # fmt: skip
 
 
+def needed(extras: str) -> list[str]:
+    """What ``pyproject.toml`` asks for, with the extras ``a,b``."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = content["optional-dependencies"]
+    return content["dependencies"] + [line for name in extras.split(",") for line in optional[name]]
+
+
 def lower_bounds() -> list[str]:
     """The lower bound of every dependency and of the extra ``tune``, as ``name==version``."""
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*content["dependencies"], *content["optional-dependencies"]["tune"]]
-    return [re.sub(r">=([\d.]+).*", r"==\1", line) for line in needed]
+    return [re.sub(r">=([\d.]+).*", r"==\1", line) for line in needed(EXTRAS["lowest"])]
 
 
 def install(kind: str, folder: Path) -> Path:
-    """Make the environment, unless it is there and whole; its Python."""
+    """Make the environment, unless it is there with all that is asked for; its Python."""
     python, whole = folder / "bin" / "python", folder / "installed"
-    if whole.exists():
+    versions = [*lower_bounds(), *OLD_TOO] if kind == "lowest" else []
+    packages = [f"{ROOT}[{EXTRAS[kind]}]", *TESTS, *versions]
+    data = ROOT / "requirements/data.txt"
+    asked = "\n".join([*packages, *needed(EXTRAS[kind]), PARTITIONERS, data.read_text()])
+    if whole.exists() and whole.read_text() == asked:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "install", "-q"]
-    versions = [*lower_bounds(), *OLD_TOO] if kind == "lowest" else []
-    subprocess.run([*pip, "-e", f"{ROOT}[{EXTRAS[kind]}]", *TESTS, *versions], check=True)
-    data = ROOT / "requirements/data.txt"
+    subprocess.run([*pip, "-e", *packages], check=True)
     subprocess.run([*pip, "--no-deps", PARTITIONERS, "-r", data], check=True)
-    whole.touch()
+    whole.write_text(asked)
     return python
 
 

@@ -49,6 +49,12 @@ def digits_backbone(dropout: float = 0.2) -> Backbone:
         )
 
 
+def check_all(method: Method, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    """What the engine asks a method before the first round."""
+    method.check_settings(num_clients, cohort_size, rounds)
+    method.check(task, num_clients, cohort_size, rounds)
+
+
 def digits() -> Dataset:
     data = load_digits()
     images = (data.images * 15).astype(np.uint8)[:, None]

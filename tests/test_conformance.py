@@ -76,6 +76,7 @@ VARIANTS: dict[str, Method] = {
     ),
     "fedsdg, factor form": FedSDG(form="factor", private_init="zero"),
     "fedsdg, private head": FedSDG(private_head=True, aggregation="leave-one-out"),
+    "fedsdg, fixed gate": FedSDG(gate=1.0),
     "pfedgate, mixed budgets": PFedGate(
         sparsity=(0.5, 0.2),
         evaluation="client",

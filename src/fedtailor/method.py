@@ -135,9 +135,14 @@ class Method(ABC):
         """Whether `local` trains on the labels of ``context.public``, too."""
         return False
 
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
+        """Raise InputError where the hyper-parameters don't fit each other or the federation;
+        called before the model is loaded."""
+        return
+
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        """Raise InputError where the hyper-parameters don't fit the federation; called before the
-        first round."""
+        """Raise InputError where the hyper-parameters don't fit the model; called before the first
+        round."""
         return
 
     def check_batch(self, task: Task, batch: Batch) -> None:

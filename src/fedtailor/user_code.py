@@ -1,20 +1,25 @@
 """Code of the user's own that an experiment names: ``FILE.py:NAME`` or ``package.module:NAME``.
 
 A file is loaded as a module of its own, named after its content, so that a copy of it gives the
-same objects.
+same objects. It may import other files of its folder. They are a part of it: its sha256 covers
+them, and they are copied with it.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import re
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from .errors import InputError
@@ -32,15 +37,16 @@ class Origin:
     """Where an object of the user's own is defined.
 
     ``reference`` names it on every machine: ``file.py:NAME`` or ``package.module:NAME``. ``sha256``
-    is that of the ``source``. ``path`` is the file, where it stands by itself and a copy can be
-    loaded. ``sha256`` and ``path`` are None for what was defined in a script or a notebook, and
-    ``path`` for a module of a package.
+    is that of the ``source``, and of the files ``beside`` it that it imports, by name. ``path`` is
+    the file, where it stands by itself and a copy can be loaded. ``sha256`` and ``path`` are None
+    for what was defined in a script or a notebook, and ``path`` for a module of a package.
     """
 
     reference: str
     sha256: str | None = None
     path: Path | None = None
     source: bytes = b""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
@@ -116,7 +122,8 @@ def stored(reference: str, folder: Path, sha256: str | None) -> str:
     if copy.is_file():
         if sha256 is None:
             raise InputError(f"{_shown(copy)} has no sha256 in experiment.json; it must have one")
-        _check(copy, copy.read_bytes(), sha256)
+        source = copy.read_bytes()
+        _check(copy, source, sha256, imported_beside(copy, source))
     return f"{copy}:{name}"
 
 
@@ -151,7 +158,34 @@ def origin(value: type) -> Origin:
     source = _source(module)
     if "." in module.__name__ or path.name == "__init__.py":
         return Origin(name, _digest(source))
-    return Origin(f"{path.name}:{value.__qualname__}", _digest(source), path, source)
+    beside = imported_beside(path, source)
+    sha256 = _digest(source, beside)
+    return Origin(f"{path.name}:{value.__qualname__}", sha256, path, source, beside)
+
+
+def imported_beside(path: Path, source: bytes) -> dict[str, bytes]:
+    """Return the files of the folder of ``path`` that its ``source`` imports, and those that these
+    import, by name; the standard library's names stand for the standard library."""
+    found: dict[str, bytes] = {}
+    todo = [source]
+    while todo:
+        for name in _imported(todo.pop()) - sys.stdlib_module_names:
+            file = path.with_name(f"{name}.py")
+            if file.name not in found and file.is_file():
+                found[file.name] = file.read_bytes()
+                todo.append(found[file.name])
+    return dict(sorted(found.items()))
+
+
+def _imported(source: bytes) -> set[str]:
+    """The top-level names of the modules that a source imports; none if it is no Python."""
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError):
+        return set()  # loading it says what is wrong
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def origin_of(reference: str) -> Origin:
@@ -166,7 +200,8 @@ def origin_of(reference: str) -> Origin:
     place, name = _split(reference)
     if place.endswith(".py"):
         path, source = Path(place), _read(Path(place))
-        return Origin(f"{path.name}:{name}", _digest(source), path, source)
+        beside = imported_beside(path, source)
+        return Origin(f"{path.name}:{name}", _digest(source, beside), path, source, beside)
     module = _import(place)
     source = _source(module)
     return Origin(reference, None if _path(module) is None else _digest(source), None, source)
@@ -190,11 +225,14 @@ def _split(reference: str) -> tuple[str, str]:
     return place, name
 
 
-def _check(place: str | Path, source: bytes, sha256: str | None) -> None:
-    if sha256 is not None and (now := _digest(source)) != sha256:
+def _check(
+    place: str | Path, source: bytes, sha256: str | None, beside: Mapping[str, bytes] | None = None
+) -> None:
+    if sha256 is not None and (now := _digest(source, beside)) != sha256:
+        with_others = f", or one of {', '.join(beside)}," if beside else ""
         raise InputError(
-            f"{_shown(place)} has changed: its sha256 was {sha256[:12]}..., and is {now[:12]}... "
-            "now; restore it as it was"
+            f"{_shown(place)}{with_others} has changed: its sha256 was {sha256[:12]}..., and is "
+            f"{now[:12]}... now; restore it as it was"
         )
 
 
@@ -206,9 +244,12 @@ def _read(path: Path) -> bytes:
 
 def _load_file(path: Path, sha256: str | None) -> ModuleType:
     source = _read(path)
-    _check(path, source, sha256)
-    name = f"{path.stem}_{_digest(source)[:12]}"
+    beside = imported_beside(path, source)
+    _check(path, source, sha256, beside)
+    name = f"{path.stem}_{_digest(source, beside)[:12]}"
+    others = _beside.serve(path.parent, beside)
     if name in sys.modules:
+        sys.modules.update(others)
         return sys.modules[name]
     spec = spec_from_file_location(name, path)
     assert spec is not None
@@ -219,8 +260,57 @@ def _load_file(path: Path, sha256: str | None) -> ModuleType:
     except _FAULTS as error:
         del sys.modules[name]
         raise InputError(f"{_shown(path)}{_line(error, path)}: {_text(error)}") from error
+    finally:
+        sys.modules.update(others)
     _sources[name] = source
     return module
+
+
+class _Loader(SourceFileLoader):
+    """Runs a source that has been read; no compiled file is written beside it."""
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        _sources[fullname] = self._source
+        return self.source_to_code(self._source, self.path)
+
+
+class _Beside(MetaPathFinder):
+    """Finds the files that files of the user's own import from their folders."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[Path, bytes]] = {}
+
+    def serve(self, folder: Path, files: Mapping[str, bytes]) -> dict[str, ModuleType]:
+        """Let ``files`` of ``folder`` be what their names import from now on. Returns the modules
+        of these names that come from elsewhere, which must be put back afterwards."""
+        others = {}
+        for file, source in files.items():
+            name = file.removesuffix(".py")
+            module = sys.modules.get(name)
+            if module is not None and _source(module) != source:
+                if name not in self._files:
+                    others[name] = module
+                del sys.modules[name]
+            self._files[name] = folder / file, source
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        return others
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._files:
+            return None
+        file, source = self._files[fullname]
+        loader = _Loader(fullname, file, source)
+        return spec_from_file_location(fullname, file, loader=loader)
+
+
+_beside = _Beside()
 
 
 def _import(name: str) -> ModuleType:
@@ -249,8 +339,12 @@ def _source(module: ModuleType) -> bytes:
     return _sources[name]
 
 
-def _digest(source: bytes) -> str:
-    return hashlib.sha256(source).hexdigest()
+def _digest(source: bytes, beside: Mapping[str, bytes] | None = None) -> str:
+    """The sha256 of a source, and of the sources of files by name."""
+    digest = hashlib.sha256(source)
+    for name, other in (beside or {}).items():
+        digest.update(f"\0{name}\0{hashlib.sha256(other).hexdigest()}".encode())
+    return digest.hexdigest()
 
 
 def _shown(place: str | Path) -> str:
@@ -259,7 +353,7 @@ def _shown(place: str | Path) -> str:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.filename == str(path):
         return f", line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f", line {frames[-1].lineno}" if frames else ""

@@ -33,14 +33,18 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def test_a_run_ends_with_a_table_and_a_report(
-    file: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+    file: Path,
+    finished: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["run", str(file), "--out", str(finished)]) == 0  # finished: nothing runs again
+    monkeypatch.delattr("fedtailor.runs.run.Inputs")  # finished: neither data nor model are loaded
+    assert main(["run", str(file), "--out", str(finished)]) == 0
     printed = capfd.readouterr()
     assert "fedsdg" in printed.out
     assert "local" in printed.out
     assert f"report: {finished / 'report.html'}" in printed.out
-    assert printed.err == ""
+    assert printed.err == f"{finished} is finished: nothing is left to run\n"
     assert (finished / "report.html").stat().st_size > 10_000
     history = finished / "methods/fedsdg/seed-0/history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()]
@@ -77,7 +81,7 @@ def fails(arguments: list[str], message: str, out: Path, capfd: pytest.CaptureFi
     ("setting", "message"),
     [
         ("rouns=3", "unknown key 'rouns'; did you mean 'rounds'?"),
-        ("methods.fedsdg.gate=3", "unknown key 'gate' in methods.fedsdg"),
+        ("methods.fedsdg.gat=3", "unknown key 'gat' in methods.fedsdg"),
         ("methods.x.name=fedsdgg", "unknown method 'fedsdgg'; did you mean 'fedsdg'"),
         ("model.name=lenett", "unknown model 'lenett'; did you mean 'lenet'"),
         ("model.targets=[]", "has no recognised transformer blocks"),

@@ -96,7 +96,7 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
                                                         "note, diagnosis, ward"),
         (lambda: Data.from_pandas(FRAME, text="note"), "no column has a usual name for label="),
         (lambda: Data.from_pandas(without("diagnosis"), **COLUMNS),
-         "column 'diagnosis': 1 of 4 values are missing, the first in row 2"),
+         "column 'diagnosis': 1 of 4 values are missing, the first in the row with the index 2;"),
         (lambda: Data.from_pandas(without("note"), **COLUMNS), "column 'note': 1 of 4"),
         (lambda: Data.from_pandas(FRAME.assign(note=3), **COLUMNS), "texts must be str"),
         (lambda: Data.from_pandas(FRAME, **COLUMNS, test=FRAME[["note", "ward"]]),
@@ -144,4 +144,4 @@ def test_a_run_goes_on_with_the_same_data_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'data\.name is "from Python: .* choose another --out'):
         ft.run(experiment, result.path, data=Data.from_arrays(pictures, 1 - labels, clients))
     with pytest.raises(InputError, match=r"the run's data were given from Python; give them again"):
-        ft.run(result.path)
+        ft.run(result.path, settings={"rounds": 2})

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 
 from fedtailor.data import DataConfig, SplitConfig, load_data, partition
+from fedtailor.data.omissions import of_clients
 
 ROWS = [
     *(("fine", "good", "berlin"), ("bad", "poor", "berlin"), ("long " * 9, "good", "berlin")),
@@ -32,6 +33,19 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
     ]
 
 
+def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    sites = ["berlin ", "berlin", " lagos", "\tberlin"]
+    path.write_text(
+        "text,label,site\n" + "".join(f"a b c,{n % 2},{s}\n" for n, s in enumerate(sites))
+    )
+    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
+    assert dataset.client_names == ("berlin", "lagos")
+    assert dataset.groups.tolist() == [0, 0, 1, 0]
+    what = "with blanks around the client's name, counted for the name alone: berlin (2)"
+    assert [one.text for one in dataset.omissions] == [f"2 rows {what}"]
+
+
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)
@@ -46,6 +60,14 @@ def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     assert not_drawn.count == 2
     assert set(drawn.names).isdisjoint(not_drawn.text.split(": ")[1].split(", "))
     assert partition(dataset, SplitConfig(2), 0).names is None
+
+
+def test_many_clients_have_a_short_sentence_too():
+    (many,) = of_clients("not-drawn", np.arange(30), "left out", None)
+    assert many.text.endswith(": " + ", ".join(map(str, range(20))) + ", and 10 more")
+    assert many.short == "30 clients left out: 0, 1, 2, and 27 more"
+    (few,) = of_clients("not-drawn", np.arange(5), "left out", None)
+    assert (few.text, few.short) == ("5 clients left out: 0, 1, 2, 3, 4", "")
 
 
 def test_clients_and_rows_without_a_counterpart_in_the_test_split(tokenizer, tmp_path):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from evidence.rates import TUNED, best
 from evidence.run import Run, digest, execute, lines, planned, resolved
 
 
@@ -32,3 +33,12 @@ def test_a_line_says_what_the_run_has_come_to(tmp_path: Path) -> None:
     assert len(personal["accuracy"]) == len(personal["num_examples"]) == 20
     assert line["settings"]["methods"][0]["trainable"] == "lora"
     assert line["digest"] == digest(line["settings"])
+
+
+def test_every_file_has_the_rates_that_were_best_on_validation_data() -> None:
+    wrong = []
+    for (file, base, method), own in best().items():
+        chosen, trial = Run(file, base, method, TUNED), Run(file, (*base, *own), method, TUNED)
+        if resolved(chosen.experiment()) != resolved(trial.experiment()):
+            wrong.append(trial.command)
+    assert not wrong, "these trials were the best of their methods; the files have other settings"

@@ -72,6 +72,9 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     code += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-I", "-c", code, str(out / "use.py"), str(tmp_path / "a.png")]
+    usage = subprocess.run([sys.executable, out / "use.py"], capture_output=True, text=True)
+    assert usage.returncode == 1
+    assert usage.stderr.startswith('Use the model: python use.py "some text", or the path of a pic')
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     values, labels = zip(*(line.split("  ") for line in lines), strict=True)
     assert sorted(labels) == sorted("0123456789")

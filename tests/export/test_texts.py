@@ -65,7 +65,7 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     texts = ["the price of oil", "gold rose again"]
     command = [sys.executable, "-I", "-c", _CODE, str(out), *texts]
     subprocess.run(command, check=True, capture_output=True)
-    batch, logits, written, full = torch.load(f"{out}.pt")
+    batch, logits, written, full = torch.load(f"{out}.pt", weights_only=True)
     assert batch["input_ids"].tolist() == [[2, 3, 4, 6], [7, 8, 10, 0]]
     trained: Any = open_trained(run, "fedem")
     ours: dict[str, Any] = {**batch, "attention_mask": batch["attention_mask"].float()}

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from fedtailor.flower import client_app, serve
 from fedtailor.inference.onboard import onboard
+from fedtailor.runs.directory import read_commit
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DirectGrid
@@ -56,7 +57,7 @@ def test_a_new_site_joins_a_run_that_has_ended(
     joined = f"methods/{method}/seed-0/joined.json"
     assert now.keys() - before.keys() == {joined}
     assert {name: value for name, value in now.items() if name != joined} == before
-    assert json.loads((out / joined).read_text()) == {"clients": [4]}
+    assert json.loads((out / joined).read_text())["clients"] == [4]
 
     (model,) = (tmp_path / "new").glob(f"*/{method}/seed-0/client-4/model.safetensors")
     result = json.loads((model.parent / "result.json").read_text())
@@ -88,7 +89,7 @@ def test_a_new_site_that_is_away_is_asked_again(
     serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
     assert "client 4 has joined" in capsys.readouterr().err
     joined = (out / "methods/fedsdg/seed-0/joined.json").read_text()
-    assert json.loads(joined) == {"clients": [4]}
+    assert json.loads(joined)["clients"] == [4]
 
 
 def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) -> None:
@@ -101,7 +102,12 @@ def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) 
     serve(grid, longer, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
     folder = out / "methods/fedsdg/seed-0"
     assert json.loads((folder / "commit.json").read_text())["round"] == 2
-    assert json.loads((folder / "joined.json").read_text()) == {"clients": [4]}
+    joined = {"round": read_commit(folder).best_round, "clients": [4]}
+    assert json.loads((folder / "joined.json").read_text()) == joined
+    before = {"round": joined["round"] + 1, "clients": [4]}  # as it was when another was reported
+    (folder / "joined.json").write_text(json.dumps(before))
+    serve(grid, longer, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    assert json.loads((folder / "joined.json").read_text()) == joined
 
 
 def test_a_new_client_stays_with_the_node_that_was_there_first(

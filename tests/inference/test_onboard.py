@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import fedtailor as ft
 from fedtailor.data.table import Images
@@ -75,6 +77,25 @@ def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> N
 def test_a_name_that_is_too_long_for_a_folder_is_refused(run: Path) -> None:
     with pytest.raises(InputError, match=r"client name '日+' has 300 bytes; allowed: 240"):
         joined(run, "ditto", "日" * 100)
+
+
+def test_no_row_is_held_out_that_the_run_before_was_trained_on(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = joined(run, "ditto").num_examples
+    content = json.loads((run / "experiment.json").read_text())
+    content["start_from"]["run"] = "runs/spring"
+    (run / "experiment.json").write_text(json.dumps(content))
+    assert joined(run, "ditto", overwrite=True).num_examples == counts
+    assert "were training rows of runs/spring can't be checked" in capsys.readouterr().err
+    hashes = np.sort(NEW.fingerprints(np.arange(50)))
+    save_file({"before": hashes[:40]}, run / "partitions/seed-0-trained.safetensors")
+    fewer = joined(run, "ditto", overwrite=True).num_examples
+    assert fewer["train"] == counts["train"]
+    gone = sum(counts.values()) - sum(fewer.values())
+    said = f"{gone} held-out rows were training rows of runs/spring, left out: lagos ({gone})\n"
+    assert gone > 1
+    assert capsys.readouterr().err == f"fedtailor: {said}"
 
 
 def test_where_nothing_is_kept_by_client_the_global_model_is_returned(run: Path) -> None:

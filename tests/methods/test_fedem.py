@@ -19,7 +19,7 @@ from fedtailor.params import Params
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax
-from tests.small import digits_backbone, last_round
+from tests.small import check_all, digits_backbone, last_round
 
 ETA = 0.5
 BANK = np.array(
@@ -141,7 +141,7 @@ def test_the_weights_are_observed_and_start_equal() -> None:
 )
 def test_bad_fields_are_refused(method: FedEM, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        method.check(Task(digits_backbone(), method.adapt), 5, 5, 3)
+        check_all(method, Task(digits_backbone(), method.adapt), 5, 5, 3)
 
 
 def test_good_fields_are_not() -> None:
@@ -151,4 +151,4 @@ def test_good_fields_are_not() -> None:
         (FedEM(components=1, jitter=0), digits_backbone()),
         (FedEM(jitter=0), new),
     ):
-        method.check(Task(backbone, method.adapt), 5, 5, 3)
+        check_all(method, Task(backbone, method.adapt), 5, 5, 3)

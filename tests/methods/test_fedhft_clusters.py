@@ -21,7 +21,7 @@ from fedtailor.random import key
 from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
 from tests.golden import linear_backbone
-from tests.small import digits, digits_backbone
+from tests.small import check_all, digits, digits_backbone
 
 W0 = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 
@@ -119,25 +119,25 @@ def test_more_clusters_than_clients_in_the_warm_up_are_refused() -> None:
     plan = Plan(rounds=9, cohort=CohortConfig(size=3))
     with pytest.raises(InputError, match=r"clusters is 4, more than the 3 clients .* warm-up"):
         next(rounds(method, task, federation, plan))
-    method.check(task, num_clients=8, cohort_size=4, rounds=9)
+    check_all(method, task, num_clients=8, cohort_size=4, rounds=9)
     with pytest.raises(InputError, match=r"mask_ratio is 1\.0; allowed"):
-        FedHFT(mask_ratio=(0.5, 1.0)).check(task, 8, 8, 9)
+        check_all(FedHFT(mask_ratio=(0.5, 1.0)), task, 8, 8, 9)
 
 
 def test_clusters_count_the_clients_that_a_robust_rule_lets_through() -> None:
     krum = Robust("multi-krum", keep=2)
     task = Task(linear_backbone(W0), FedHFT(rank=2).adapt)
     with pytest.raises(InputError, match=r"clusters is 3, more than the 2 clients"):
-        FedHFT(clusters=3, rank=2, robust=krum).check(task, 8, 8, 9)
-    FedHFT(clusters=2, rank=2, robust=krum).check(task, 8, 8, 9)
+        check_all(FedHFT(clusters=3, rank=2, robust=krum), task, 8, 8, 9)
+    check_all(FedHFT(clusters=2, rank=2, robust=krum), task, 8, 8, 9)
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
     task = Task(linear_backbone(W0), FedHFT(rank=2).adapt)
     with pytest.raises(InputError, match=r"warmup_rounds is 5 and rounds is 5: .* 0 to 4"):
-        FedHFT(rank=2).check(task, 8, 8, rounds=5)
-    FedHFT(rank=2).check(task, 8, 8, rounds=6)
-    FedHFT(rank=2, clusters=1).check(task, 8, 8, rounds=5)
+        check_all(FedHFT(rank=2), task, 8, 8, rounds=5)
+    check_all(FedHFT(rank=2), task, 8, 8, rounds=6)
+    check_all(FedHFT(rank=2, clusters=1), task, 8, 8, rounds=5)
 
 
 def test_components_and_reg_covar_reach_the_clustering() -> None:

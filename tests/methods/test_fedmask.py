@@ -19,7 +19,7 @@ from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, logit_gradient, one_round
-from tests.small import digits_backbone, last_round
+from tests.small import check_all, digits_backbone, last_round
 
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -178,11 +178,11 @@ def test_what_cannot_be_masked_is_refused() -> None:
         Task(Backbone(net), FedMask(layers=("body",)).adapt)
     method, task = make()
     with pytest.raises(InputError, match="the cohort has 1; allowed: 2 or more"):
-        method.check(task, 5, 1, 1)
+        check_all(method, task, 5, 1, 1)
     for alone in (Robust("krum"), Robust("multi-krum", keep=1), Robust("multi-krum", attackers=1)):
         with pytest.raises(InputError, match=rf"robust\.rule = '{alone.rule}' lets one through"):
-            FedMask(robust=alone).check(task, 5, 4, 1)
-    FedMask(robust=Robust("multi-krum")).check(task, 5, 4, 1)
+            check_all(FedMask(robust=alone), task, 5, 4, 1)
+    check_all(FedMask(robust=Robust("multi-krum")), task, 5, 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fedtailor.params import Batch, Params, stack
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.golden import SIZES, X, Y, batch_of, linear_backbone, softmax, softmax_gradient
-from tests.small import digits_backbone, digits_federation, last_round, same_bits
+from tests.small import check_all, digits_backbone, digits_federation, last_round, same_bits
 
 F64 = NDArray[np.float64]
 W = np.array([[0.1, -0.2], [0.3, 0.4]], dtype=np.float32)
@@ -189,12 +189,12 @@ def test_public_test_rows_are_left_alone() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     task = Task(digits_backbone(), FedMD().adapt)
-    FedMD(pretrain=1).check(task, 5, 5, 3)
+    check_all(FedMD(pretrain=1), task, 5, 5, 3)
     with pytest.raises(InputError, match=r"pretrain = 1 .* 4 of 5 clients .* allowed: 0, or all"):
-        FedMD(pretrain=1).check(task, 5, 4, 3)
+        check_all(FedMD(pretrain=1), task, 5, 4, 3)
     language = Task(replace(digits_backbone(), kind="causal-lm"), FedMD().adapt)
     with pytest.raises(InputError, match="the task is 'causal-lm'; allowed: 'classification'"):
-        FedMD().check(language, 5, 5, 3)
+        check_all(FedMD(), language, 5, 5, 3)
     without = replace(digits_federation((9, 3)), public=None)
     with pytest.raises(InputError, match="fedmd needs public examples"):
         next(rounds(FedMD(), task, without, Plan(1, cohort=CohortConfig())))

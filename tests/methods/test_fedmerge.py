@@ -25,7 +25,7 @@ from fedtailor.params import Params, stack
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.golden import linear_backbone, softmax, softmax_gradient
-from tests.small import digits_backbone, digits_federation
+from tests.small import check_all, digits_backbone, digits_federation
 from tests.text import tiny_bert
 
 F64 = NDArray[np.float64]
@@ -395,7 +395,7 @@ def test_lr_w_and_local_rates_are_apart() -> None:
 )
 def test_bad_fields_are_refused(method: FedMerge, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        method.check(Task(digits_backbone(), method.adapt), 5, 5, 3)
+        check_all(method, Task(digits_backbone(), method.adapt), 5, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -408,6 +408,6 @@ def test_bad_fields_are_refused(method: FedMerge, message: str) -> None:
     ],
 )
 def test_good_fields_are_not(method: FedMerge) -> None:
-    method.check(Task(digits_backbone(), method.adapt), 5, 5, 3)
+    check_all(method, Task(digits_backbone(), method.adapt), 5, 5, 3)
     new = replace(method, trainable="full", jitter=0)  # models drawn anew need no noise
-    new.check(Task(NEW, new.adapt), 5, 5, 3)
+    check_all(new, Task(NEW, new.adapt), 5, 5, 3)

@@ -190,6 +190,21 @@ def test_private_b_at_zero_leaves_the_gate_to_the_penalty() -> None:
     assert moved["normal"] != 0.0
 
 
+@pytest.mark.parametrize("gate", [0.0, 0.5, 1.0])
+def test_a_fixed_gate_stays_and_the_branches_train_as_with_that_gate(gate: float) -> None:
+    sgd = Optimiser("sgd", lr=0.1)
+    fixed = FedSDG(rank=1, gate=gate, optimiser=sgd)
+    task = Task(linear_backbone(W0), fixed.adapt)
+    state = {**fixed.init_server(task, 1, key(0)), **fixed.init_client(task, 1, key(1))}
+    batch = {"x": torch.tensor(X[0]).float(), "labels": torch.tensor(Y[0])}
+    learned = FedSDG(rank=1, optimiser=sgd)
+    trained, _ = fixed.local(task, state, [batch], ClientContext(key(0)))
+    moving, _ = learned.local(task, state, [batch], ClientContext(key(0)))
+    assert torch.sigmoid(trained["gate_logits"]).tolist() == [gate]
+    for name in trained.keys() - {"gate_logits"}:  # in one step a gate's own move changes nothing
+        torch.testing.assert_close(trained[name], moving[name])
+
+
 def run_local(method: FedSDG, state: Params, task: Task) -> Params:
     batch = {"x": torch.tensor(X[1]).float(), "labels": torch.tensor(Y[1])}
     return method.local(task, state, [batch] * 3, ClientContext(key(0)))[0]

@@ -20,7 +20,7 @@ from fedtailor.params import Params
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax, softmax_gradient
-from tests.small import SIZES, digits_backbone, last_round
+from tests.small import SIZES, check_all, digits_backbone, last_round
 
 ETA = 0.5
 BANK = np.array(
@@ -184,7 +184,7 @@ def test_the_portable_model_is_the_chosen_one_with_its_head() -> None:
 )
 def test_bad_fields_are_refused(method: IFCA, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        method.check(Task(digits_backbone(), method.adapt), 5, 5, 3)
+        check_all(method, Task(digits_backbone(), method.adapt), 5, 5, 3)
 
 
 def test_good_fields_are_not() -> None:
@@ -194,4 +194,4 @@ def test_good_fields_are_not() -> None:
         (IFCA(clusters=2, jitter=0), False),
     ):
         backbone = replace(digits_backbone(), pretrained=pretrained)
-        method.check(Task(backbone, method.adapt), 5, 5, 3)
+        check_all(method, Task(backbone, method.adapt), 5, 5, 3)

@@ -27,7 +27,7 @@ from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from tests.golden import linear_backbone, logit_gradient
 from tests.pfedgate import pictures, set_gates, start
-from tests.small import digits_backbone, digits_federation
+from tests.small import check_all, digits_backbone, digits_federation
 
 F64 = NDArray[np.float64]
 RNG = np.random.default_rng(0)
@@ -234,9 +234,9 @@ def test_the_smallest_sparsity_that_the_message_names_can_be_reached() -> None:
     method = PFedGate(sparsity=0.1, min_sparsity=0.295)
     task = Task(linear_backbone(weight), method.adapt)
     with pytest.raises(InputError, match=r"hold 29 of 100 .* that can be is 0\.29; a lower"):
-        method.check(task, 2, 2, 1)
+        check_all(method, task, 2, 2, 1)
     method = PFedGate(sparsity=0.29, min_sparsity=0.295)  # 0.29 * 100 < 29 in floating point
-    method.check(task, 2, 2, 1)
+    check_all(method, task, 2, 2, 1)
     assert method.init_client(task, 0, key(0))["gate.budget"] == 29
 
 
@@ -359,7 +359,7 @@ def test_settings_that_do_not_fit_are_refused(fields: dict, message: str) -> Non
     method = PFedGate(**fields)
     task = Task(digits_backbone(), method.adapt)
     with pytest.raises(InputError, match=message):
-        method.check(task, 4, 4, 10)
+        check_all(method, task, 4, 4, 10)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedtailor.random import key
 from fedtailor.runs.experiment import parse
 from fedtailor.task.task import Task
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax_gradient
-from tests.small import digits_backbone, digits_federation, last_round, same_bits
+from tests.small import check_all, digits_backbone, digits_federation, last_round, same_bits
 
 W = np.array([[0.1, -0.2], [0.3, 0.4]], dtype=np.float32)
 ETA, K, N = 0.5, 3, 3
@@ -112,7 +112,7 @@ def test_option_2_needs_plain_sgd() -> None:
         task = Task(digits_backbone(), method.adapt)
         with pytest.raises(InputError, match=r"plain SGD; the optimiser is .*allowed: sgd without"):
             next(rounds(method, task, federation, plan))
-        Scaffold("gradient", optimiser=optimiser).check(task, 5, 5, 1)
+        check_all(Scaffold("gradient", optimiser=optimiser), task, 5, 5, 1)
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -93,11 +93,21 @@ def test_random_weights_follow_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_nothing_is_printed(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed(
+    name: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     folder = save(tmp_path, {**ENCODERS, **DECODERS}[name], "AutoModel")
     capfd.readouterr()
     level = logging.getLogger("transformers.modeling_utils").level
-    load_model(ModelConfig(str(folder)), "classification", 3, seed=0)
+    transformers.utils.logging.add_handler(caplog.handler)
+    try:
+        load_model(ModelConfig(str(folder)), "classification", 3, seed=0)
+    finally:
+        transformers.utils.logging.remove_handler(caplog.handler)
+    assert not caplog.records  # also what transformers writes to the stderr that it has kept
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("transformers.modeling_utils").level == level
     assert transformers.utils.logging.is_progress_bar_enabled()

@@ -39,6 +39,11 @@ def test_each_named_client_has_a_row(make_run: MakeRun, expected: Expected) -> N
     text = compare([path])
     assert re.search(r"^berlin +60 +20 +25\.0 +", text, re.MULTILINE)
     assert "Data: 1 client too small: nice (4)" in text
+    omission = {"kind": "min-examples", "count": 6, "text": "a to f", "short": "a and 5 more"}
+    for seed in (0, 1):
+        name(path, seed, names=NAMES, omissions=[omission])
+    assert "Data: a and 5 more; see the report" in compare([path])
+    assert "Data: a to f" in json.loads(compare([path], as_json=True))["notes"]
 
 
 def test_many_methods_take_several_tables(make_run: MakeRun) -> None:

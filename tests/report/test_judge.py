@@ -27,7 +27,7 @@ def _write(path: Path, value: Any) -> None:
 def _run(
     path: Path,
     test: dict[str, Sequence[float]],
-    validation: dict[str, float] | None = None,
+    validation: dict[str, float | list[float]] | None = None,
     *,
     seeds: Sequence[int] = (0,),
     is_lm: bool = False,
@@ -38,7 +38,8 @@ def _run(
     finished: bool = True,
 ) -> Path:
     """Write a run of one evaluated round: for each method the test results of its clients, and its
-    validation result, which all of its clients have (the mean test result if it is not given)."""
+    validation result, which all of its clients have, or one for each (the mean test result if it is
+    not given)."""
     clients = len(next(iter(test.values())))
     methods = [{"label": label, "name": label.split("-")[0]} for label in test]
     experiment = {"format": FORMAT, "name": path.name, "rounds": 1, "seeds": list(seeds)}
@@ -52,8 +53,9 @@ def _run(
         save_file(held, path / f"partitions/seed-{seed}.safetensors")
         for label, values in test.items():
             chosen = float(np.mean(values)) if validation is None else validation[label]
-            splits = {"validation": [chosen] * clients, "test": list(values)}
-            if validation is not None and np.isnan(chosen):
+            held_out = chosen if isinstance(chosen, list) else [chosen] * clients
+            splits = {"validation": held_out, "test": list(values)}
+            if np.isnan(held_out[0]):
                 del splits["validation"]
             lines = [
                 {"round": 1, "model": "personal", "split": split, "clients": list(range(clients)),
@@ -120,6 +122,18 @@ def test_a_tie(tmp_path: Path) -> None:
     assert found.text[1].startswith(
         "On test data there is no difference from fedavg, the strongest other method, that these "
         "data can show (+0.1 points, 95 % interval -2."
+    )
+
+
+def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "fedavg": ALONE, "local": _around(0.3)}
+    near: list[float] = _around(0.505, [10 * x for x in NOISE])
+    validation: dict[str, float | list[float]] = {"fedsdg": 0.5, "fedavg": near, "local": 0.2}
+    found = _verdict(_run(tmp_path / "run", test, validation))
+    assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
+    assert found.text[0] == "fedavg is best on validation data, which can't tell it from fedsdg."
+    assert found.text[2].startswith(
+        "fedsdg, which could have been chosen as well, is 10.0 points better than fedavg on test "
     )
 
 

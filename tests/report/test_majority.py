@@ -66,3 +66,8 @@ def test_runs_with_the_same_one_share_a_row(make_run: MakeRun) -> None:
     assert compare(same).count("majority class  ") == 1
     rows = json.loads(compare([*same, other], as_json=True))["majority_class"]
     assert [row["run"] for row in rows] == [str(same[0]), str(other)]
+    file = other / "experiment.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "name": "sites"}))
+    text = compare([*same, other])
+    assert "majority class (sites) " in text
+    assert "fedsdg (sites) " in text

@@ -146,8 +146,10 @@ def test_a_file_and_settings_run_into_a_folder_of_that_name(
     assert len(ft.run("runs/mine", settings={"rounds": 2}, **given).history()) == 2  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is a run directory: it goes on there"):
         ft.run("runs/mine", "elsewhere")
+    with pytest.raises(InputError, match="the run's data were given from Python; give them again"):
+        ft.run("runs/mine", settings={"rounds": 3})
     with pytest.raises(InputError, match="the run's model was given from Python; give it again"):
-        ft.run("runs/mine")
+        ft.run("runs/mine", settings={"rounds": 3}, data=given["data"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="settings change an experiment file"):
         ft.run(EXPERIMENT, settings="rounds=3")
 

@@ -1,4 +1,4 @@
-"""Public examples, from an experiment file to the method that reads them."""
+"""Public examples, from an experiment file to the method that reads them; the order of checks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedtailor.errors import InputError
 from fedtailor.runs.directory import read_json
 from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
+from tests.runs.conftest import EXPERIMENT
 from tests.small import digits
 
 
@@ -82,3 +83,21 @@ def test_what_does_not_go_with_the_clients_is_refused(
     with pytest.raises(InputError, match=message):
         go(tmp_path / "new", pictures(8, channels=3), **public)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"fedhft": ft.FedHFT()}}, "fedhft.warmup_rounds is 5 and rounds is 2"),
+        ({"evaluate": ft.EvaluateConfig(metrics=("f1",))}, "unknown metric 'f1'"),
+        ({"cohort": ft.CohortConfig(novel=3)}, "cohort.novel = 3 leaves none of 3 clients"),
+        ({"start_from": ft.StartConfig("nowhere")}, "nowhere is not a run directory"),
+    ],
+)
+def test_what_needs_no_model_is_told_before_it_is_loaded(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("fedtailor.runs.build.load_model")
+    experiment = replace(EXPERIMENT, **changes)
+    with pytest.raises(ft.InputError, match=message):
+        ft.run(experiment, tmp_path / "run", data=digits())

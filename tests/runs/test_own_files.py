@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import fedtailor as ft
 from fedtailor.cli import main
 from fedtailor.errors import InputError
+from fedtailor.export.folder import export_model
+from fedtailor.export.templates.base import build
 from fedtailor.runs.experiment import load
 from fedtailor.runs.manifest import open_run
 from fedtailor.runs.merge import merge
@@ -77,6 +80,29 @@ def test_a_run_names_files_without_folders_and_goes_on_from_its_copies(
     assert "share" in ft.compare(moved, metric="share")
     ft.run(moved, overwrite=True)
     assert (moved / "factory/net.py").read_text() == NET
+
+
+def test_what_a_file_imports_from_its_folder_is_a_part_of_it(file: Path, tmp_path: Path) -> None:
+    here = file.parent
+    (here / "net.py").write_text("from sizes import *" + NET.replace("(64, 10)", "(PIXELS, 10)"))
+    (here / "sizes.py").write_text("import rows\nPIXELS = 8 * rows.ROWS\n")
+    (here / "rows.py").write_text("ROWS = 8\n")
+    (here / "metric.py").write_text("def share(*given):\n    import rows\n    return rows.ROWS\n")
+    run = ft.run(file, tmp_path / "run").path
+    (here / "rows.py").write_text("ROWS = 9\n")
+    with pytest.raises(InputError, match=r"model\.factory: net\.py has changed since .* was begun"):
+        ft.run(file, run, settings={"rounds": 2})
+    shutil.rmtree(here)
+    assert sorted(path.name for path in (run / "factory").iterdir()) == [
+        "net.py", "rows.py", "sizes.py",
+    ]  # fmt: skip
+    ft.run(run, settings={"rounds": 2})
+    assert re.search(r"^fedavg +8\.0", ft.compare(run, metric="share"), re.MULTILINE)
+    out = export_model(run, "fedavg", tmp_path / "out")
+    assert build(out, json.loads((out / "export.json").read_text())["network"])
+    (run / "factory/rows.py").write_text("ROWS = 9\n")
+    with pytest.raises(InputError, match=r"net\.py, or one of rows\.py, sizes\.py, has changed"):
+        open_run(run)
 
 
 def test_the_summary_names_the_factory(file: Path) -> None:

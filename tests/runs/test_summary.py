@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,8 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
     assert "clients   3: berlin, 7, lagos\n" in text
     assert "left out: nice (4)\n" in text
     assert "(least, median, most): train 27, 27, 27; test 119, 120, 120\n" in text
+    hint = "fedavg trains the whole pretrained model; an adapter is trained with methods.fedavg."
+    assert f'  hint      {hint}trainable = "lora"\n' in text
     assert json.loads(summary.as_json())["client_names"] == ["berlin", "7", "lagos"]
     log = (out / "run.log").read_text()
     assert "clients   3: berlin, 7, lagos\n" in log
@@ -72,6 +75,19 @@ def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": "the loss is nan"}))
     assert rounds_left(experiment, unfinished)["fedsdg", 0] == 0
     assert rounds_left(experiment, tmp_path / "nowhere")["fedsdg", 0] == 2
+
+
+def test_it_says_what_is_there_and_what_will_be_trained(finished: Path, tmp_path: Path) -> None:
+    def progress(out: Path, **changes: Any) -> list[str]:
+        experiment = replace(EXPERIMENT, **changes)
+        summary = dry_run(experiment, out, data=digits(), backbone=digits_backbone())
+        return [line for line in summary.lines() if line.startswith(("  done", "  to train"))]
+
+    added = ["  done      seed 0: fedsdg", "  to train  seed 1: fedsdg"]
+    assert progress(finished, seeds=(0, 1)) == added
+    more = progress(finished, rounds=4, schedule=ft.ScheduleConfig("constant"))
+    assert more == ["  to train  seed 0: fedsdg (from round 3)"]
+    assert progress(tmp_path / "new") == []
 
 
 def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _new(options: argparse.Namespace) -> None:
     from ..data.sources import FORMATS
 
-    if options.data.suffix not in FORMATS and not options.data.is_dir():
+    if options.data.is_dir():
+        name = options.data.name
+        raise InputError(
+            f"{options.data} is a folder, not a table; new reads csv, jsonl, parquet and arrow "
+            f"files. Of pictures in folders by class, this line of Python makes one: "
+            f'datasets.load_dataset("imagefolder", data_dir="{options.data}")["train"]'
+            f'.to_parquet("{name or "pictures"}.parquet")'
+        )
+    if options.data.suffix not in FORMATS:
         formats = ", ".join(FORMATS)
         raise InputError(f"can't read {options.data}: new reads {formats} files; save it as csv")
     out = options.out or Path(f"{options.data.stem}.toml")
@@ -48,8 +56,9 @@ def _new(options: argparse.Namespace) -> None:
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
     if not options.data.is_file():
-        what = "a folder, not a table" if options.data.is_dir() else "no such file"
-        raise InputError(f"{options.data}: {what}; new reads csv, jsonl, parquet and arrow files")
+        raise InputError(
+            f"{options.data}: no such file; new reads csv, jsonl, parquet and arrow files"
+        )
     from ..data.survey import survey
     from ..runs import draft
 

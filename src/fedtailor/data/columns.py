@@ -237,7 +237,7 @@ def _check_labels(
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
-    """Number the natural clients in sorted order.
+    """Number the natural clients in sorted order. Blanks around a name don't count.
 
     Returns:
         The client of each row, int64 ``[N]``, and the clients' names in the order of their numbers;
@@ -248,14 +248,32 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     """
     if columns.clients is None:
         return None, None
-    values = list(columns.clients)
+    values = [client_of(value) for value in columns.clients]
     if not all(isinstance(value, str) for value in values) and not all(
         isinstance(value, int) for value in values
     ):
-        wrong = next((value for value in values if value is None), values[0])
+        wrong = columns.clients[values.index(None)] if None in values else values[0]
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
     names, groups = np.unique(np.array(values), return_inverse=True)
     return groups.astype(np.int64), tuple(map(str, names.tolist()))
+
+
+def client_of(value: Any) -> Any:
+    """The client that a cell names, without blanks around it; None for a cell of blanks alone.
+
+    >>> client_of(" berlin "), client_of("  "), client_of(7)
+    ('berlin', None, 7)
+    """
+    return (value.strip() or (None if value else "")) if isinstance(value, str) else value
+
+
+def rows_with_blanks(columns: Columns) -> Indices:
+    """The rows whose client has blanks around its name that other rows of this client don't have,
+    ascending."""
+    values = columns.clients or ()
+    blank = [row for row, value in enumerate(values) if client_of(value) != value]
+    without = {value for value in values if client_of(value) == value} if blank else set()
+    return np.array([row for row in blank if client_of(values[row]) in without], np.int64)
 
 
 def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:

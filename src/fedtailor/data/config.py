@@ -45,6 +45,7 @@ class SplitConfig:
     cluster_sizes: tuple[int, ...] | None = None  # clients in each cluster; None: near-equal
     min_examples: Annotated[int, Ge(1)] = 10  # fewer: drawn again (dirichlet), left out (natural)
     max_examples: Annotated[int, Gt(0)] | None = None  # of a client; these are drawn by key
+    shuffled: Fraction = 0.0  # of the clients: the labels of their training rows are shuffled
     validation: Fraction = 0.1  # of a client's training rows
     test: Fraction = 0.2  # of a client's rows, where there is no official test split
     seed: int | None = None  # None: the run's seed

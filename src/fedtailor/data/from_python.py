@@ -80,11 +80,15 @@ class Data:
             if name not in frames[-1].columns:
                 raise InputError(f"no column {name!r} in the test rows; {_listed(frames[-1])}")
         parts = [
-            {role: _values(rows[name].tolist(), f"column {name!r}") for role, name in names.items()}
+            {
+                role: _values(rows[name].tolist(), f"column {name!r}", rows.index)
+                for role, name in names.items()
+            }
             for rows in frames
         ]
         values = {role: [value for part in parts for value in part[role]] for role in names}
-        _check_texts(values["text"], f"column {names['text']!r}")
+        for part, rows in zip(parts, frames, strict=True):
+            _check_texts(part["text"], f"column {names['text']!r}", rows.index)
         return cls._in_memory(
             values["text"], len(frame), values.get("label"), values.get("client"), task, classes
         )
@@ -301,8 +305,8 @@ def _listed(frame: pd.DataFrame) -> str:
     return f"columns: {', '.join(map(str, frame.columns))}"
 
 
-def _values(values: list[Any], where: str) -> list[Any]:
-    """The same values, whole floats as ints.
+def _values(values: list[Any], where: str, index: Any = None) -> list[Any]:
+    """The same values, whole floats as ints; ``index`` is that of the DataFrame they come from.
 
     Raises:
         InputError: one is missing.
@@ -310,8 +314,8 @@ def _values(values: list[Any], where: str) -> list[Any]:
     missing = [row for row, value in enumerate(values) if _is_missing(value)]
     if missing:
         raise InputError(
-            f"{where}: {len(missing)} of {len(values)} values are missing, the first in row "
-            f"{missing[0]}; fill them in, or leave these rows out"
+            f"{where}: {len(missing)} of {len(values)} values are missing, the first "
+            f"{_row(missing[0], index)}; fill them in, or leave these rows out"
         )
     if all(isinstance(value, float) and value.is_integer() for value in values):
         return [int(value) for value in values]
@@ -324,10 +328,15 @@ def _is_missing(value: Any) -> bool:
     return value is None or not isinstance(same, bool) or not same
 
 
-def _check_texts(texts: Iterable[Any], where: str) -> None:
+def _check_texts(texts: Iterable[Any], where: str, index: Any = None) -> None:
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise InputError(f"{where} holds {text!r} in row {row}; texts must be str")
+            raise InputError(f"{where} holds {text!r} {_row(row, index)}; texts must be str")
+
+
+def _row(row: int, index: Any) -> str:
+    """A row by its label in a DataFrame, or else by its number from 0, as Python counts."""
+    return f"at [{row}]" if index is None else f"in the row with the index {index.tolist()[row]!r}"
 
 
 def _stated(task: Task | None, classes: Sequence[str]) -> dict[str, Any]:

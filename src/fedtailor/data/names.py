@@ -66,14 +66,14 @@ def _unknown(client: str, names: Sequence[str]) -> str:
     return f"no client {client!r}; {hint}allowed: {', '.join(known)}"
 
 
-def listed(names: Sequence[str], counts: Sequence[int] | None = None) -> str:
-    """Return up to `FEW` names, each followed by its count, and how many are not shown.
+def listed(names: Sequence[str], counts: Sequence[int] | None = None, few: int = FEW) -> str:
+    """Return up to ``few`` names, each followed by its count, and how many are not shown.
 
     >>> listed(["oslo", "rome"], [4, 9])
     'oslo (4), rome (9)'
     """
-    shown = [name or repr(name) for name in names[:FEW]]
+    shown = [name or repr(name) for name in names[:few]]
     if counts is not None:
         shown = [f"{name} ({count:,})" for name, count in zip(shown, counts, strict=False)]
-    more = f", and {len(names) - FEW:,} more" if len(names) > FEW else ""
+    more = f", and {len(names) - few:,} more" if len(names) > few else ""
     return ", ".join(shown) + more

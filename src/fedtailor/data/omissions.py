@@ -13,7 +13,10 @@ from .names import FEW, listed
 
 Indices = NDArray[np.int64]
 
+_SHORT = 3  # clients that the short sentence names
+
 Kind = Literal[
+    "client-blanks",
     "no-label",
     "no-text",
     "cut-text",
@@ -29,11 +32,14 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Omission:
-    """Rows or clients that are left out, or used in part: how many, and a sentence about them."""
+    """Rows or clients that are left out, or used in part: how many, and a sentence about them.
+
+    ``short`` is the sentence with fewer names; empty where ``text`` is short."""
 
     kind: Kind
     count: int
     text: str
+    short: str = ""
 
 
 def of_rows(
@@ -53,8 +59,10 @@ def of_rows(
     """
     if not len(rows):
         return []
-    by_client = f": {_most_first(np.bincount(groups[rows]), names)}" if groups is not None else ""
-    return [Omission(kind, len(rows), f"{_count(len(rows), 'row')} {what}{by_client}")]
+    text = f"{_count(len(rows), 'row')} {what}"
+    if groups is None:
+        return [Omission(kind, len(rows), text)]
+    return [_omission(kind, len(rows), text, *_most_first(np.bincount(groups[rows])), names)]
 
 
 def of_held_out(
@@ -62,8 +70,8 @@ def of_held_out(
 ) -> Omission:
     """Describe held-out rows of K clients, who have ``sizes`` ``[K]`` of them."""
     count = int(sizes.sum())
-    text = f"{_count(count, 'held-out row')} {what}: {_most_first(sizes, names)}"
-    return Omission(kind, count, text)
+    text = f"{_count(count, 'held-out row')} {what}"
+    return _omission(kind, count, text, *_most_first(sizes), names)
 
 
 def of_clients(
@@ -80,24 +88,35 @@ def of_clients(
     """
     if not len(clients):
         return []
-    text = f"{_count(len(clients), 'client')} {what}: {_clients(clients, names, sizes)}"
-    return [Omission(kind, len(clients), text)]
+    text = f"{_count(len(clients), 'client')} {what}"
+    return [_omission(kind, len(clients), text, clients, sizes, names)]
 
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _most_first(sizes: NDArray[np.integer], names: Sequence[str] | None) -> str:
-    """The clients that have any rows, those with the most first."""
+def _most_first(
+    sizes: NDArray[np.integer],
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The clients that have any rows, those with the most first, and their sizes."""
     order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-    return _clients(order, names, sizes[order])
+    return order, sizes[order]
 
 
-def _clients(
-    clients: Indices, names: Sequence[str] | None, sizes: NDArray[np.integer] | None
-) -> str:
+def _omission(
+    kind: Kind,
+    count: int,
+    what: str,
+    clients: NDArray[np.integer],
+    sizes: NDArray[np.integer] | None,
+    names: Sequence[str] | None,
+) -> Omission:
+    """The sentence ``what``, with the clients."""
     name: Callable[[int], str] = str if names is None else names.__getitem__
-    shown = [name(int(client)) for client in clients[:FEW]]
-    hidden = [""] * (len(clients) - len(shown))
-    return listed(shown + hidden, None if sizes is None else sizes[:FEW].tolist())
+    shown = [name(int(client)) for client in clients[:FEW]] + [""] * (len(clients) - FEW)
+    counts = None if sizes is None else sizes[:FEW].tolist()
+    text = f"{what}: {listed(shown, counts)}"
+    if len(clients) <= _SHORT + 2:
+        return Omission(kind, count, text)
+    return Omission(kind, count, text, f"{what}: {listed(shown, counts, _SHORT)}")

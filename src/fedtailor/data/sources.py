@@ -146,7 +146,15 @@ def load_data(
     groups, client_names = source_columns.encode_clients(columns)
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
+    blanks = np.intersect1d(drawn, source_columns.rows_with_blanks(columns))
     omissions = [
+        *of_rows(
+            "client-blanks",
+            blanks,
+            "with blanks around the client's name, counted for the name alone",
+            groups,
+            client_names,
+        ),
         *of_rows(
             "no-label",
             np.setdiff1d(drawn, labelled),
@@ -285,11 +293,6 @@ def local_table(name: str, cache: Path) -> Any:
     Raises:
         InputError: there is no such file, it has another format, or it can't be read.
     """
-    from datasets import Features, Value, load_dataset
-    from datasets.exceptions import DatasetsError
-    from datasets.utils import logging
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-
     path = Path(name).expanduser()
     if not path.is_file():
         raise InputError(f"no file {name!r}")
@@ -299,6 +302,11 @@ def local_table(name: str, cache: Path) -> Any:
         raise InputError(f"can't read {name!r}: it is empty")
     if path.suffix in (".csv", ".jsonl"):
         check_text_file(path, name)
+    from datasets import Features, Value, load_dataset
+    from datasets.exceptions import DatasetsError
+    from datasets.utils import logging
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
         disable_progress_bar()

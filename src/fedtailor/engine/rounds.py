@@ -90,6 +90,13 @@ def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the method, its settings and the federation don't go together."""
+    check_plan(method, federation, plan, task.device)
+    cohort_size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    method.check(task, federation.num_clients, cohort_size, plan.rounds)
+
+
+def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
+    """The part of `check` that needs no model."""
     taking_part = federation.num_clients - plan.cohort.novel
     if taking_part < 1:
         raise InputError(
@@ -98,7 +105,7 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
         )
     cohort_size = plan.cohort.count(taking_part)
     if plan.engine.executor == "processes":
-        check_processes(task.device)
+        check_processes(device)
     method.robust.check(cohort_size)
     if plan.local.batch_size < method.min_batch_size:
         raise InputError(
@@ -109,7 +116,7 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
     if method.needs_public_labels:
         _check_public_labels(method, federation)
-    method.check(task, federation.num_clients, cohort_size, plan.rounds)
+    method.check_settings(federation.num_clients, cohort_size, plan.rounds)
 
 
 def _check_public_labels(method: Method, federation: Federation) -> None:

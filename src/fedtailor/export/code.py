@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
-from ..user_code import file_of
+from ..user_code import file_of, imported_beside
 from .network import Network, own_place
 
 _PACKAGE = files(__package__.rpartition(".")[0])
@@ -48,7 +48,10 @@ def write_code(network: Network, form: str, out: Path) -> None:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(Path(spec.origin).parent, out / _EFFICIENTNET, ignore=ignore)
     elif network.config.factory is not None:
-        _copy_own(file_of(network.config.factory), out / network.factory_place)
+        file, target = file_of(network.config.factory), out / network.factory_place
+        _copy_own(file, target)
+        for name in imported_beside(file, file.read_bytes()):
+            _copy_own(file.with_name(name), target.with_name(name))
     elif kind == "pickled":
         for module, file in network.own_code.items():
             _copy_own(file, out / own_place(module))

@@ -13,7 +13,7 @@ from flwr.app import MessageType, RecordDict
 from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
-from ..runs.directory import as_json, locked, read_json, write_atomically
+from ..runs.directory import as_json, locked, read_commit, read_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
@@ -24,7 +24,7 @@ from .nodes import Nodes, Timeouts
 # beside the logs: ``run``, the name under which clients keep their states, and ``models``, whose
 # clients have kept their models of its round
 FLOWER = "flower.json"
-_JOINED = "joined.json"  # beside it: the ``clients`` that have joined
+_JOINED = "joined.json"  # beside it: the ``clients`` that have joined the models of a ``round``
 
 
 def has_ended(experiment: Experiment, out: Path) -> bool:
@@ -74,11 +74,12 @@ class Joining:
         return bool(todo)
 
     def _missing(self, folder: Path) -> list[int]:
-        """The clients that have not joined a method with a seed; none if it has no model."""
-        if not read_json(folder / "commit.json")["round"]:
+        """The clients that have not joined the reported round's models of a method with a seed;
+        none if it has no model."""
+        commit = read_commit(folder)
+        if not commit.round:
             return []
-        path = folder / _JOINED
-        joined = read_json(path)["clients"] if path.exists() else []
+        joined = _read_joined(folder, commit.best_round)
         return [client for client in self.clients if client not in joined]
 
     def _wait(self, clients: set[int]) -> None:
@@ -107,7 +108,7 @@ class Joining:
             except InputError as error:
                 _warn(f"{title}: without the new clients {by_node[node]}: {error}")
                 continue
-            _record(folder, joined)
+            _record(folder, trained.round, joined)
 
     def _content(self, trained: TrainedMethod, run: str, clients: Sequence[int]) -> RecordDict:
         head = JoinRequest(
@@ -146,10 +147,17 @@ def _joined(
     return [client for client, result in results.items() if result.error is None]
 
 
-def _record(folder: Path, clients: Sequence[int]) -> None:
+def _read_joined(folder: Path, number: int) -> list[int]:
+    """The clients that have joined the models of round ``number``. Those that joined before rounds
+    were added join again if another round is reported now."""
     path = folder / _JOINED
-    before = read_json(path)["clients"] if path.exists() else []
-    write_atomically(path, as_json({"clients": sorted({*before, *clients})}))
+    about = read_json(path) if path.exists() else {}
+    return list(about["clients"]) if about.get("round") == number else []
+
+
+def _record(folder: Path, number: int, clients: Sequence[int]) -> None:
+    joined = sorted({*_read_joined(folder, number), *clients})
+    write_atomically(folder / _JOINED, as_json({"round": number, "clients": joined}))
 
 
 def _warn(line: str) -> None:

@@ -30,7 +30,9 @@ from ..errors import InputError
 from ..params import Params, aligned, clone, encode, to_device
 from ..runs.build import federation_of, public_of, with_new_clients
 from ..runs.directory import as_json, locked, read_json, write_atomically
+from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
+from ..runs.trained_rows import read_trained_before
 from ..task.backbone import Backbone
 
 RESULT_FILE = "result.json"
@@ -133,7 +135,7 @@ def onboard(
             old.rename(place)
         number = _number(trained, folder, client)
         passes = passes or trained.experiment.evaluate.novel_passes or 1
-        federation = _federation(trained, dataset, number, backbone)
+        federation = _federation(trained, dataset, client, number, backbone)
         result, state = fit_new_client(trained, federation, client, number, passes)
         stage = folder / f".{client}.new"
         shutil.rmtree(stage, ignore_errors=True)
@@ -241,12 +243,21 @@ def _client_column(config: DataConfig, name: str | None) -> str | None:
 
 
 def _federation(
-    trained: TrainedMethod, dataset: Dataset, number: int, backbone: Backbone | None
+    trained: TrainedMethod, dataset: Dataset, client: str, number: int, backbone: Backbone | None
 ) -> Federation:
-    """The new client alone, with its rows divided by the run's rules."""
+    """The new client alone, with its rows divided by the run's rules. None of those is held out
+    that the models were trained on in a run that this one goes on from."""
     clients = range(number, number + 1)
     experiment = with_new_clients(trained.experiment, clients)
     federation = federation_of(experiment, dataset, trained.seed, clients)
+    if (old := experiment.start_from.run) is not None:
+        names = ("",) * number + (client,)
+        named = replace(federation, partition=replace(federation.partition, names=names))
+        before = read_trained_before(trained.run, trained.seed)
+        federation = without_trained(named, before, old)
+        for omission in federation.partition.omissions:
+            if omission.kind in ("trained-before", "not-checked"):
+                print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
     if not trained.method.needs_public:
         return federation
     return replace(federation, public=public_of(experiment, dataset, backbone))

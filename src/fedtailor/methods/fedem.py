@@ -59,9 +59,11 @@ class FedEM(FineTuning):
     components: Annotated[int, Gt(0)] = 3
     jitter: Annotated[float, Ge(0)] = 0.1
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components < 1:
             raise InputError(f"fedem: components = {self.components}; allowed: 1 or more")
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components > 1 and self.jitter == 0 and starts_from_copies(task):
             raise InputError(
                 f"fedem: jitter = 0 makes {self.components} equal copies, which would all learn "

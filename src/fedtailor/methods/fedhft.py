@@ -152,7 +152,7 @@ class FedHFT(Method):
         factors = {f"{path}.{factor}" for path in projections(backbone) for factor in "AB"}
         return train_head_and(backbone, lambda name: name in factors)
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         members = self.robust.let_through(cohort_size)
         if self.clusters > members:
             raise InputError(

@@ -134,7 +134,7 @@ class FedMask(Method):
         masked = {f"{path}.scores" for path, _ in chosen}
         return train_only(model, lambda name: name in masked)
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if cohort_size < 2:
             raise InputError(
                 f"fedmask shares what two clients of a round have in common; the cohort has "

@@ -64,17 +64,19 @@ class FedMD(FineTuning):
     digest_loss: Literal["l1", "mse", "kl"] = "l1"
     pretrain: Annotated[int, Ge(0)] = 0  # passes over the labelled public examples, in round 1
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if task.backbone.kind != "classification":
-            raise InputError(
-                f"fedmd exchanges class scores of whole examples; the task is "
-                f"{task.backbone.kind!r}; allowed: 'classification'"
-            )
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.pretrain and cohort_size < num_clients:
             raise InputError(
                 f"fedmd: pretrain = {self.pretrain} trains in the first round, in which "
                 f"{cohort_size} of {num_clients} clients take part; allowed: 0, or all clients "
                 f"in every round"
+            )
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if task.backbone.kind != "classification":
+            raise InputError(
+                f"fedmd exchanges class scores of whole examples; the task is "
+                f"{task.backbone.kind!r}; allowed: 'classification'"
             )
 
     @property

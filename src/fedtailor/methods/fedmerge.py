@@ -159,12 +159,15 @@ class FedMerge(FineTuning):
     inner: Literal["head", "all"] = "head"  # the parameters of the inner product
     jitter: Annotated[float, Ge(0)] = 0.1  # of copies: noise over a tensor's root mean square
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         d = self.models
         if d < 1:
             raise InputError(f"fedmerge: models = {d}; allowed: 1 or more")
         if self.selected is not None and not 1 <= self.selected <= d:
             raise InputError(f"fedmerge: selected = {self.selected}; allowed: 1 to models = {d}")
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        d = self.models
         equal = starts_from_copies(task) and self.jitter == 0 and d > 1
         if equal and self.weights == "dynamic" and self.selected in (None, d):
             raise InputError(

@@ -24,6 +24,7 @@ Differs from the paper:
   walks it down on the penalty alone. ``private_init="zero"`` restores 0. A starts at N(0, 1/r).
 - The products of equation 10 are of the updates' own type, their sums over columns float64, so that
   cosines are exact to 1e-6. If the mean update is 0, nothing moves.
+- ``gate`` can fix m, for comparison; 0 leaves the private branch out.
 - ``aggregation`` has three rules that the paper doesn't: uniform, by examples, and leave-one-out
   alignment (each update against the mean of the others, a softmax over cosine / temperature).
 """
@@ -35,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from .. import random
@@ -148,7 +149,7 @@ class FedSDG(Method):
     """FedSDG: theta_g (LoRA and head) is shared, theta_p and the gates are private.
 
     ``lambda1`` weighs the gates, ``lambda2`` theta_p; ``optimiser.lr`` is eta_g, ``lr_private``
-    eta_p (None: eta_g) and ``lr_gate`` eta_m.
+    eta_p (None: eta_g) and ``lr_gate`` eta_m. ``gate`` fixes m, for all clients and blocks.
     """
 
     name: ClassVar[str] = "fedsdg"
@@ -164,13 +165,16 @@ class FedSDG(Method):
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
     lr_private: Annotated[float, Gt(0)] | None = None
     lr_gate: Annotated[float, Gt(0)] = 5e-3
+    gate: Annotated[float, Ge(0), Le(1)] | None = None  # None: learned, from 1/2
     aggregation: Literal["alignment", "uniform", "examples", "leave-one-out"] = "alignment"
     temperature: Annotated[float, Gt(0)] = 0.1  # of leave-one-out
     eps: Annotated[float, Gt(0)] = 1e-8
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         model, blocks = backbone.model, require_blocks(backbone)
-        model.register_parameter("gate_logits", nn.Parameter(torch.zeros(len(blocks))))
+        m = torch.full((len(blocks),), 0.5 if self.gate is None else self.gate)
+        a = torch.logit(m).clamp(-200, 200)  # finite; their sigmoids are 0 and 1 all the same
+        model.register_parameter("gate_logits", nn.Parameter(a))
 
         def adapted(base: nn.Linear, block: int) -> nn.Module:
             layer = GatedLoRALinear(base, self.rank, self.lora_alpha, self.form, self._private_std)
@@ -201,9 +205,9 @@ class FedSDG(Method):
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
     ) -> tuple[Params, Tensor]:
-        def lr(name: str) -> float:
+        def lr(name: str) -> float | None:
             if name == "gate_logits":
-                return self.lr_gate
+                return self.lr_gate if self.gate is None else None
             if self.lr_private is not None and self.is_private(task, name):
                 return self.lr_private
             return self.optimiser.lr

@@ -62,11 +62,13 @@ class IFCA(FineTuning):
     averaging: Literal["models", "gradients"] = "models"
     jitter: Annotated[float, Ge(0)] = 0.1
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if not 1 <= self.clusters <= num_clients:
             raise InputError(
                 f"ifca: clusters = {self.clusters}; allowed: 1 to the {num_clients} clients"
             )
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.clusters > 1 and self.jitter == 0 and starts_from_copies(task):
             raise InputError(
                 f"ifca: jitter = 0 makes {self.clusters} equal copies, of which no client prefers "

@@ -135,7 +135,7 @@ class PFedGate(Method):
         )  # fmt: skip
         return beside(model, "gate", gate)
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.adaptation == "client" and self.evaluation != "client":
             raise InputError(
                 f"adaptation 'client' learns one set of gates a client; evaluation must be "
@@ -143,6 +143,8 @@ class PFedGate(Method):
             )
         if not entries_of(self.sparsity):
             raise InputError("sparsity is an empty list; give one number, or one or more in a list")
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         blocks = gated_blocks(task)
         least, W = int(blocks.W[blocks.always].sum()), blocks.W[blocks.W > 0]
         for s in entries_of(self.sparsity):

@@ -56,7 +56,7 @@ class Scaffold(FineTuning):
     server_lr: Annotated[float, Gt(0)] = 1.0
     weights: Literal["uniform", "examples"] = "uniform"
 
-    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         plain = self.optimiser.name == "sgd" and self.optimiser.momentum == 0
         if self.variates == "steps" and not plain:
             momentum = f", momentum {self.optimiser.momentum}" if self.optimiser.momentum else ""

@@ -22,7 +22,8 @@ from .cnn import Network, cnn, lenet, resnet9
 Modality = Literal["text", "image"]
 
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_LOGGERS = ("modeling_utils", "distributed.tensor_parallel")  # of transformers
+# of transformers, where tensor_parallel has moved
+_LOGGERS = ("modeling_utils", "distributed.tensor_parallel", "integrations.tensor_parallel")
 _LITE0 = "efficientnet-lite0-57934424.pth"
 
 

@@ -54,7 +54,7 @@ def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
     cells = []
     for one in comparison.majority_class:
         values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
-        texts = [f"majority class ({one.run})" if several else "majority class"]
+        texts = [f"majority class ({one.run_name})" if several else "majority class"]
         texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
         cells.append(texts + ["-"] * (columns - len(texts)))
     return cells

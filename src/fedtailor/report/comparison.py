@@ -84,5 +84,5 @@ def compare(
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    comparison = table(read_all(paths), metric)
+    comparison = table(read_all(paths), metric, short_notes=not as_json)
     return to_json(comparison) if as_json else to_text(comparison)

@@ -1,4 +1,4 @@
-"""Differences of two methods on test data, over pairs of a client and a seed that both have."""
+"""Differences of two methods, over pairs of a client and a seed that both have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Literal
 
 from .paired import paired
 from .read import Run
-from .select import Entry, Metric, higher_is_better, select_by, select_round, sizes_of, values_of
+from .select import (
+    Entry,
+    Metric,
+    by_round,
+    higher_is_better,
+    select_by,
+    select_round,
+    sizes_of,
+    values_of,
+)
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
 
@@ -21,7 +30,7 @@ Client = tuple[str, int | None]  # its name, and the seed if each seed has other
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better ``method`` is than ``over`` on test data, with a 95 % interval.
+    """How much better ``method`` is than ``over``, with a 95 % interval.
 
     Positive is better, of a loss, too. ``reading`` says what the interval allows to say. Of
     ``num_clients`` clients ``num_worse_off`` do worse with ``method``. Where each seed divides the
@@ -59,7 +68,7 @@ def division_of(run: Run, seed: int) -> Division:
 
 @dataclass(frozen=True)
 class Results:
-    """A method's test results by client, for each division of the data; higher is better.
+    """A method's results by client, for each division of the data; higher is better.
 
     ``has_names``: a client of one name is the same one with every seed.
     """
@@ -69,21 +78,27 @@ class Results:
     has_names: bool
 
 
-def results_of(entry: Entry, metric: Metric) -> Results:
-    """Return the results of a method's personal models at the reported rounds."""
+def results_of(
+    entry: Entry, metric: Metric, split: Literal["test", "validation"] = "test"
+) -> Results:
+    """Return the results of a method's personal models at the reported rounds, on test data or on
+    validation data."""
     sign = 1 if higher_is_better(metric) else -1
     scores = {}
     for trial in entry.trials:
         selected = select_round(trial, "personal", select_by(entry.run))
         if selected is None:
             continue
-        test, partition = selected.test, entry.run.partitions[trial.seed]
-        values, sizes = values_of(test, metric), sizes_of(test, metric)
+        found = by_round(trial, "personal", split).get(selected.round)
+        if found is None:
+            continue
+        partition = entry.run.partitions[trial.seed]
+        values, sizes = values_of(found, metric), sizes_of(found, metric)
         scores[division_of(entry.run, trial.seed)] = {
             partition.name(client): sign * value
             if n and value is not None and math.isfinite(value)
             else None
-            for client, value, n in zip(test.clients, values, sizes, strict=True)
+            for client, value, n in zip(found.clients, values, sizes, strict=True)
         }
     has_names = all(part.names is not None for part in entry.run.partitions.values())
     return Results(entry.label, scores, has_names)

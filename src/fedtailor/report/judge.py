@@ -71,6 +71,8 @@ class _Judge:
         alone = self._alone
         against = self._against(alone) if alone is not None else {}
         baseline = self._baseline(best) if best else None
+        ties = self._ties(best) if best else []
+        ahead = [self._difference(entry, best) for entry in ties] if best else []
         return Verdict(
             runs=tuple(dict.fromkeys(str(entry.run.path) for entry in self.entries)),
             metric=self.metric,
@@ -79,7 +81,9 @@ class _Judge:
             has_learned=self._has_learned(best) if best else None,
             is_finished=all(t.commit.finished for entry in self.entries for t in entry.trials),
             methods=len(self.entries),
+            ties=tuple(entry.label for entry in ties),
             baseline=self._difference(best, baseline) if best and baseline else None,
+            ahead=tuple(d for d in ahead if d is not None and d.reading == "better"),
             alone=against.get(best.label) if best else None,
             against_alone=tuple(against.values()),
             worse_off=tuple(self._worse_off(best, alone)) if best and alone else (),
@@ -100,10 +104,14 @@ class _Judge:
         of_runs = [set(entry.run.experiment["seeds"]) for entry in self.entries]
         return sorted(set.intersection(*of_runs)) or None
 
+    @property
+    def _validation_metric(self) -> Metric:
+        metrics = {select_by(entry.run) for entry in self.entries}
+        return metrics.pop() if len(metrics) == 1 else metric_of([e.run for e in self.entries])
+
     @cached_property
     def _by_validation(self) -> dict[str, Score]:
-        metrics = {select_by(entry.run) for entry in self.entries}
-        metric = metrics.pop() if len(metrics) == 1 else metric_of([e.run for e in self.entries])
+        metric = self._validation_metric
         found = {e.label: validation_score(e, metric, self._seeds) for e in self.entries}
         return {label: score for label, score in found.items() if score is not None}
 
@@ -120,6 +128,16 @@ class _Judge:
         return self._best(
             {k: s for k, s in others.items() if self._of(k).method != best.method}
         ) or (self._best(others))
+
+    def _ties(self, best: Entry) -> list[Entry]:
+        """The methods that validation data can't tell from the best."""
+        ours = results_of(best, self._validation_metric, "validation")
+        others = [self._of(label) for label in self._by_validation if label != best.label]
+        found = {
+            other.label: difference(ours, results_of(other, self._validation_metric, "validation"))
+            for other in others
+        }
+        return [other for other in others if (d := found[other.label]) and d.reading != "better"]
 
     def _why_left_out(self, entry: Entry) -> str:
         seeds = [str(t.seed) for t in entry.trials if t.commit.diverged is not None]

@@ -136,25 +136,30 @@ def _fewer_rounds(run: Run) -> list[str]:
     ]
 
 
-def _omissions(run: Run) -> list[str]:
+def _omissions(run: Run, *, short: bool) -> list[str]:
     """Return what the data and their division leave out; with the seed where seeds differ."""
     seeds_of: dict[str, list[str]] = defaultdict(list)
     for seed, partition in run.partitions.items():
         for omission in partition.omissions:
-            seeds_of[str(omission["text"])].append(str(seed))
+            brief = omission.get("short") if short else ""
+            text = f"{brief}; see the report" if brief else omission["text"]
+            seeds_of[text].append(str(seed))
     return [
         text if len(seeds) == len(run.partitions) else f"{text} (seed {', '.join(seeds)})"
         for text, seeds in seeds_of.items()
     ]
 
 
-def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]:
+def footnotes(
+    runs: Sequence[Run], without_examples: Sequence[int], *, short: bool = False
+) -> list[str]:
     """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
     rows and clients that are left out.
 
     Args:
         runs: the compared runs.
         without_examples: for each method the number of clients without test examples.
+        short: where many clients are left out, name a few of them, and the report.
     """
     notes = _partitions(runs)
     for names, kind in ((_BUDGETS, "budgets"), (_SETTINGS, "settings")):
@@ -173,7 +178,7 @@ def footnotes(runs: Sequence[Run], without_examples: Sequence[int]) -> list[str]
             if trial.commit.diverged is not None
         ]
         notes += [*_fewer_rounds(run), *_not_begun(run)]
-    omissions = [f"Data: {text}" for run in runs for text in _omissions(run)]
+    omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):
         clients = _count([count for count in without_examples if count], "client")

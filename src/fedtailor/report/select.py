@@ -34,10 +34,13 @@ class ClientResults(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One method of one run, over its seeds. No two entries of a report have the same ``label``."""
+    """One method of one run, over its seeds. No two entries of a report have the same ``label``.
+
+    ``run_name`` is the run's name, or its path if another run of the report has that name."""
 
     label: str
     run: Run
+    run_name: str
     method: str
     trials: Sequence[Trial]
 
@@ -65,7 +68,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
         for label in dict.fromkeys(trial.label for trial in run.trials):
             trials = [trial for trial in run.trials if trial.label == label]
             unique_label = f"{label} ({tag})" if labels[label] > 1 else label
-            entries.append(Entry(unique_label, run, trials[0].method, trials))
+            entries.append(Entry(unique_label, run, tag, trials[0].method, trials))
     return entries
 
 

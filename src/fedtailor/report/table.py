@@ -85,6 +85,7 @@ class Majority:
     """Test accuracy of the most frequent class of each client's own training examples."""
 
     run: str
+    run_name: str  # as labels have it
     mean: Spread
     weighted: Spread
     std: Spread
@@ -155,6 +156,7 @@ def _majority(entry: Entry, metric: Metric) -> Majority | None:
         return None
     return Majority(
         run=str(entry.run.path),
+        run_name=entry.run_name,
         mean=_spread(summaries, lambda one: one.mean),
         weighted=_spread(summaries, lambda one: one.weighted),
         std=_spread(summaries, lambda one: one.std),
@@ -172,7 +174,9 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
             rows[path] = row
     different: list[Majority] = []
     for row in rows.values():
-        if not any(replace(row, run=other.run) == other for other in different):
+        if not any(
+            replace(row, run=other.run, run_name=other.run_name) == other for other in different
+        ):
             different.append(row)
     return different
 
@@ -259,13 +263,15 @@ def _row(entry: Entry, metric: Metric) -> Row:
     )
 
 
-def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order, by ``metric``."""
+def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
+    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. With
+    ``short_notes`` the notes name a few of many clients."""
     metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
     rows = [_row(entry, metric) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
+    without_examples = [max(result.without_examples) for result in results]
     return Table(
         metric=metric,
         rows=rows,
@@ -275,7 +281,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None) -> Table:
             by_validation=all(r.by_validation for r in results),
             has_majority=bool(majority),
         ),
-        notes=footnotes(runs, [max(r.without_examples) for r in results]) + _undefined(results),
+        notes=[*footnotes(runs, without_examples, short=short_notes), *_undefined(results)],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
         verdicts=verdicts(runs, metric),

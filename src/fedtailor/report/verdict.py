@@ -9,6 +9,8 @@ from .differences import FEWEST, Difference
 from .numbers import amount, bare, seconds_text, si
 from .select import Metric
 
+_MORE = 1.05  # times another method's cost, before it is worth saying
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -27,9 +29,10 @@ class Cost:
 class Verdict:
     """The verdict on runs with the same clients, as data; `sentences` puts it in words.
 
-    ``best`` has the best mean validation result, ``baseline`` is the next one that is another
-    method, and ``alone`` is training without a federation. ``against_alone`` has every other
-    method. ``worse_off`` names the clients that lose most with ``best`` against training alone.
+    ``best`` has the best mean validation result; these data can't tell ``ties`` from it, of which
+    those ``ahead`` are better on test data. ``baseline`` is the next one that is another method,
+    and ``alone`` is training without a federation. ``against_alone`` has every other method.
+    ``worse_off`` names the clients that lose most with ``best`` against training alone.
     ``left_out`` says why a method could not be chosen.
     """
 
@@ -40,6 +43,8 @@ class Verdict:
     has_learned: bool | None  # whether `best` is above each client's most frequent class
     is_finished: bool
     methods: int
+    ties: tuple[str, ...]
+    ahead: tuple[Difference, ...]
     baseline: Difference | None
     alone: Difference | None
     against_alone: tuple[Difference, ...]
@@ -63,11 +68,20 @@ def _sentences(v: Verdict) -> Iterator[str]:
         yield f"{v.best} is the only method, so there is nothing to compare it with."
     elif v.is_alone:
         name = "training alone" if so_far else "Training alone"
-        yield f"{so_far}{name} ({v.best}) is best on validation data: no method is ahead of it."
+        yield (
+            f"{so_far}{name} ({v.best}) is best on validation data{_ties(v)}: no method is ahead "
+            "of it."
+        )
     else:
-        yield f"{so_far}{v.best} is best on validation data."
+        yield f"{so_far}{v.best} is best on validation data{_ties(v)}."
     if clauses := list(_clauses(v)):
         yield f"On test data {', and '.join(clauses)}."
+    for one in v.ahead:
+        yield (
+            f"{one.method}, which could have been chosen as well, is "
+            f"{amount(v.metric, one.value)} better than {v.best} on test data (95 % interval "
+            f"{_interval(v.metric, one.low, one.high)})."
+        )
     if v.has_learned is False:
         yield (
             f"{v.best} did not learn: its accuracy is not above that of each client's most "
@@ -77,6 +91,14 @@ def _sentences(v: Verdict) -> Iterator[str]:
     yield from _cost(v)
     yield from _scope(v)
     yield from _left_out(v)
+
+
+def _ties(v: Verdict) -> str:
+    if not v.ties:
+        return ""
+    *first, last = v.ties
+    names = f"{', '.join(first)} and {last}" if first else last
+    return f", which can't tell it from {names}"
 
 
 def _clauses(v: Verdict) -> Iterator[str]:
@@ -144,10 +166,10 @@ def _cost(v: Verdict) -> Iterator[str]:
         traffic = f"{v.best} sends nothing"
     else:
         traffic = f"{v.best} sends and receives {si(cost.bytes, 'B')} per client and round"
-        if times is not None and cost.fewest_bytes != v.best:
+        if times is not None and times >= _MORE:
             traffic += f", {times:.3g} times as much as {cost.fewest_bytes}"
     time = f"took {seconds_text(cost.seconds)} s"
-    if cost.times_fewest_seconds is not None and cost.fewest_seconds != v.best:
+    if cost.times_fewest_seconds is not None and cost.times_fewest_seconds >= _MORE:
         time += f", {cost.times_fewest_seconds:.2g} times as long as {cost.fewest_seconds}"
     yield f"{traffic}, and {time}."
 

@@ -13,9 +13,13 @@ import torch
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
+from ..data.shuffled import shuffle_labels
+from ..data.sources import read_columns
 from ..data.table import Dataset, Images
+from ..disk_cache import cache_dir
+from ..engine.config import EngineConfig
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import check
+from ..engine.rounds import check, check_plan
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
@@ -61,6 +65,8 @@ class Inputs:
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.task, remote=federation.remote)
+        for method in self.experiment.methods.values():  # what needs no model goes first
+            check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
@@ -91,8 +97,10 @@ def dataset_of(
     """The examples of a `named` experiment, tokenised for its model or the ``backbone``."""
     if isinstance(data, Dataset):
         return data
-    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     source = Data({}) if data is None else data
+    if source.columns is None:  # a wrong file or column shows before the tokenizer is loaded
+        source = replace(source, columns=read_columns(experiment.data, cache_dir()))
+    tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     return source.load(experiment.data, tokenizer)
 
 
@@ -109,7 +117,9 @@ def federation_of(
     """The clients of one seed. With ``only``, ``dataset`` holds the examples of these clients
     alone."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
-    federation = Federation(dataset, divide(dataset, experiment.split, split_seed, only), seed)
+    parts = divide(dataset, experiment.split, split_seed, only)
+    dataset = shuffle_labels(dataset, parts, experiment.split.shuffled, split_seed)
+    federation = Federation(dataset, parts, seed)
     federation.check(only)
     return federation
 
@@ -117,7 +127,7 @@ def federation_of(
 def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
     """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
     numbers begin at K."""
-    split = replace(experiment.split, scheme="natural", clients=clients.stop)
+    split = replace(experiment.split, scheme="natural", clients=clients.stop, shuffled=0.0)
     return replace(experiment, split=split)
 
 
@@ -164,13 +174,23 @@ def backbone_of(
 def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
     """The task of a method, on the configured device."""
     engine = experiment.engine
+    device = device_of(engine)
+    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+
+
+def device_of(engine: EngineConfig) -> torch.device:
+    """The configured device.
+
+    Raises:
+        InputError: it is not there.
+    """
     cuda = torch.cuda.is_available()
     device = engine.device
     if device == "auto":
         device = "cuda" if cuda else "cpu"
     if device.startswith("cuda") and not cuda:
         raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
-    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+    return torch.device(device)
 
 
 def task_again(

@@ -14,12 +14,17 @@ _FOLDER = Path(__file__).parent.parent / "experiments"
 
 
 def experiments() -> dict[str, Path]:
-    """Return the built-in experiments' files by name.
+    """Return the built-in experiments' files by name; those of the papers come last.
 
-    >>> "quickstart" in experiments()
+    >>> {"quickstart", "papers/fedsq/rounds"} <= set(experiments())
     True
     """
-    return _files(_FOLDER)
+    papers = _FOLDER / "papers"
+    return _files(_FOLDER) | {
+        f"papers/{folder.name}/{name}": path
+        for folder in sorted(path for path in papers.iterdir() if path.is_dir())
+        for name, path in _files(folder).items()
+    }
 
 
 def grids() -> dict[str, Path]:

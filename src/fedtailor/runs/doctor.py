@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ from ..task.task import Task
 
 _MIN_FREE = 2e9  # bytes; a converted model takes 540 MB
 _STEPS, _BATCH = 5, 16
+_USED_BY = {
+    "minilm": "; fedtailor new takes it for texts, and so does the experiment quickstart",
+    "efficientnet-lite0": "; fedtailor new takes it for pictures",
+}
 _EXTRAS = {
     "flower": "Flower (fedtailor deploy)",
     "tune": "Optuna (fedtailor tune)",
@@ -138,10 +143,13 @@ def _hub() -> Finding:
 
 def _models() -> Iterator[Finding]:
     for name, entry in models.BUILTIN.items():
-        if entry.network is not None or _has_packages(entry.get):
+        lacking = [] if entry.network is not None else _lacking_packages(entry.get)
+        if not lacking:
             yield Finding("models", "ok", f"model {name}")
-        else:
-            yield Finding("models", "warning", f"model {name} is not on this machine", entry.get)
+            continue
+        looked = f"no {', '.join(lacking)} in {sysconfig.get_path('purelib')}"
+        text = f"model {name} is not on this machine ({looked}){_USED_BY.get(name, '')}"
+        yield Finding("models", "warning", text, entry.get)
 
 
 def _data(cache: Path) -> Iterator[Finding]:
@@ -152,15 +160,15 @@ def _data(cache: Path) -> Iterator[Finding]:
             yield Finding("data", "warning", f"data set {name} is not on this machine", entry.get)
 
 
-def _has_packages(command: str) -> bool:
-    """Whether the packages that ``pip install ...`` would install are there.
+def _lacking_packages(command: str) -> list[str]:
+    """The packages that ``pip install ...`` would install and that are not there.
 
-    >>> _has_packages("pip install --no-deps torch==2.0"), _has_packages("pip install no-such-one")
-    (True, False)
+    >>> _lacking_packages("pip install --no-deps torch==2.0 no-such-one==1.0")
+    ['no-such-one']
     """
     names = [word.partition("==")[0] for word in command.split()[2:] if not word.startswith("-")]
     installed = {_canonical(found.name) for found in metadata.distributions() if found.name}
-    return {_canonical(name) for name in names} <= installed
+    return [name for name in names if _canonical(name) not in installed]
 
 
 def _canonical(name: str) -> str:

@@ -50,13 +50,15 @@ def leave_out(inputs: Inputs, before: Before) -> Inputs:
     """The inputs without the held-out rows that the models were trained on ``before``."""
     run = str(inputs.experiment.start_from.run)
     federations = {
-        seed: _without(federation, before[seed], run) if seed in before else federation
+        seed: without_trained(federation, before[seed], run) if seed in before else federation
         for seed, federation in inputs.federations.items()
     }
     return replace(inputs, federations=federations)
 
 
-def _without(federation: Federation, trained: Fingerprints | None, run: str) -> Federation:
+def without_trained(federation: Federation, trained: Fingerprints | None, run: str) -> Federation:
+    """The federation without its held-out rows that are among those that ``run`` ``trained`` on; an
+    omission says how many, or that it is not known."""
     parts, dataset = federation.partition, federation.dataset
     if trained is None or has_too_many(federation):
         why = (

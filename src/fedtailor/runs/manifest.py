@@ -69,6 +69,21 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     return united(present, wanted)
 
 
+def is_as_it_was(experiment: Experiment, out: Path) -> bool:
+    """Whether ``out`` holds all of ``experiment``, and no local file of its data was written or
+    moved since the run was begun. One that is gone counts as unchanged."""
+    file = out / "experiment.json"
+    begun = [out / "partitions" / f"seed-{seed}.json" for seed in experiment.seeds]
+    if not all(path.exists() for path in (file, *begun)):
+        return False
+    if file.read_bytes() != as_json(check_same(experiment, out)):
+        return False
+    data, public = experiment.data, experiment.public
+    paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
+    changed = [path.stat().st_ctime for path in paths if path.exists()]
+    return max(changed, default=0.0) < min(path.stat().st_mtime for path in begun)
+
+
 def _own_code(content: Mapping[str, Any]) -> Iterator[_OwnCode]:
     """The user's own code that an ``experiment.json`` names."""
     for method in content.get("methods", ()):
@@ -195,9 +210,24 @@ def write_manifest(
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:
-    """The user's own files, by their place in the run directory."""
-    sources = experiment.sources
-    return {place: own.source for place, own in sources.items() if own.path is not None}
+    """The user's own files, by their place in the run directory, with those that they import from
+    their folders.
+
+    Raises:
+        InputError: two files would have the same place.
+    """
+    found: dict[str, bytes] = {}
+    for place, own in experiment.sources.items():
+        if own.path is not None:
+            folder = Path(place).parent
+            files = {place: own.source, **{f"{folder}/{n}": s for n, s in own.beside.items()}}
+            for file, source in files.items():
+                if found.setdefault(file, source) != source:
+                    raise InputError(
+                        f"{own.path.parent} has a {Path(file).name} that differs from another "
+                        f"one, and copies of both would be {file}; rename one of them"
+                    )
+    return found
 
 
 def write_copies(files: Mapping[str, bytes], out: Path) -> None:

@@ -15,7 +15,15 @@ from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from .callbacks import CommittedRound, OnRound, wants_stop
-from .directory import START_FILE, RunDirectory, give_id, locked, model_seed, read_json
+from .directory import (
+    START_FILE,
+    RunDirectory,
+    give_id,
+    locked,
+    model_seed,
+    read_commit,
+    read_json,
+)
 from .experiment import Experiment
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
@@ -123,9 +131,33 @@ def run_parts(
                     progress.begin(_stage(part, experiment), directory.commit.round)
                     _end_well(part, run_part, several=several)
                 ends.append(directory.commit.diverged)
+    _check_any_converged(ends)
+    return out
+
+
+def nothing_left(experiment: Experiment, out: Path, parts: Iterable[tuple[int, str]]) -> bool:
+    """Whether ``parts`` of ``out``, pairs (seed, label), have all ended. The run directory alone
+    says so; what a kill left there inside the last clean-up is removed.
+
+    Raises:
+        DivergedError: every one of them has diverged.
+    """
+    folders = [out / "methods" / label / f"seed-{seed}" for seed, label in parts]
+    if not all((folder / "commit.json").exists() for folder in folders):
+        return False
+    commits = [read_commit(folder) for folder in folders]
+    if not all(one.ended and (one.diverged or one.rounds >= experiment.rounds) for one in commits):
+        return False
+    with locked(out):
+        for folder in folders:
+            RunDirectory(folder, experiment.rounds)
+    _check_any_converged([one.diverged for one in commits])
+    return True
+
+
+def _check_any_converged(ends: Sequence[str | None]) -> None:
     if all(ends):
         raise DivergedError(ends[0])
-    return out
 
 
 def _start(part: Part) -> str:

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import cast
 
 from ..data import Data, Dataset
+from ..data.sources import task_of_data
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
-from ..engine.metrics import MetricFunction
+from ..engine.metrics import MetricFunction, Metrics
 from ..engine.rounds import new_store, rounds
 from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
-from .build import Inputs, named, with_metrics
+from .build import Inputs, device_of, named, with_metrics
 from .callbacks import OnRound
 from .directory import PRIVATE_FILE, check_removable, remove_run
 from .experiment import Experiment, Settings, load
 from .held_out import Before, leave_out, rows_trained_before
-from .manifest import check_same, copies, open_run, write_copies
-from .parts import Part, chosen, commit_rounds, run_parts
+from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
+from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
-from .start import Start, check_starts, open_start
+from .start import Start, check_old_parts, check_starts, open_start
 from .summary import StartSummary, rounds_left, start_summary
 from .trained import check_private_states
 
@@ -90,6 +91,15 @@ def run(
         check_removable(out)
     elif is_leader:
         check_same(named(experiment, data, backbone), out)
+    in_files = data is None and backbone is None and not metrics and group is None
+    may_end = in_files and not overwrite and is_as_it_was(experiment, out)
+    if may_end and nothing_left(experiment, out, parts):
+        if summary:
+            print(f"{out} is finished: nothing is left to run", file=sys.stderr)
+        return out
+    _check_settings(named(experiment, data, backbone), data, metrics or {})
+    if is_leader:
+        check_old_parts(named(experiment, data, backbone), out, parts, anew=overwrite)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
@@ -116,6 +126,16 @@ def run(
         raise
     leader.end()
     return out
+
+
+def _check_settings(
+    experiment: Experiment, data: Data | Dataset | None, metrics: Mapping[str, MetricFunction]
+) -> None:
+    """Raise InputError for what is wrong with the experiment itself: this takes no time, and data
+    and model take seconds."""
+    device_of(experiment.engine)
+    task = data.task if isinstance(data, Dataset) else task_of_data(experiment.data)
+    Metrics(experiment.evaluate, metrics).check(task)
 
 
 def open_experiment(
@@ -206,6 +226,8 @@ def dry_run(
         check_removable(out)
     else:
         check_same(named(experiment, data, backbone), out)
+    _check_settings(named(experiment, data, backbone), data, {})
+    check_old_parts(named(experiment, data, backbone), out, parts, anew=overwrite)
     inputs = Inputs.load(experiment, data, backbone)
     inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
     inputs.check()

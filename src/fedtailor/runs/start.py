@@ -24,7 +24,7 @@ from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
 from ..task.task import Task
-from ..user_code import file_of
+from ..user_code import origin_of
 from .build import Inputs
 from .directory import (
     START_FILE,
@@ -37,7 +37,7 @@ from .experiment import Experiment, flattened
 from .extend import shown
 from .held_out import start_seed
 from .manifest import data_manifest, open_run
-from .trained import TrainedMethod, open_trained
+from .trained import TrainedMethod, ended_commit, open_trained
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,8 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
             those of the experiment.
     """
     experiment, federation = inputs.experiment, inputs.federations[seed]
-    config = experiment.start_from
-    assert config.run is not None
-    run = Path(config.run)
-    old = open_run(run)
-    old_label = config.method or label
-    if old_label not in old.methods:
-        raise unknown("method", old_label, old.methods, where=f"{run} (start_from)")
-    old_seed = start_seed(config, old.seeds, seed)
+    run, old_label, old_seed = _old_part(experiment, label, seed)
     method = experiment.methods[label]
-    _check_model(old, old_label, experiment, label, run)
     number = model_seed(run / "methods" / old_label / f"seed-{old_seed}", old_seed)
     backbone = inputs.backbone(number)
     trained = open_trained(run, old_label, old_seed, backbone=backbone)
@@ -122,19 +114,53 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
     return Start(trained, method, task, federation, clients)
 
 
+def _old_part(experiment: Experiment, label: str, seed: int) -> tuple[Path, str, int]:
+    """The finished run that a method goes on from with a seed, and its label and seed there.
+
+    Raises:
+        InputError: there is no such finished method, or it is of another model.
+    """
+    config = experiment.start_from
+    assert config.run is not None
+    run = Path(config.run)
+    old = open_run(run)
+    old_label = config.method or label
+    if old_label not in old.methods:
+        raise unknown("method", old_label, old.methods, where=f"{run} (start_from)")
+    old_seed = start_seed(config, old.seeds, seed)
+    _check_model(old, old_label, experiment, label, run)
+    ended_commit(run, old, old_label, old_seed)
+    return run, old_label, old_seed
+
+
+def check_old_parts(
+    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+) -> None:
+    """The part of `check_starts` that needs neither data nor model."""
+    run = experiment.start_from.run
+    if run is not None and Path(run).resolve() == out.resolve():
+        raise InputError(f"start_from and --out are both {run}; choose another --out")
+    for seed, label in _not_begun(experiment, out, parts, anew=anew):
+        _old_part(experiment, label, seed)
+
+
 def check_starts(
     inputs: Inputs, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
 ) -> None:
     """Raise InputError where one of the ``parts`` of ``out`` has nothing that it could go on from.
     Those that have begun need nothing, unless they begin ``anew``."""
-    run = inputs.experiment.start_from.run
-    if run is None:
-        return
-    if Path(run).resolve() == out.resolve():
-        raise InputError(f"start_from and --out are both {run}; choose another --out")
-    for seed, label in parts:
-        if anew or not (out / "methods" / label / f"seed-{seed}" / "commit.json").exists():
-            open_start(inputs, label, seed)
+    for seed, label in _not_begun(inputs.experiment, out, parts, anew=anew):
+        open_start(inputs, label, seed)
+
+
+def _not_begun(
+    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+) -> list[tuple[int, str]]:
+    """The ``parts`` that will begin with the states of another run."""
+    if experiment.start_from.run is None:
+        return []
+    folders = {(s, label): out / "methods" / label / f"seed-{s}" for s, label in parts}
+    return [p for p, folder in folders.items() if anew or not (folder / "commit.json").exists()]
 
 
 def rows_by_client(method: Method, task: Task, federation: Federation) -> list[str]:
@@ -203,13 +229,14 @@ def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
     """
     if old.model.factory is None or new.model.factory is None:
         return False
-    stored, file = file_of(old.model.factory), file_of(new.model.factory)
+    stored, file = origin_of(old.model.factory), origin_of(new.model.factory)
     if old.model.factory.rpartition(":")[2] != new.model.factory.rpartition(":")[2]:
         return False
-    if stored.read_bytes() != file.read_bytes():
+    if stored.sha256 != file.sha256:
+        copy = f" ({stored.path} is a copy)" if stored.path else ""
         raise InputError(
-            f"start_from: model.factory's {file} is not the file that {run} was trained with: the "
-            f"model must be the same; restore it ({stored} is a copy)"
+            f"start_from: model.factory's {file.path or file.reference} is not the file that {run} "
+            f"was trained with: the model must be the same; restore it{copy}"
         )
     return True
 

@@ -28,9 +28,10 @@ from ..engine.rounds import (
     new_store,
     with_example_cache,
 )
-from ..method import Method
+from ..method import FineTuning, Method
 from ..params import to_device
 from ..report.numbers import si
+from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
 from .directory import read_json
@@ -64,6 +65,15 @@ class MethodSummary:
 
 
 @dataclass(frozen=True)
+class PartSummary:
+    """A method with a seed; ``left`` are its rounds that will be trained, 0 if it has ended."""
+
+    label: str
+    seed: int
+    left: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     """The examples of a client."""
 
@@ -94,7 +104,9 @@ class StartSummary:
     executor: str
     rounds: int
     seeds: Sequence[int]
+    parts: Sequence[PartSummary]
     methods: Sequence[MethodSummary]
+    hints: Sequence[str]
     memory_mb: float
 
     @property
@@ -121,6 +133,7 @@ class StartSummary:
         return f"rounds {self.rounds}, seeds {', '.join(map(str, self.seeds))}{more}"
 
     def _details(self) -> Iterator[str]:
+        yield from self._progress()
         shares = sorted(self.classes.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in shares[:5])
         more = ", ..." if len(shares) > 5 else ""
@@ -141,10 +154,26 @@ class StartSummary:
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:
             yield from (f"{line}" for line in self._costs().splitlines())
+            yield from (f"hint      {text}" for text in self.hints)
             total = sum(one.bytes_total for one in self.methods)
             yield f"time      about {in_words(self.seconds)} (from one client's step)"
             yield f"bytes     about {si(total, 'B')} between the server and the clients"
             yield f"memory    {self._memory()}"
+
+    def _progress(self) -> Iterator[str]:
+        """What is there already, and what will be trained; nothing for a new run."""
+        if all(part.left == self.rounds for part in self.parts):
+            return
+        done: dict[int, list[str]] = {}
+        todo: dict[int, list[str]] = {}
+        for part in self.parts:
+            first = self.rounds - part.left + 1
+            which = f" (from round {first})" if 1 < first <= self.rounds else ""
+            (todo if part.left else done).setdefault(part.seed, []).append(part.label + which)
+        for name, by_seed in (("done", done), ("to train", todo)):
+            texts = [f"seed {seed}: {', '.join(labels)}" for seed, labels in by_seed.items()]
+            if texts or name == "to train":
+                yield f"{name:<10}{'; '.join(texts) or 'nothing'}"
 
     def _memory(self) -> str:
         uploads = max(one.upload_bytes for one in self.methods)
@@ -221,9 +250,30 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         executor=_executor(plan, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,
+        parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
+        hints=_hints(experiment, labels, backbone),
         memory_mb=peak_memory_mb(),
     )
+
+
+def _hints(experiment: Experiment, labels: Sequence[str], backbone: Backbone) -> list[str]:
+    """Point out the methods that train all of a pretrained model that could have an adapter."""
+    if not (backbone.pretrained and backbone.blocks):
+        return []
+    methods = {label: experiment.methods[label] for label in labels}
+    whole = [
+        label
+        for label, method in methods.items()
+        if isinstance(method, FineTuning) and method.trainable == "full" and not method.layers
+    ]
+    if not whole:
+        return []
+    what = "trains" if len(whole) == 1 else "train"
+    return [
+        f"{', '.join(whole)} {what} the whole pretrained model; an adapter is trained with "
+        f'methods.{whole[0]}.trainable = "lora"'
+    ]
 
 
 def rounds_left(

@@ -248,6 +248,24 @@ def open_trained(
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed
+    folder = run / "methods" / label / f"seed-{seed}"
+    commit = ended_commit(run, experiment, label, seed)
+    number = commit.round if which == "last" else commit.best_round
+    server = read_server(folder, commit, number)
+    manifest = read_json(run / "partitions" / f"seed-{seed}.json")
+    start = model_seed(folder, seed)
+    task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
+    return TrainedMethod(
+        run, experiment, label, seed, manifest, task, commit, server, which, data, backbone
+    )
+
+
+def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Commit:
+    """The last commit of a method with a seed of a run.
+
+    Raises:
+        InputError: there is no such seed, it is unfinished, or it diverged in its first round.
+    """
     if seed not in experiment.seeds:
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
@@ -257,14 +275,7 @@ def open_trained(
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
     if commit.round == 0 and not state_path(folder, 0).exists():
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
-    number = commit.round if which == "last" else commit.best_round
-    server = read_server(folder, commit, number)
-    manifest = read_json(run / "partitions" / f"seed-{seed}.json")
-    start = model_seed(folder, seed)
-    task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
-    return TrainedMethod(
-        run, experiment, label, seed, manifest, task, commit, server, which, data, backbone
-    )
+    return commit
 
 
 def check_private_states(method: Method, task: Task, folder: Path, commit: Commit) -> None:

@@ -268,10 +268,14 @@ def _unpickled(folder: Path, code: Mapping[str, str]) -> nn.Module:
 
 
 def _code(file: Path) -> ModuleType:
-    """Run a Python file, and return it as a module."""
+    """Run a Python file, which may import others of its folder, and return it as a module."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(code)
+    finally:
+        sys.path.remove(str(file.parent))
     return code

@@ -1,10 +1,9 @@
-"""Use the model: ``python use.py "some text"``, or a picture's path."""
+"""Use the model: python use.py "some text", or the path of a picture; one or several."""
 
 import sys
 
 from .plain import Model
 
 if __name__ == "__main__":
-    model = Model()
-    for given in sys.argv[1:]:
-        print(model.answer(given))
+    given = sys.argv[1:] or sys.exit(__doc__)
+    print(*map(Model().answer, given), sep="\n")

@@ -66,7 +66,7 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
             partition = entry.run.partitions[trial.seed]
             count = min(partition.clients, MAX_CLIENTS)
             clients = np.linspace(0, partition.clients - 1, count).astype(int).tolist()
-            title = f"{entry.run.name}, seed {trial.seed}" if several else f"seed {trial.seed}"
+            title = f"{entry.run_name}, seed {trial.seed}" if several else f"seed {trial.seed}"
             found[division] = Group(division, title, partition, tuple(clients))
     return list(found.values())
 

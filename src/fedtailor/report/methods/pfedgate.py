@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..drawing import COLOURS, INK, Drawing, new_figure
 from ..figures import client_ticks
-from ..read import Trial, tensor_names, tensors
+from ..read import Counts, Partition, Trial, tensor_names, tensors
 from ..select import Entry
 
 Floats = NDArray[np.float64]
@@ -80,17 +80,40 @@ def _tree(distances: Floats) -> tuple[list[int], list[Bracket]]:
     return leaves.tolist(), brackets
 
 
-def _agreement(distances: Floats, shares: Floats) -> str:
-    """Say how much similar gating layers mean similar labels; empty if there are few clients."""
+def label_correlation(trial: Trial, partition: Partition) -> float | None:
+    """Return how much similar gating layers mean similar labels: the rank correlation, over all
+    pairs of clients that took part, of their gating layers' distance and the difference of their
+    label shares; None if there are few clients, or if the labels are unknown."""
+    if partition.labels is None:
+        return None
+    path = trial.folder / "private.safetensors"
+    clients = _trained_clients(path)
+    return _correlation(_distances(path, clients), _label_shares(partition.labels, clients))
+
+
+def _label_shares(labels: Counts, clients: NDArray[np.int64]) -> Floats:
+    counts = labels[clients].astype(np.float64)  # [n, classes]
+    shares: Floats = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def _correlation(distances: Floats, shares: Floats) -> float | None:
     from scipy.spatial.distance import pdist, squareform
     from scipy.stats import spearmanr
 
     label_distances = pdist(shares, "cityblock") / 2
     layer_distances = squareform(distances)
-    pairs = len(layer_distances)
-    if pairs < 3 or not np.ptp(label_distances) or not np.ptp(layer_distances):
+    if len(layer_distances) < 3 or not np.ptp(label_distances) or not np.ptp(layer_distances):
+        return None
+    return float(spearmanr(layer_distances, label_distances).statistic)
+
+
+def _agreement(distances: Floats, shares: Floats) -> str:
+    """Say how much similar gating layers mean similar labels; empty if there are few clients."""
+    rho = _correlation(distances, shares)
+    if rho is None:
         return ""
-    rho = spearmanr(layer_distances, label_distances).statistic
+    pairs = len(distances) * (len(distances) - 1) // 2
     return (
         f" Over all {pairs:,} pairs of clients, the distance of their gating layers and the "
         f"difference of their label shares have a rank correlation of {rho:.2f} (1 means that "
@@ -156,8 +179,7 @@ def clustering(entry: Entry) -> Drawing:
         f"{' The axis starts above 0.' if low else ''}"
     )
     if partition.labels is not None:
-        counts = partition.labels[clients].astype(np.float64)  # [n, classes]
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        shares = _label_shares(partition.labels, clients)
         if order:
             image = _strip(last, shares[leaves], partition.classes)
             figure.colorbar(image, ax=last, label="share of the\nclient's examples")

@@ -1,0 +1,86 @@
+"""The page of claims is what the script writes, and the manifests plan what claims need."""
+
+from typing import Any
+
+from evidence.claims import (
+    DIRECTION,
+    HOLDS,
+    NOT_HERE,
+    NOT_RUN,
+    PAGE,
+    Results,
+    claims,
+    outcome,
+    page,
+    runs,
+)
+from evidence.run import lines, planned
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    assert PAGE.read_text() == page(lines()), "write it again: python -m evidence.claims"
+
+
+def test_every_run_that_a_claim_needs_is_planned() -> None:
+    missing = {run for claim in claims() for run in runs(claim)} - set(planned())
+    assert not missing, "\n".join(sorted(run.command for run in missing))
+
+
+def test_a_claim_has_a_name_of_its_own() -> None:
+    names = [claim["id"] for claim in claims()]
+    assert len(set(names)) == len(names) >= 25
+
+
+CLAIM = {"file": "a.toml", "ours": "x", "theirs": "y", "seeds": [0, 1]}
+
+
+def line(method: str, seed: int, *accuracies: float, curve: Any = None, set_: Any = ()) -> Any:
+    personal = {"clients": list(range(len(accuracies))), "accuracy": list(accuracies)}
+    results = {"personal": personal, "curve": curve or {}}
+    return {
+        "file": "a.toml", "set": set_, "method": method, "seed": seed, "results": results,
+    }  # fmt: skip
+
+
+def test_a_method_is_ahead_if_the_interval_is_above_zero() -> None:
+    claim = {**CLAIM, "rule": "ahead"}
+    y = [line("y", seed, 0.5, 0.6, 0.7) for seed in (0, 1)]
+    above = outcome(claim, Results([*y, *(line("x", s, 0.6, 0.8, 0.8) for s in (0, 1))]))
+    assert (above.verdict, above.ours) == (HOLDS, "73.3 against 60.0")
+    assert above.spread.startswith("+13.3 (+10.0 to ")
+    mixed = outcome(claim, Results([*y, *(line("x", s, 0.9, 0.6, 0.4) for s in (0, 1))]))
+    assert mixed.verdict == DIRECTION
+    assert outcome({**claim, "ours": "y", "theirs": "x"}, Results([*y])).verdict == NOT_RUN
+    below = [line("x", s, 0.4, 0.6, 0.6) for s in (0, 1)]
+    assert outcome(claim, Results([*y, *below])).verdict == NOT_HERE
+    assert outcome({**claim, "rule": "level", "margin": 7.0}, Results([*y, *below])).verdict == (
+        DIRECTION
+    )
+    assert outcome({**claim, "rule": "level", "margin": 11.0}, Results([*y, *below])).verdict == (
+        HOLDS
+    )
+
+
+def test_one_seed_is_not_enough_and_a_diverged_method_is_not_ahead() -> None:
+    claim = {**CLAIM, "rule": "ahead"}
+    one = outcome(claim, Results([line("x", 0, 0.9), line("y", 0, 0.1), line("x", 1, 0.9)]))
+    assert (one.verdict, one.seeds) == (DIRECTION, [0])
+    failed = {**line("x", 0), "failed": "not finite"}
+    lost = outcome(claim, Results([failed, line("y", 0, 0.1)]))
+    assert (lost.verdict, lost.ours) == (NOT_HERE, "x diverged")
+
+
+def test_a_method_is_sooner_if_it_reaches_the_lower_best_in_fewer_rounds() -> None:
+    claim = {**CLAIM, "rule": "sooner"}
+    fast = [line("x", s, curve={"2": 0.4, "4": 0.71, "6": 0.8}) for s in (0, 1)]
+    slow = [line("y", s, curve={"2": 0.3, "4": 0.5, "6": 0.7}) for s in (0, 1)]
+    found = outcome(claim, Results([*fast, *slow]))
+    assert (found.verdict, found.ours, found.spread) == (HOLDS, "4 against 6", "by seed -2, -2")
+
+
+def test_a_gain_is_more_than_another_if_the_intervals_are_apart() -> None:
+    claim = {**CLAIM, "rule": "gains more", "than_set": ["k=1"]}
+    here = [line(m, s, v, v) for m, v in (("x", 0.8), ("y", 0.3)) for s in (0, 1)]
+    there = [line(m, s, v, v, set_=["k=1"]) for m, v in (("x", 0.5), ("y", 0.4)) for s in (0, 1)]
+    found = outcome(claim, Results([*here, *there]))
+    assert (found.verdict, found.ours) == (HOLDS, "+50.0 against +10.0")
