@@ -159,6 +159,11 @@ def test_a_click_on_a_client_shows_it(opened: Any) -> None:
     )
     panel = page.locator("#client-panel")
     assert panel.is_hidden()
+    page.mouse.move(x, y)
+    words = page.locator("#vg-tooltip-element")
+    words.wait_for()
+    for name in ("client", "method", "test accuracy (%)", "training examples"):
+        assert name in words.inner_text()
     page.mouse.click(x, y)
     assert panel.is_visible()
     assert page.locator("#client-title").inner_text().startswith("Client ")

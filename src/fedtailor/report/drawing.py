@@ -125,6 +125,7 @@ def svg(drawing: Drawing, name: str) -> str:
         drawing.figure.savefig(buffer, format="svg", metadata=no_metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    text = re.sub(r"\n\s+", "\n", re.sub(r"(\.\d\d\d)\d+", r"\1", text))  # half its size
     linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in linked else "", text)
     text = re.sub(r'\bid="', f'id="{name}-', text)

@@ -27,7 +27,7 @@ from .select import (
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _MAX_COLUMNS = 2000  # clients side by side
-_MAX_DOTS = 300  # clients a method; with more of them only the box is drawn
+_MAX_DOTS = 150  # clients a method; with more of them only the box is drawn
 
 
 def _scale(metric: Metric) -> float:

@@ -234,7 +234,7 @@
       const step = stepOf(`picture-${picture.method}`, picture), width = picture.columns.length;
       const start = (step * picture.clients.length + place) * width;
       const values = [...unpacked[index].slice(start, start + width)].map((code) =>
-        code === 65535 ? "–" : (picture.low + picture.step * code).toFixed(3));
+        code === 65535 ? "–" : (picture.low + picture.step * code).toPrecision(4));
       const text = `${labels[picture.method]}, ${picture.valueName} by ${picture.column} after round ` +
         `${picture.rounds[step]}: `;
       return [make("p", {}, [make("b", { textContent: text }), values.join(", ")])];

@@ -42,7 +42,7 @@ def test_every_clients_gates_are_shown_by_block_the_strongest_client_first(
         assert image.norm.vcenter == 0.5
         (hatched,) = (patch for patch in axis.patches if patch.get_hatch())
         assert hatched.get_x() == 4.5
-    assert "0.12 to 0.88" in drawing.caption
+    assert "0.119 to 0.881" in drawing.caption
 
 
 def test_gates_that_hardly_differ_get_a_range_of_their_own(make_run: MakeRun) -> None:
