@@ -28,7 +28,8 @@ class Advice:
 
     ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
-    ``own`` are the labels that the experiment has: their settings are its own.
+    ``own`` are the labels that the experiment has: their settings are its own. With
+    ``is_like_yours`` both models are pretrained, or both begin from random weights.
     """
 
     clients: Clients
@@ -37,6 +38,7 @@ class Advice:
     methods: Sequence[str]
     why_none: str = ""
     own: Sequence[str] = ()
+    is_like_yours: bool = True
 
     @property
     def alone_is_as_good(self) -> bool:
@@ -54,10 +56,9 @@ class Advice:
             return [*said, self.why_none]
         said.append(f"closest measured  {in_words(self.setting.clients)}")
         said.append(f"                  {self.setting.data}, {_model(self.setting)}")
-        if self.distance > _FAR:
-            said.append(
-                "                  That is far from yours: take the order below as a guess."
-            )
+        if self.distance > _FAR or not self.is_like_yours:
+            what = "is far from yours" if self.is_like_yours else "is another kind of model"
+            said.append(f"                  That {what}: take the order below as a guess.")
         said.append("")
         if self.alone_is_as_good:
             said += ["There training alone was as good as any method.", ""]
@@ -123,16 +124,21 @@ def advise_for(
     same = [one for one in settings if one.pretrained == pretrained]
     if not clients.are_classified:
         return Advice(clients, None, 0.0, (), _NO_CLASSES)
-    if not same:
-        kind = "pretrained models" if pretrained else "models trained from scratch"
-        return Advice(clients, None, 0.0, (), f"Nothing was measured with {kind}.")
-    nearest = min(same, key=lambda one: one.distance(clients))
+    if not settings:
+        return Advice(clients, None, 0.0, (), "Nothing was measured.")
+    nearest = min(same or settings, key=lambda one: one.distance(clients))
     best, *others = nearest.methods
     ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
     behind = [name for name in others if name not in ties]
     chosen = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
-    own = tuple(experiment.methods)
-    return Advice(clients, nearest, nearest.distance(clients), chosen[:_MOST], own=own)
+    return Advice(
+        clients,
+        nearest,
+        nearest.distance(clients),
+        chosen[:_MOST],
+        own=tuple(experiment.methods),
+        is_like_yours=bool(same),
+    )
 
 
 def clients_of(federation: Federation) -> Clients:
