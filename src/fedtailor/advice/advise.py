@@ -63,7 +63,8 @@ class Advice:
         if self.alone_is_as_good:
             said += ["There training alone was as good as any method.", ""]
         said += [*_table(self.setting, self.labels()), ""]
-        said.append("Compare them on your own validation data. These are the settings of there:")
+        settings = ". These are the settings of there:" if self.is_like_yours else ":"
+        said.append(f"Compare them on your own validation data{settings}")
         said += [f"  {line}" for line in self.command(source, changes)]
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
@@ -84,8 +85,8 @@ class Advice:
 
     def settings_of(self, label: str) -> tuple[str, ...]:
         """The settings with which a method was measured, where they are not its defaults; none of
-        a method that the experiment has."""
-        if label in self.own:
+        a method that the experiment has, or for another kind of model."""
+        if label in self.own or not self.is_like_yours:
             return ()
         measured = {} if self.setting is None else self.setting.methods
         return measured[label].settings if label in measured else ()
@@ -186,7 +187,7 @@ def _cells(label: str, one: Measured) -> tuple[str, ...]:
 
 def in_words(clients: Clients) -> str:
     """Return clients in a few words."""
-    said = f"{clients.number} clients of {clients.median_examples:g} training examples"
+    said = f"{clients.number} clients of {clients.median_examples:.0f} training examples"
     if clients.label_overlap is None:
         return said
     return f"{said}; two clients have {100 * clients.label_overlap:.0f} % of their labels in common"
