@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist bench bench-full evidence-full docs clean
+.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega bench bench-full evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ format: $(VENV)/.installed ## Rewrite the code in the project's style
 
 fashion-mnist: ## Fetch Fashion-MNIST from Debian's packages into the cache (needs apt-get)
 	sh requirements/fashion-mnist.sh
+
+vega: ## Fetch Vega, which draws the report's page, into the package (needs npm)
+	sh requirements/vega.sh
 
 bench: $(VENV)/.installed ## Measure fedtailor beside bare loops and the libraries at hand (minutes)
 	$(BIN)/python -m benchmarks.peers --rounds 3 --repeats 1 --scale 0.2 --out benchmarks/results/small

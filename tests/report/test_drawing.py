@@ -3,7 +3,16 @@
 import re
 from xml.etree import ElementTree
 
-from fedtailor.report.drawing import Drawing, marker, new_figure, shared_legend, style, svg
+from fedtailor.report.drawing import (
+    COLOURS,
+    DARK,
+    Drawing,
+    marker,
+    new_figure,
+    shared_legend,
+    style,
+    svg,
+)
 
 
 def drawn(title: str = "A <title>") -> Drawing:
@@ -13,11 +22,20 @@ def drawn(title: str = "A <title>") -> Drawing:
     return Drawing(title, figure, 'What "it" shows & more.')
 
 
-def test_28_methods_look_different() -> None:
-    looks = [tuple(style(index).values()) for index in range(28)]
-    assert len(set(looks)) == 28
-    assert style(28) == style(0)
-    assert len({marker(index) for index in range(7)}) == 7
+def test_48_methods_look_different() -> None:
+    looks = [tuple(style(index).values()) for index in range(48)]
+    assert len(set(looks)) == 48
+    assert style(48) == style(0)
+    assert len({colour for colour, _ in looks[:12]}) == len(set(DARK)) == 12
+    assert len({marker(index) for index in range(6)}) == 6
+
+
+def test_colours_are_those_of_the_pages_theme() -> None:
+    figure = new_figure(2.0)
+    figure.subplots().plot([0, 1], [2, 3], **style(1))
+    text = svg(Drawing("A", figure, "B."), "one")
+    assert "stroke: var(--m1)" in text
+    assert not any(colour in text for colour in COLOURS)
 
 
 def test_ids_of_two_figures_are_apart_and_each_reference_has_one() -> None:

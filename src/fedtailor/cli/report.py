@@ -15,11 +15,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: RUN/report.html; of several runs: report.html in the current folder",
     )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the figures into this folder, each as SVG and as PDF",
+    )
     parser.set_defaults(command=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from ..report import write
+    from ..report import save_figures, write
 
     folder = options.runs[0] if len(options.runs) == 1 else Path()
     print(write(options.runs, options.out or folder / "report.html"))
+    for path in save_figures(options.runs, options.figures) if options.figures else ():
+        print(path)

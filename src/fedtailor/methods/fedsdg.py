@@ -241,6 +241,10 @@ class FedSDG(Method):
             return None
         return {name: server.get(name, torch.zeros_like(v)) for name, v in task.state.items()}
 
+    def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
+        """The client's gates ``[L]``."""
+        return {"gates": torch.sigmoid(state["gate_logits"])}
+
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         factors = {}
         for block, paths in enumerate(task.backbone.blocks):

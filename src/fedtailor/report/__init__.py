@@ -2,10 +2,11 @@
 
 The report reads run directories and nothing else. `read` turns their files into records; `select`
 selects, for every method and seed, the round with the best validation results; `metrics`
-summarises the test results of that round over clients. `table` and `page` show them.
+summarises the test results of that round over clients. `judge` says what it comes to; `table` and
+`page` show it.
 """
 
 from .comparison import compare
-from .page import write
+from .page import save_figures, write
 
-__all__ = ["compare", "write"]
+__all__ = ["compare", "save_figures", "write"]

@@ -122,7 +122,7 @@ def _columns(comparison: Table) -> Iterator[Column]:
 
 
 def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int]:
-    """Return the positions of the best means; empty if there are fewer than two."""
+    """Return the positions of the best means; empty if all are equal."""
     sign = 1 if is_higher_better else -1
     means = {
         position: sign * value.mean
@@ -130,7 +130,8 @@ def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int
         if value is not None and not math.isnan(value.mean)
     }
     top = max(means.values(), default=0.0)
-    return {k for k, value in means.items() if value == top} if len(means) > 1 else set()
+    best = {k for k, value in means.items() if value == top}
+    return best if len(best) < len(means) else set()
 
 
 def _results(comparison: Table) -> TextTable:

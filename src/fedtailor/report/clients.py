@@ -169,4 +169,4 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
         "train",
         "test",
     ]
-    return TextTable("Worst clients", header, cells)
+    return TextTable("The worst clients of every method and seed", header, cells)

@@ -52,7 +52,7 @@ def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs that have clients in common: those that divide the same data alike with a seed."""
     groups: list[tuple[set[Division], list[Run]]] = []
     for run in runs:
-        keys = {_division(run, seed) for seed in run.partitions}
+        keys = {division_of(run, seed) for seed in run.partitions}
         joined = [group for group in groups if group[0] & keys]
         groups = [group for group in groups if not group[0] & keys]
         members = [one for _, of in joined for one in of]
@@ -60,7 +60,8 @@ def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     return [members for _, members in groups]
 
 
-def _division(run: Run, seed: int) -> Division:
+def division_of(run: Run, seed: int) -> Division:
+    """Return what a run's clients with a seed are told by."""
     partition = run.partitions[seed]
     return seed, partition.data, partition.digest
 
@@ -93,7 +94,7 @@ def results_of(
             continue
         partition = entry.run.partitions[trial.seed]
         values, sizes = values_of(found, metric), sizes_of(found, metric)
-        scores[_division(entry.run, trial.seed)] = {
+        scores[division_of(entry.run, trial.seed)] = {
             partition.name(client): sign * value
             if n and value is not None and math.isfinite(value)
             else None

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours (without yellow), which differ with every common colour blindness.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-LINES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Twelve colours on white, and the same hues on black; neighbours differ in lightness, too.
+COLOURS = (
+    "#0067a5", "#d95300", "#00855a", "#c2185b", "#8e6c00", "#6a4cc3",
+    "#008a99", "#7a4a2b", "#d6479b", "#5c8a00", "#5a6b7c", "#111418",
+)  # fmt: skip
+DARK = (
+    "#5ab2f2", "#ff8c4a", "#3ecf98", "#ff6b96", "#e3c14b", "#a995ff",
+    "#4fd3e4", "#c9956f", "#ffa0d6", "#b0db57", "#9db2c8", "#f2f4f7",
+)  # fmt: skip
+LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)))
+DASHES = ([1, 0], [8, 4], [3, 3], [10, 3, 3, 3])  # the same for the page's charts
+MARKERS = ("o", "s", "^", "D", "v", "P")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+INK, GRID, PAPER = "#1c2228", "#dde1e5", "#fefefe"  # in the page they are those of its theme
 
 RC: dict[str, Any] = {
-    "figure.facecolor": "white",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "font.size": 10,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
+    "axes.edgecolor": INK,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.axisbelow": True,
-    "grid.color": "#dddddd",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "hatch.color": "#b5b5b5",
     "hatch.linewidth": 0.6,
@@ -40,33 +58,42 @@ RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, its heading, and a caption that describes it.
-
-    ``hover`` has the words that a browser shows over the markers of a scatter plot: by the plot's
-    ``gid``, one text a marker, in their order.
-    """
+    """A figure, its heading, and a caption that describes it."""
 
     title: str
     figure: Figure
     caption: str
-    hover: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def style(index: int) -> dict[str, str]:
-    """Return colour and dashes of the method at ``index``; they differ for 28 methods.
+def style(index: int) -> dict[str, Any]:
+    """Return colour and dashes of the method at ``index``; they differ for 48 methods, and the
+    colours of the first 12 do not repeat.
 
-    >>> style(7)
-    {'color': '#0072b2', 'linestyle': '--'}
+    >>> style(0)
+    {'color': '#0067a5', 'linestyle': '-'}
+    >>> style(12) == style(0)
+    False
     """
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": LINES[index // len(COLOURS) % len(LINES)],
+        "linestyle": LINES[(index + index // len(COLOURS)) % len(LINES)],
     }
 
 
 def marker(index: int) -> str:
     """Return the marker of the method at ``index``."""
     return MARKERS[index % len(MARKERS)]
+
+
+def around(neutral: float, values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return a range of colours that is as wide as ``values``, and holds ``neutral`` inside.
+
+    >>> around(0.5, np.array([0.25, 0.51])), around(0.5, np.array([0.5]))
+    ((0.25, 0.51), (0.499, 0.501))
+    """
+    known = values[~np.isnan(values)]
+    low, high = (known.min(), known.max()) if known.size else (neutral, neutral)
+    return float(min(low, neutral - 0.001)), float(max(high, neutral + 0.001))
 
 
 def new_figure(height: float) -> Figure:
@@ -83,21 +110,11 @@ def shared_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _with_titles(text: str, gid: str, words: Sequence[str]) -> str:
-    """Give the markers of a plot the titles that a browser shows over them."""
-    start = text.index(f'<g id="{gid}">')
-    titles = iter(words)
-    marked = re.sub(
-        r"<use ([^>]*)/>",
-        lambda m: f"<use {m[1]}><title>{escape(next(titles))}</title></use>",
-        text[start:],
-        count=len(words),
-    )
-    return text[:start] + marked
-
-
 def svg(drawing: Drawing, name: str) -> str:
-    """Return ``drawing`` as an SVG element whose ids all begin with ``name``; deterministic."""
+    """Return ``drawing`` as an SVG element whose ids all begin with ``name``; deterministic.
+
+    Its colours are those of the page's theme.
+    """
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
@@ -106,11 +123,14 @@ def svg(drawing: Drawing, name: str) -> str:
         drawing.figure.savefig(buffer, format="svg", metadata=no_metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    for gid, words in drawing.hover.items():
-        text = _with_titles(text, gid, words)
     linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in linked else "", text)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
+    for number, colour in enumerate(COLOURS):
+        text = text.replace(colour, f"var(--m{number})")
+    text = (
+        text.replace(INK, "var(--ink)").replace(GRID, "var(--line)").replace(PAPER, "var(--card)")
+    )
     label = escape(f"{drawing.title}. {drawing.caption}", quote=True)
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .drawing import Drawing, marker, new_figure, shared_legend, style
-from .read import Counts, Evaluation, Partition, Run
+from .drawing import COLOURS, PAPER, Drawing, marker, new_figure, shared_legend, style
+from .read import Counts, Partition, Run
 from .select import (
     Entry,
     Metric,
@@ -76,7 +76,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
                         curve[selection.round],
                         marker=marker(index),
                         markersize=5.5,
-                        markerfacecolor="white",
+                        markerfacecolor=PAPER,
                         markeredgecolor=line.get_color(),
                         markeredgewidth=1.4,
                         linestyle="none",
@@ -98,47 +98,26 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
     )
 
 
-def _per_client(evaluation: Evaluation, metric: Metric) -> list[tuple[float, int]]:
-    """Return the results and the numbers of the clients that have examples."""
-    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
-    return [
-        (np.nan if value is None else _scale(metric) * value, client)
-        for value, client, count in zip(values, evaluation.clients, sizes, strict=True)
-        if count
-    ]
-
-
-def _all_clients(entry: Entry, metric: Metric) -> tuple[Floats, list[str]]:
-    """Return the sorted test results of all clients with all seeds, and whose they are in words;
-    no words for more clients than have dots."""
-    selections = _selected(entry)
-    tests = [
-        (trial, selection.test)
-        for trial, selection in zip(entry.trials, selections, strict=True)
-        if selection is not None
-    ]
+def _all_clients(entry: Entry, metric: Metric) -> Floats:
+    """Return the sorted test results of all clients that have examples, with all seeds."""
     results = [
-        (value, trial.seed, client)
-        for trial, test in tests
-        for value, client in _per_client(test, metric)
-        if np.isfinite(value)
+        _scale(metric) * value
+        for selection in _selected(entry)
+        if selection is not None
+        for value, count in zip(
+            values_of(selection.test, metric), sizes_of(selection.test, metric), strict=True
+        )
+        if count and value is not None and np.isfinite(value)
     ]
-    results.sort(key=lambda result: result[0])
-    partitions = entry.run.partitions
-    words = [
-        f"{entry.label}, client {partitions[seed].name(client)}, seed {seed}: {value:.4g}"
-        for value, seed, client in (results if len(results) <= _MAX_DOTS else [])
-    ]
-    return np.array([value for value, _, _ in results], dtype=np.float64), words
+    return np.sort(np.array(results, dtype=np.float64))
 
 
 def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
     """Draw the test results of single clients at the selected round."""
     figure = new_figure(max(3.4, 1.6 + 0.48 * len(entries)))
     box, curve = figure.subplots(1, 2)
-    hover: dict[str, list[str]] = {}
     for index, entry in enumerate(entries):
-        x, words = _all_clients(entry, metric)
+        x = _all_clients(entry, metric)
         if not len(x):
             continue
         colour = style(index)["color"]
@@ -157,9 +136,7 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         )
         if len(x) <= _MAX_DOTS:
             jitter = 0.2 * np.sin(2.4 * np.arange(len(x)))
-            dots = box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
-            dots.set_gid(f"dots{index}")
-            hover[f"dots{index}"] = words
+            box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
         share = np.linspace(0, 100, min(len(x), 201)) if len(x) > 1 else np.array([50.0])
         curve.plot(share, np.percentile(x, share), label=entry.label, linewidth=1.6, **style(index))
     box.set_yticks(range(len(entries)), [entry.label for entry in entries])
@@ -175,13 +152,11 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the test {metric} of each client's personal model at the round that the "
         "table reports, with all seeds together. On the left, boxes show the median and the "
         "quartiles, whiskers reach from the 10th to the 90th percentile, and each dot is a client "
-        f"(for methods with up to {_MAX_DOTS} dots), named where the pointer rests on it. On the "
-        "right, the same results are sorted.",
-        hover,
+        f"(for methods with up to {_MAX_DOTS} dots). On the right, the same results are sorted.",
     )
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return round numbers from ``low`` to ``high``; with more decades, fewer in each of them."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 1.5, 2, 3, 5, 7) if len(powers) <= 2 else (1, 2, 5) if len(powers) <= 4 else (1,)
@@ -215,7 +190,7 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
             y.mean(),
             s=75,
             marker=marker(index),
-            facecolor=colour if index < 7 else "white",
+            facecolor=colour if index < len(COLOURS) else PAPER,
             edgecolor=colour,
             linewidth=1.5,
             label=entry.label,
@@ -224,7 +199,7 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
         low, high = min(positive) / 2, 2 * max(positive)
         axis.set_xscale("symlog", linthresh=low, linscale=0.4)
         axis.set_xlim(-low / 4 if min(traffic) == 0 else low, high)
-        axis.set_xticks([0, *_ticks(low, high)] if min(traffic) == 0 else _ticks(low, high))
+        axis.set_xticks([0, *ticks(low, high)] if min(traffic) == 0 else ticks(low, high))
     axis.xaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set(xlabel="bytes per client, down and up, until the reported round")

@@ -1,44 +1,29 @@
-"""The comparison as one self-contained page, without scripts and without links to other files."""
+"""The comparison as one self-contained page, which can be read without scripts, too."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
-from . import drawing, figures, select
-from .cells import text_tables
+from . import drawing, select
+from .cells import ranked, text_tables
+from .charts.content import Group, Json, content, every_client, groups
+from .charts.pictures import pictures
 from .clients import worst_table
-from .drawing import Drawing
-from .methods import FIGURES
 from .numbers import si
 from .read import Run, StrPath, read_all
-from .select import Entry, Metric
-from .table import table
+from .sections import chart_specs, sections
+from .select import Entry
+from .table import Table, table
 from .text import TextTable
-
-
-def _drawings(runs: Sequence[Run], entries: Sequence[Entry], metric: Metric) -> Iterator[Drawing]:
-    yield figures.convergence(entries, metric)
-    yield figures.distribution(entries, metric)
-    yield figures.cost(entries, metric)
-    for entry in entries:
-        if (matrix := figures.confusion(entry)) is not None:
-            yield matrix
-        for draw in FIGURES.get(entry.method, ()):
-            if (figure := draw(entry)) is not None:  # a method may have nothing to show
-                yield figure
-    by_partition: dict[str, Run] = {}
-    for run in runs:
-        by_partition.setdefault(next(iter(run.partitions.values())).digest, run)
-    for run in by_partition.values():
-        yield figures.labels(run)
 
 
 def _bytes(sizes: Mapping[str, int]) -> tuple[str, str]:
@@ -97,6 +82,19 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
+_FILES = {"style": "page.css", "script": "page.js", "vega": "vega/vega.js"}
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand in an element ``script``."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _link(text: str, kind: str) -> str:
+    """A file as an address, for a link that saves it."""
+    return f"data:text/{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+
+
 def _write(text: str, out: Path) -> None:
     """Write a temporary file and rename it: a reader sees the old page or the new one."""
     if not out.parent.is_dir() or out.is_dir():
@@ -109,6 +107,38 @@ def _write(text: str, out: Path) -> None:
         Path(name).replace(out)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Path]:
+    """Write the figures of the runs at ``paths``, each as SVG and as PDF; return their paths.
+
+    Raises:
+        InputError: a path has no run with a committed round, or a file of a run is damaged.
+    """
+    import matplotlib
+
+    entries, comparison, of, shown, runs = _read(paths)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(drawing.RC | {"savefig.facecolor": "white"}):
+        for part in sections(runs, entries, comparison, shown, of):
+            for number, one in enumerate(part.drawings):
+                for kind in ("svg", "pdf"):
+                    name = f"{part.id}-{number}" if len(part.drawings) > 1 else part.id
+                    written.append(Path(folder) / f"{name}.{kind}")
+                    one.figure.savefig(written[-1])
+    return written
+
+
+def _read(
+    paths: StrPath | Sequence[StrPath],
+) -> tuple[list[Entry], Table, list[Group], Json, list[Run]]:
+    runs = read_all(paths)
+    entries = select.entries(runs)
+    comparison = table(runs)
+    of = groups(entries)
+    shown = content(entries, comparison, of) | {"pictures": pictures(entries, of)}
+    return entries, comparison, of, shown, runs
 
 
 def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
@@ -127,31 +157,42 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     import matplotlib
 
     out = Path(out)
-    runs = read_all(paths)
-    entries = select.entries(runs)
-    comparison = table(runs)
+    entries, comparison, of, shown, runs = _read(paths)
+    ranks = [row.label for row in ranked(comparison)]
+    folder = Path(__file__).parent
     with matplotlib.rc_context(drawing.RC):
-        drawings = [
-            (figure, drawing.svg(figure, f"figure{number}"))
-            for number, figure in enumerate(_drawings(runs, entries, comparison.metric), start=1)
-        ]
+        parts = list(sections(runs, entries, comparison, shown, of))
+        numbered = ((part, one) for part in parts for one in part.drawings)
+        svgs: dict[str, list[tuple[str, str]]] = {part.id: [] for part in parts}
+        for number, (part, one) in enumerate(numbered, start=1):
+            svgs[part.id].append((drawing.svg(one, f"figure{number}"), one.caption))
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["link"] = _link
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
         verdicts=[(", ".join(one.runs), one.text) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,
-        drawings=drawings,
+        sections=parts,
+        svgs=svgs,
+        every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run) for run in runs],
+        labels=shown["methods"],
+        has_ahead=bool(shown["ahead"]),
+        colours=list(zip(drawing.COLOURS, drawing.DARK, strict=True)),
+        dashes=drawing.DASHES,
+        content=_json(shown),
+        specs=_json(chart_specs(comparison, shown, ranks)),
+        **{name: (folder / f"{file}").read_text("utf-8") for name, file in _FILES.items()},
     )
     _write(text, out)
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,40 @@ class TextTable:
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
+    keys: Sequence[str] = ()  # one a row, by which the page's script knows it
+
+    @property
+    def flat_header(self) -> list[str]:
+        """The header without line breaks."""
+        return [name.replace("\n", " ") for name in self.header]
+
+    def csv(self) -> str:
+        """Return the table as CSV."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.flat_header, *self.cells])
+        return text.getvalue()
+
+    def latex(self) -> str:
+        """Return the table as LaTeX, for the package booktabs; the best cells are bold."""
+        from tabulate import tabulate
+
+        text = tabulate(
+            self.cells,
+            headers=self.flat_header,
+            tablefmt="latex_booktabs",
+            colalign=["left"] + ["right"] * (len(self.header) - 1),
+            disable_numparse=True,
+        )
+        lines = text.replace("±", "$\\pm$").splitlines()
+        first = lines.index("\\midrule") + 1
+        for y, row in enumerate(self.cells):
+            parts = lines[first + y].removesuffix("\\\\").split("&")
+            if len(parts) == len(row):
+                for x, part in enumerate(parts):
+                    if (y, x) in self.best:
+                        parts[x] = f" \\textbf{{{part.strip()}}} "
+                lines[first + y] = "&".join(parts) + "\\\\"
+        return "\n".join(lines) + "\n"
 
     def marked(self) -> list[list[str]]:
         """Return the cells, with a star before the best ones.

@@ -113,5 +113,5 @@ def test_what_is_missing_is_named(make_run: MakeRun) -> None:
 def test_the_page_holds_both_figures(make_run: MakeRun, tmp_path: Path) -> None:
     run = observe(make_run(methods=("fedavg", "fedhft")), (2, 8))
     text = write([run], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<h2>Assignments of fedhft</h2>" in text
+    assert "<h2>Which cluster each client belongs to: fedhft</h2>" in text
     assert "<h2>Rows sent by fedhft</h2>" in text

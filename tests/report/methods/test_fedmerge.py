@@ -75,10 +75,13 @@ def test_rounds_stand_side_by_side_and_clients_by_cluster(make_run: MakeRun) -> 
     assert [label.get_text() for label in first.get_yticklabels()] == ["1", "4", "0", "2", "5"]
     assert first.get_ylabel() == "seed 0: 5 clients"
     assert drawing.figure.axes[4].get_ylabel() == "seed 1: 5 clients"
+    low = min(values.min() for _, values, _ in found)
     high = max(values.max() for _, values, _ in found)
-    assert {axis.images[0].get_clim() for axis in drawing.figure.axes[:8]} == {(0, high)}
+    images = [axis.images[0] for axis in drawing.figure.axes[:8]]
+    assert {image.get_clim() for image in images} == {(low, high)}
+    assert {image.norm.vcenter for image in images} == {1 / found[0][1].shape[1]}
     assert "true cluster" in drawing.caption
-    assert f"from 0 to {high:.2f}" in drawing.caption
+    assert f"from {low:.3f} to {high:.3f}" in drawing.caption
 
 
 def test_without_clusters_clients_stand_by_their_strongest_model(make_run: MakeRun) -> None:

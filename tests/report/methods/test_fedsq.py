@@ -79,5 +79,5 @@ def test_without_gated_activations_the_page_has_one_figure_less(
     out = tmp_path / "page.html"
     for path, shown in ((bare, 0), (run, 1)):
         write([path], out)
-        assert out.read_text().count("<h2>Mask agreement of fedsq</h2>") == shown
+        assert out.read_text().count("<h2>How well the fixed masks still fit: fedsq</h2>") == shown
         assert "<h2>Rounds to the best of fedsq</h2>" in out.read_text()

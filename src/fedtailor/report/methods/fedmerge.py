@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..drawing import Drawing, new_figure
+from ..drawing import Drawing, around, new_figure
 from ..read import Counts, Trial
 from ..select import Entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.image import AxesImage
 
 _MAX_ROUNDS = 4  # panels side by side
@@ -55,9 +56,9 @@ def _order(clients: Sequence[int], last: Weights, clusters: Counts | None) -> li
     return sorted(positions, key=lambda i: (strongest[i], -last[i].max()))
 
 
-def _draw(axis: Axes, w: Weights, groups: Sequence[int], high: float) -> AxesImage:
+def _draw(axis: Axes, w: Weights, groups: Sequence[int], norm: Normalize) -> AxesImage:
     """Draw a map ``[n, d]`` with a dashed border wherever the clients' group changes."""
-    image = axis.imshow(w, aspect="auto", interpolation="none", vmin=0, vmax=high)
+    image = axis.imshow(w, aspect="auto", interpolation="none", norm=norm, cmap="PuOr")
     axis.set_xticks(range(0, w.shape[1], 1 + (w.shape[1] - 1) // 10))
     axis.set_yticks([])
     for edge in np.flatnonzero(np.diff(groups)):
@@ -68,9 +69,14 @@ def _draw(axis: Axes, w: Weights, groups: Sequence[int], high: float) -> AxesIma
 
 def weight_heat_map(entry: Entry) -> Drawing:
     """Draw clients by models, with a few rounds side by side and a row of panels a seed."""
+    from matplotlib.colors import TwoSlopeNorm
+
     trials = [(trial, *_maps(trial)) for trial in entry.trials]
     columns = max(1, *(len(maps) for _, _, maps in trials))
-    high = max((float(w.max()) for _, _, maps in trials for _, w in maps), default=1.0)
+    shown = [w for _, _, maps in trials for _, w in maps]
+    equal = 1 / shown[0].shape[1] if shown else 0.5  # where all weights begin
+    low, high = around(equal, np.concatenate([w.ravel() for w in shown]) if shown else np.empty(0))
+    norm = TwoSlopeNorm(equal, low, high)
     max_clients = max((len(clients) for _, clients, _ in trials), default=0)
     figure = new_figure(0.8 + len(trials) * min(4.8, 1.0 + 0.11 * max(max_clients, 12)))
     panels = figure.subplots(len(trials), columns, squeeze=False, sharex=True)
@@ -81,7 +87,7 @@ def weight_heat_map(entry: Entry) -> Drawing:
         order = _order(clients, maps[-1][1], clusters) if maps else []
         groups = [0 if clusters is None else int(clusters[clients[i]]) for i in order]
         for axis, (number, w) in zip(row, maps, strict=False):
-            image = _draw(axis, w[order], groups, high)
+            image = _draw(axis, w[order], groups, norm)
             axis.set_title(f"round {number}")
         for axis in row[len(maps) :]:
             axis.set_axis_off()
@@ -103,5 +109,6 @@ def weight_heat_map(entry: Entry) -> Drawing:
         figure,
         "The colour gives the weight of each of the server's models (columns) in each client's "
         "model (rows), after the round in the title; a client's weights sum to 1. Clients are "
-        f"ordered by {order_words}. Colours go from 0 to {high:.2f}.{constant}",
+        f"ordered by {order_words}. The colour in the middle is {equal:.2f}: equal weights, as "
+        f"at the start. Colours go from {low:.3f} to {high:.3f}.{constant}",
     )

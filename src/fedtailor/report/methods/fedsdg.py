@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drawing import Drawing, new_figure
+from ..drawing import Drawing, around, new_figure
 from ..figures import client_ticks
 from ..read import Trial, tensors
 from ..select import Entry
@@ -22,24 +20,14 @@ def _gates(trial: Trial) -> NDArray[np.float64]:
     return m
 
 
-def _colour_range(gates: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Return the range of the gates, in steps of 0.05 and at least 0.1 wide.
-
-    Small differences would be invisible in the range from 0 to 1.
-    """
-    values = np.concatenate([m[~np.isnan(m)] for m in gates])
-    if not len(values):
-        return 0.0, 1.0
-    low = np.floor(values.min() * 20) / 20
-    high = max(np.ceil(values.max() * 20) / 20, low + 0.1)
-    return float(low), float(high)
-
-
 def gate_heat_map(entry: Entry) -> Drawing:
     """Draw the gate of every client and block, one panel a seed."""
+    from matplotlib.colors import TwoSlopeNorm
+
     gates = [_gates(trial) for trial in entry.trials]
     blocks = gates[0].shape[1]
-    low, high = _colour_range(gates)
+    low, high = around(0.5, np.concatenate([m.ravel() for m in gates]))
+    norm = TwoSlopeNorm(0.5, low, high)
     figure = new_figure(0.9 + len(gates) * (0.9 + 0.14 * min(blocks, 24)))
     panels = figure.subplots(len(gates), 1, squeeze=False)[:, 0]
     for axis, m, trial in zip(panels, gates, entry.trials, strict=True):
@@ -47,10 +35,10 @@ def gate_heat_map(entry: Entry) -> Drawing:
         untrained = np.flatnonzero(np.isnan(m[:, 0])).tolist()
         by_mean = np.argsort(-m[trained].mean(axis=1), kind="stable")
         order = [*trained[by_mean].tolist(), *untrained]
-        image = axis.imshow(m[order].T, aspect="auto", interpolation="none", vmin=low, vmax=high)
+        image = axis.imshow(m[order].T, aspect="auto", interpolation="none", norm=norm, cmap="PuOr")
         if untrained:
             edge = len(trained) - 0.5
-            axis.axvspan(edge, len(m) - 0.5, facecolor="white", edgecolor="#b5b5b5", hatch="////")
+            axis.axvspan(edge, len(m) - 0.5, facecolor="none", edgecolor="#b5b5b5", hatch="////")
         client_ticks(axis, order, entry.run.partitions[trial.seed])
         axis.set_yticks(range(0, blocks, 1 + (blocks - 1) // 12))
         axis.set_title(f"seed {trial.seed}, after round {trial.commit.round}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drawing import Drawing, marker, new_figure, shared_legend, style
+from ..drawing import PAPER, Drawing, marker, new_figure, shared_legend, style
 from ..read import Trial
 from ..select import Entry, Metric, by_round, higher_is_better, is_percentage, metric_of, summary
 
@@ -55,7 +55,7 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
                 *best_rounds[-1],
                 marker=marker(index),
                 markersize=8,
-                markerfacecolor="white",
+                markerfacecolor=PAPER,
                 markeredgecolor=line.get_color(),
                 markeredgewidth=1.6,
                 linestyle="none",

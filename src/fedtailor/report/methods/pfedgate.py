@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..drawing import COLOURS, Drawing, new_figure
+from ..drawing import COLOURS, INK, Drawing, new_figure
 from ..figures import client_ticks
 from ..read import Counts, Partition, Trial, tensor_names, tensors
 from ..select import Entry
@@ -124,7 +124,7 @@ def _agreement(distances: Floats, shares: Floats) -> str:
 def _dendrogram(axis: Any, n: int, brackets: Sequence[Bracket]) -> float:
     """Draw the merges of ``n`` leaves; return where the axis of heights starts."""
     for x, y in brackets:
-        axis.plot(x, y, color="#333333", linewidth=1.3 if n <= 60 else 0.8)
+        axis.plot(x, y, color=INK, linewidth=1.3 if n <= 60 else 0.8)
     low = 0.0
     if brackets:
         heights = [y[1] for _, y in brackets]

@@ -1,0 +1,1 @@
+"""The page's interactive charts: what they show as JSON, and how, as Vega-Lite specifications."""

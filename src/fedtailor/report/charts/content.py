@@ -1,0 +1,338 @@
+"""What the page's charts show, as JSON: lists by column, since names by row would double its size.
+
+A *group* is the clients of one division: those of a run with one seed, and of all other runs that
+divide the same data alike. Clients go by their position among the group's shown clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..differences import Division, division_of
+from ..judge import seconds_of
+from ..numbers import scale_of
+from ..read import Partition, Trial
+from ..select import (
+    Entry,
+    Metric,
+    SelectedRound,
+    by_round,
+    higher_is_better,
+    select_by,
+    select_round,
+    sizes_of,
+    summary,
+    unit_of,
+    values_of,
+)
+from ..table import Table
+from ..text import TextTable
+
+MAX_CLIENTS = 200  # of a group; of more, evenly spaced ones are shown
+_MAX_ROUNDS = 25  # of one client's curves
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The shown clients of one division."""
+
+    division: Division
+    title: str
+    partition: Partition
+    clients: tuple[int, ...]  # their numbers
+
+    def positions(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return the positions of those of ``clients`` that are shown, by number."""
+        place = {client: position for position, client in enumerate(self.clients)}
+        return {client: place[client] for client in clients if client in place}
+
+
+def groups(entries: Sequence[Entry]) -> list[Group]:
+    """Return the divisions of all runs, each once."""
+    found: dict[Division, Group] = {}
+    several = len({str(entry.run.path) for entry in entries}) > 1
+    for entry in entries:
+        for trial in entry.trials:
+            division = division_of(entry.run, trial.seed)
+            if division in found:
+                continue
+            partition = entry.run.partitions[trial.seed]
+            count = min(partition.clients, MAX_CLIENTS)
+            clients = np.linspace(0, partition.clients - 1, count).astype(int).tolist()
+            title = f"{entry.run_name}, seed {trial.seed}" if several else f"seed {trial.seed}"
+            found[division] = Group(division, title, partition, tuple(clients))
+    return list(found.values())
+
+
+def content(entries: Sequence[Entry], comparison: Table, of: Sequence[Group]) -> Json:
+    """Return what all charts but the methods' pictures show."""
+    metric = comparison.metric
+    place = {group.division: position for position, group in enumerate(of)}
+    unit = unit_of(metric)
+    return {
+        "metric": {
+            "name": metric,
+            "axis": metric + unit,
+            "isPercentage": scale_of(metric)[0] == 100,
+            "higher": higher_is_better(metric),
+        },
+        "methods": [entry.label for entry in entries],
+        "groups": [_group(group) for group in of],
+        "curves": _columns(_curves(entries, metric)),
+        "results": _columns(_results(entries, metric, of, place)),
+        "boxes": _columns(_boxes(entries, metric)),
+        "costs": _columns(_with_fronts(list(_costs(entries, metric)), metric)),
+        "ahead": _columns(_ahead(comparison)),
+        "confusion": list(_confusions(entries)),
+        "clientCurves": list(_client_curves(entries, metric, of, place)),
+    }
+
+
+_MAX_ROWS = 400
+
+
+def every_client(shown: Json) -> TextTable:
+    """Show the results of the shown clients as a table: a row a client and group."""
+    labels, groups_of, metric = shown["methods"], shown["groups"], shown["metric"]
+    digits = 1 if metric["isPercentage"] else 3
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    columns = shown["results"]
+    if columns:
+        for method, group, client, value in zip(
+            *(columns[name] for name in ("method", "group", "client", "value")), strict=True
+        ):
+            if value is not None:
+                found.setdefault((group, client), {})[method] = value
+    cells, keys = [], []
+    for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
+        of = groups_of[group]
+        shared = [of["title"]] if len(groups_of) > 1 else []
+        texts = [f"{values[k]:.{digits}f}" if k in values else "-" for k in range(len(labels))]
+        cells.append(
+            [
+                of["names"][client],
+                *shared,
+                str(of["train"][client]),
+                str(of["test"][client]),
+                *texts,
+            ]
+        )
+        keys.append(f"{group}:{client}")
+    header = ["client", *(["clients of"] if len(groups_of) > 1 else []), "train", "test", *labels]
+    title = f"Every client: examples, and test {metric['axis']} by method"
+    return TextTable(title, header, cells, keys=keys)
+
+
+def number(value: float | None, digits: int = 4) -> float | None:
+    """Round to significant digits; None for what is not finite, for which JSON has no form.
+
+    >>> number(0.123456), number(float("nan"))
+    (0.1235, None)
+    """
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def _columns(rows: Iterator[Json]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _group(group: Group) -> Json:
+    partition, clients = group.partition, list(group.clients)
+    labels = None if partition.labels is None else partition.labels[clients].tolist()
+    clusters = None if partition.clusters is None else partition.clusters[clients].tolist()
+    return {
+        "title": group.title,
+        "names": [partition.name(client) for client in clients],
+        "train": partition.train[clients].tolist(),
+        "validation": partition.validation[clients].tolist(),
+        "test": partition.test[clients].tolist(),
+        "classes": list(partition.classes),
+        "labels": labels,
+        "clusters": clusters,
+        "all": partition.clients,
+    }
+
+
+def _selected(entry: Entry) -> Iterator[tuple[Trial, SelectedRound]]:
+    for trial in entry.trials:
+        selected = select_round(trial, "personal", select_by(entry.run))
+        if selected is not None:
+            yield trial, selected
+
+
+def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
+    """Means over clients, by method, split and round: mean and deviation over seeds."""
+    factor = scale_of(metric)[0]
+    for position, entry in enumerate(entries):
+        reported = [selected.round for _, selected in _selected(entry)]
+        for split in ("validation", "test"):
+            curves = [by_round(trial, "personal", split) for trial in entry.trials]
+            for when in sorted(set().union(*curves)):
+                x = [factor * summary(c[when], metric).mean for c in curves if when in c]
+                yield {
+                    "method": position,
+                    "split": split,
+                    "round": when,
+                    "value": number(float(np.mean(x))),
+                    "std": number(float(np.std(x, ddof=1))) if len(x) > 1 else 0,
+                    "reported": reported.count(when),
+                }
+
+
+def _results(
+    entries: Sequence[Entry], metric: Metric, of: Sequence[Group], place: Mapping[Division, int]
+) -> Iterator[Json]:
+    """The test result of every shown client with every method."""
+    factor = scale_of(metric)[0]
+    for position, entry in enumerate(entries):
+        for trial, selected in _selected(entry):
+            group = place[division_of(entry.run, trial.seed)]
+            test = selected.test
+            values, sizes = values_of(test, metric), sizes_of(test, metric)
+            at = of[group].positions(test.clients)
+            for client, value, count in zip(test.clients, values, sizes, strict=True):
+                if count and value is not None and client in at:
+                    yield {
+                        "method": position,
+                        "group": group,
+                        "client": at[client],
+                        "value": number(factor * value),
+                    }
+
+
+def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
+    """Percentiles over all clients and seeds, shown or not."""
+    factor = scale_of(metric)[0]
+    for position, entry in enumerate(entries):
+        x = [
+            factor * value
+            for _, selected in _selected(entry)
+            for value, count in zip(
+                values_of(selected.test, metric), sizes_of(selected.test, metric), strict=True
+            )
+            if count and value is not None and math.isfinite(value)
+        ]
+        if x:
+            low, lower, middle, upper, high = np.percentile(x, (10, 25, 50, 75, 90)).tolist()
+            names = ("p10", "p25", "p50", "p75", "p90")
+            values = map(number, (low, lower, middle, upper, high))
+            yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
+
+
+def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
+    """The mean test result beside the bytes of a client until the reported round, and beside the
+    seconds of the whole training; means over seeds."""
+    for position, entry in enumerate(entries):
+        traffic, results = [], []
+        for trial, selected in _selected(entry):
+            rounds = [record for record in trial.history if record.round <= selected.round]
+            total = sum(record.bytes_down + record.bytes_up for record in rounds)
+            traffic.append(total / entry.run.partitions[trial.seed].clients)
+            results.append(scale_of(metric)[0] * summary(selected.test, metric).mean)
+        if results and math.isfinite(float(np.mean(results))):
+            yield {
+                "method": position,
+                "value": number(float(np.mean(results))),
+                "bytes": number(float(np.mean(traffic))),
+                "seconds": number(seconds_of(entry)),
+            }
+
+
+def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:
+    """Say of each point (cost, result) whether no other one is as cheap and better, or as good and
+    cheaper.
+
+    >>> front([(1, 0.5), (2, 0.4), (3, 0.9)], higher_is_better=True)
+    [True, False, True]
+    """
+    sign = 1 if higher_is_better else -1
+    return [
+        not any(
+            c <= cost and sign * v >= sign * value and (c, v) != (cost, value) for c, v in points
+        )
+        for cost, value in points
+    ]
+
+
+def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
+    higher = higher_is_better(metric)
+    on = {
+        cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
+        for cost in ("bytes", "seconds")
+    }
+    for position, row in enumerate(rows):
+        yield row | {f"{cost}Front": found[position] for cost, found in on.items()}
+
+
+def _ahead(comparison: Table) -> Iterator[Json]:
+    """How far each method is ahead of training alone, with its interval."""
+    factor = scale_of(comparison.metric)[0]
+    labels = [row.label for row in comparison.rows]
+    for verdict in comparison.verdicts:
+        for one in verdict.against_alone:
+            yield {
+                "method": labels.index(one.method),
+                "value": number(factor * one.value),
+                "low": number(factor * one.low),
+                "high": number(factor * one.high),
+                "clients": one.num_clients,
+                "worseOff": one.num_worse_off,
+                "reading": one.reading,
+            }
+
+
+_MAX_CLASSES = 40
+
+
+def _confusions(entries: Sequence[Entry]) -> Iterator[Json]:
+    for position, entry in enumerate(entries):
+        counts = [
+            tensors["personal/test"].sum(0)
+            for trial, selected in _selected(entry)
+            if "personal/test" in (tensors := trial.confusion(selected.round))
+        ]
+        if counts and len(counts[0]) <= _MAX_CLASSES:
+            classes = list(next(iter(entry.run.partitions.values())).classes)
+            total = np.sum(counts, axis=0)
+            yield {"method": position, "classes": classes, "counts": total.tolist()}
+
+
+def _client_curves(
+    entries: Sequence[Entry], metric: Metric, of: Sequence[Group], place: Mapping[Division, int]
+) -> Iterator[Json]:
+    """Every shown client's test results by round."""
+    factor = scale_of(metric)[0]
+    for position, entry in enumerate(entries):
+        for trial in entry.trials:
+            tests = by_round(trial, "personal", "test")
+            rounds = sorted(tests)
+            kept = np.linspace(0, len(rounds) - 1, min(len(rounds), _MAX_ROUNDS)).round()
+            rounds = [rounds[int(at)] for at in sorted(set(kept.tolist()))]
+            group = place[division_of(entry.run, trial.seed)]
+            values = np.full((len(rounds), len(of[group].clients)), np.nan)
+            for row, when in enumerate(rounds):
+                test = tests[when]
+                at = of[group].positions(test.clients)
+                found = zip(test.clients, values_of(test, metric), strict=True)
+                for client, value in found:
+                    if value is not None and client in at:
+                        values[row, at[client]] = factor * value
+            yield {
+                "method": position,
+                "group": group,
+                "rounds": rounds,
+                "values": [[number(x, 3) for x in row] for row in values.tolist()],
+            }

@@ -1,0 +1,87 @@
+"""Maps of coloured cells as Vega-Lite specifications; the page's script gives their cells."""
+
+from __future__ import annotations
+
+from .content import Json
+from .specs import chart, tip
+
+
+def confusion() -> Json:
+    """One method's confusion matrix: the script gives the cells of the chosen method."""
+    tooltip = tip(
+        ("true", "n", "true class"), ("predicted", "n", "predicted"), ("count", "q", "examples"),
+        ("share", "q", "% of the true class"),
+    )  # fmt: skip
+    scale = {"type": "sqrt", "domain": [0, 100]}
+    return _map("confusion", ("predicted", "predicted class"), ("true", "true class"), tooltip,
+                {"field": "share", "title": "% of the true class", "scale": scale}, 20)  # fmt: skip
+
+
+def labels_of_clients() -> Json:
+    """Examples by client and class; the script gives the cells of the chosen group."""
+    tooltip = tip(
+        ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
+        ("share", "q", "% of the client's"),
+    )  # fmt: skip
+    return _without(0, "count", _map(
+        "labels", ("name", "client"), ("class", "class"), tooltip,
+        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18,
+    ), "transparent")  # fmt: skip
+
+
+def picture(content: Json) -> Json:
+    """A method's map of clients by columns at one round; the script gives the cells."""
+    value = content["valueName"]
+    tooltip = tip(
+        ("name", "n", "client"), ("column", "n", content["column"]), ("value", "q", value),
+        ("round", "q", "after round"),
+    )  # fmt: skip
+    scale: Json = {"domain": content["domain"]}
+    if content["neutral"] is not None:
+        scale = {"domain": content["domain"], "domainMid": content["neutral"]}
+        scale |= {"range": "diverging", "interpolate": "rgb"}
+    colour = {"field": "value", "title": value, "scale": scale}
+    step = max(5, min(14, 560 // len(content["clients"])))
+    of_map = _map("cells", ("column", content["column"]), ("name", "client"), tooltip, colour, step)
+    return _without(0, "value", of_map, "#8886") if content["drops"] else of_map
+
+
+def _without(value: float, field: str, of_map: Json, colour: str) -> Json:
+    """Give the cells of one value a colour of their own."""
+    encoding = of_map["layer"][0]["encoding"]
+    condition = {"test": f"datum.{field} == {value}", "value": colour}
+    encoding["color"] = {"condition": condition, **encoding["color"]}
+    return of_map
+
+
+def _map(
+    name: str,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    tooltip: list[Json],
+    colour: Json,
+    step: int,
+) -> Json:
+    """A map of coloured cells; ``x`` and ``y`` are a field and its title."""
+
+    def axis(field: str, title: str, angle: int) -> Json:
+        shown: Json = {"title": title, "labelOverlap": True, "labelLimit": 110, "grid": False}
+        shown |= {"labelAngle": angle, "domain": False, "ticks": False}
+        return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
+
+    places = {"x": axis(*x, 0 if x[0] == "column" else -60), "y": axis(*y, 0)}
+    legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300}
+    rect: Json = {
+        "mark": {"type": "rect", "cursor": "pointer"},
+        "encoding": {
+            **places,
+            "color": {"type": "quantitative", "legend": legend, **colour},
+            "tooltip": tooltip,
+        },
+    }
+    picked = {
+        "transform": [{"filter": "picked != null && datum.key == picked"}],
+        "mark": {"type": "rect", "fill": None, "strokeWidth": 1.5},
+        "encoding": places,
+    }
+    return chart(name, f"{y[1]} by {x[1]}", {"step": step}, {"layer": [rect, picked]})

@@ -1,0 +1,212 @@
+"""What methods learn of each client, by round: maps of clients by blocks, models or clusters."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..differences import division_of
+from ..drawing import around
+from ..read import Partition, Trial, tensors
+from ..select import Entry
+from .content import Group, Json
+
+_MAX_CELLS = 240_000  # of all pictures of a page
+_MAX_COLUMNS = 96
+_LEVELS = 65_534  # of the values; one more stands for a missing one
+
+Floats = NDArray[np.float64]
+Step = tuple[int, NDArray[Any], Floats]  # round, clients [n], values [n, columns]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A tensor ``[n, columns]`` of a method's diagnostics, and what a reader must know of it.
+
+    ``neutral`` is the value at which nothing is learned yet: a number, ``1/columns``, or None.
+    """
+
+    tensor: str
+    title: str
+    column: str
+    value: str
+    neutral: float | str | None
+    caption: str
+    drops: bool = False  # 0 means that the block is left out
+
+
+PICTURES: Mapping[str, Picture] = {
+    "fedsdg": Picture(
+        "client/gates",
+        "How much of its own each client uses",
+        "block of the model",
+        "gate",
+        0.5,
+        "Every client has a private adapter beside the shared one in each block of the model, and "
+        "a gate between 0 and 1 that says how much of the private one is used. 0: the block uses "
+        "the shared model alone; 1: the private adapter counts in full. All gates start at 0.5. "
+        "Columns of one colour are blocks that clients treat alike; rows of one colour are clients "
+        "that want much (or little) of their own.",
+    ),
+    "pfedgate": Picture(
+        "client/gates",
+        "Which blocks of parameters each client keeps",
+        "block of parameters",
+        "gate",
+        None,
+        "A gating layer looks at a client's examples and gives each block of the model's "
+        "parameters a gate. Blocks with gate 0 (grey) are left out of this client's model, so it "
+        "is smaller; others are multiplied by their gate. Clients whose rows look alike use "
+        "the same part of the model.",
+        drops=True,
+    ),
+    "fedmerge": Picture(
+        "server/weights",
+        "How each client's model is merged from the server's models",
+        "model on the server",
+        "weight",
+        "1/columns",
+        "The server trains several models, and merges one for each client: their mean with these "
+        "weights, which sum to 1 in each row. At the start all are equal. Clients with the same "
+        "strong columns share models; rows that stay pale have learned no preference.",
+    ),
+    "fedhft": Picture(
+        "server/assignments",
+        "Which cluster each client belongs to",
+        "cluster",
+        "share",
+        "1/columns",
+        "The server keeps one adapter for each cluster, and estimates how far each client belongs "
+        "to each of them: shares that sum to 1 in each row. Clients that are strong in the same "
+        "column train the same adapter. During the warm-up all shares are equal.",
+    ),
+    "fedem": Picture(
+        "client/weights",
+        "How each client mixes the shared models",
+        "model",
+        "weight",
+        "1/columns",
+        "Clients share several models, and each one predicts with its own mixture of them: weights "
+        "that sum to 1 in each row, equal at the start.",
+    ),
+    "fedsq": Picture(
+        "client/agreement",
+        "How well the fixed masks still fit",
+        "activation, from the input up",
+        "units in agreement",
+        None,
+        "The pretrained model fixes which units of each activation are on (its masks), while the "
+        "weights go on training. The value is the share of units that the trained weights would "
+        "switch in the same way by themselves: 1 means that the fixed masks still fit.",
+    ),
+}
+
+
+def pictures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
+    """Return a picture for each method and seed that has one, with the rounds that fit."""
+    found = [
+        (position, entry, trial, steps)
+        for position, entry in enumerate(entries)
+        if entry.method in PICTURES
+        for trial in entry.trials
+        if (steps := _steps(trial, PICTURES[entry.method].tensor))
+    ]
+    place = {group.division: number for number, group in enumerate(of)}
+    budget = _MAX_CELLS // max(len(found), 1)
+    contents = []
+    for position, entry, trial, steps in found:
+        number = place[division_of(entry.run, trial.seed)]
+        picture = _content(PICTURES[entry.method], steps, of[number], budget)
+        if picture is not None:
+            contents.append({"method": position, "group": number, **picture})
+    return contents
+
+
+def _steps(trial: Trial, name: str) -> list[Step]:
+    steps = list(_logged(trial, name))
+    private = trial.folder / "private.safetensors"
+    if not steps and trial.method == "fedsdg" and private.exists():  # of a version that logged none
+        last = tensors(private, "gate_logits", "__seen__")
+        gates = 1 / (1 + np.exp(-last["gate_logits"].astype(np.float64)))
+        gates[last["__seen__"] == 0] = np.nan
+        steps = [(trial.commit.round, np.arange(len(gates)), gates)]
+    return steps
+
+
+def _logged(trial: Trial, name: str) -> Iterator[Step]:
+    clients = "clients" if name.startswith("client/") else "server_clients"
+    for when, found in trial.diagnostics():
+        if name in found and clients in found and found[name].ndim == 2:
+            yield when, found[clients], found[name].astype(np.float64)
+
+
+def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int) -> Json | None:
+    at = group.positions(np.unique(np.concatenate([clients for _, clients, _ in steps])).tolist())
+    columns = steps[-1][2].shape[1]
+    shown = np.unique(np.linspace(0, columns - 1, min(columns, _MAX_COLUMNS)).round().astype(int))
+    if not at or not columns:
+        return None
+    fit = max(2, budget // (len(at) * len(shown)))
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), fit)).round().astype(int))
+    numbers = list(at)  # the clients, in the order of their positions
+    row = {client: place for place, client in enumerate(numbers)}
+    x = np.full((len(kept), len(numbers), len(shown)), np.nan)
+    for place, step in enumerate(kept):
+        _, clients, values = steps[step]
+        for client, of_client in zip(clients.tolist(), values, strict=True):
+            if client in row:
+                x[place, row[client]] = of_client[shown]
+    order = _order(x[-1], numbers, group.partition)
+    neutral = 1 / columns if picture.neutral == "1/columns" else picture.neutral
+    low, high = _domain(x, neutral, drops=picture.drops)
+    return {
+        "title": picture.title,
+        "caption": picture.caption,
+        "column": picture.column,
+        "valueName": picture.value,
+        "drops": picture.drops,
+        "neutral": neutral,
+        "isFlat": bool(np.nanmax(x) - np.nanmin(x) < 1e-6) if not np.isnan(x).all() else True,
+        "domain": [low, high],
+        "rounds": [steps[step][0] for step in kept],
+        "columns": shown.tolist(),
+        "clients": [at[numbers[place]] for place in order],
+        **_packed(x[:, order]),
+    }
+
+
+def _order(last: Floats, numbers: Sequence[int], partition: Partition) -> list[int]:
+    """Sort clients by true cluster, or else by their strongest column, or else by their mean."""
+    filled = np.nan_to_num(last, nan=-1.0)
+    if partition.clusters is not None:
+        keys = [(int(partition.clusters[client]), client) for client in numbers]
+    else:
+        strongest, top = filled.argmax(axis=1), filled.max(axis=1)
+        keys = [(int(s), float(-t)) for s, t in zip(strongest, top, strict=True)]  # type: ignore[misc]
+    return sorted(range(len(numbers)), key=lambda place: keys[place])
+
+
+def _domain(x: Floats, neutral: float | str | None, *, drops: bool) -> tuple[float, float]:
+    """The range of colours: just as wide as the values of all rounds, around the neutral one."""
+    values = x[~np.isnan(x) & ((x != 0) if drops else True)]
+    if isinstance(neutral, float):
+        return around(neutral, values)
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
+
+
+def _packed(x: Floats) -> Json:
+    """Values as 16-bit integers between the lowest and the highest, in base64."""
+    known = x[~np.isnan(x)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    step = (high - low) / _LEVELS or 1.0
+    codes = np.where(np.isnan(x), _LEVELS + 1, np.round((np.nan_to_num(x) - low) / step))
+    data = base64.b64encode(codes.astype("<u2").tobytes()).decode()
+    return {"low": low, "step": step, "data": data}

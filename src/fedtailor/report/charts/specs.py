@@ -1,0 +1,309 @@
+"""The charts as Vega-Lite specifications.
+
+Data go by name and are filled in by the page's script, and so are the colours, which follow the
+reader's theme. Each chart has the parameters ``shown`` (labels of methods), ``focus`` (a label, or
+null) and, where it has clients, ``picked`` (a client's key, or null).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..drawing import DASHES, SHAPES
+from ..select import Metric, is_percentage, unit_of
+from .content import Json
+
+_SHOWN = {"filter": "indexof(shown, datum.method) >= 0"}
+_ROUNDS = {"title": "round", "tickMinStep": 1, "format": "d", "grid": False}
+_OPACITY = {
+    "condition": {"test": "focus == null || focus == datum.method", "value": 1},
+    "value": 0.12,
+}
+_FAINT = {
+    "condition": {"test": "focus == null || focus == datum.method", "value": 0.6},
+    "value": 0.06,
+}
+
+
+def chart(name: str, description: str, height: int | Json, layers: Json) -> Json:
+    """Return a chart of the data ``name``, as wide as its place in the page."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"name": name},
+        "params": [
+            {"name": "shown", "value": []},
+            {"name": "focus", "value": None},
+            {"name": "picked", "value": None},
+        ],
+        **layers,
+    }
+
+
+def _colour(labels: Sequence[str]) -> Json:
+    return {"field": "method", "type": "nominal", "scale": {"domain": list(labels)}, "legend": None}
+
+
+def _dash(labels: Sequence[str]) -> Json:
+    dashes = [DASHES[k % len(DASHES)] for k in range(len(labels))]
+    scale = {"domain": list(labels), "range": dashes}
+    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _shape(labels: Sequence[str]) -> Json:
+    shapes = [SHAPES[k % len(SHAPES)] for k in range(len(labels))]
+    scale = {"domain": list(labels), "range": shapes}
+    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _measure(title: str, *, field: str = "value", grid: bool = True) -> Json:
+    axis = {"title": title, "grid": grid}
+    return {"field": field, "type": "quantitative", "scale": {"zero": False}, "axis": axis}
+
+
+def tip(*fields: tuple[str, str, str]) -> list[Json]:
+    """Fields of a tooltip: name, type (n or q), title."""
+    kinds = {"n": {"type": "nominal"}, "q": {"type": "quantitative", "format": ".4~g"}}
+    return [{"field": name, "title": title, **kinds[kind]} for name, kind, title in fields]
+
+
+def curves(labels: Sequence[str], metric: Metric, split: str) -> Json:
+    """Means over clients by round, with a band of one deviation over seeds."""
+    axis = f"mean {split} {metric}{unit_of(metric)}"
+    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
+    colour, tooltip = _colour(labels), tip(
+        ("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis),
+        ("std", "q", "std over seeds"), ("reported", "q", "seeds that report this round"),
+    )  # fmt: skip
+    band = {
+        "mark": {"type": "area", "opacity": 0.12, "interpolate": "linear"},
+        "transform": [{"filter": "datum.std > 0 && (focus == null || focus == datum.method)"}],
+        "encoding": {
+            "x": x,
+            "y": _measure(axis, field="low"),
+            "y2": {"field": "high"},
+            "color": colour,
+        },
+    }
+    line = {
+        "mark": {"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
+        "encoding": {
+            "x": x,
+            "y": _measure(axis),
+            "color": colour,
+            "strokeDash": _dash(labels),
+            "opacity": _OPACITY,
+        },
+    }
+    reported = {
+        "mark": {"type": "point", "size": 70, "strokeWidth": 2},
+        "transform": [{"filter": "datum.reported > 0"}],
+        "encoding": {
+            "x": x,
+            "y": _measure(axis),
+            "color": colour,
+            "shape": _shape(labels),
+            "opacity": _OPACITY,
+        },
+    }
+    touch = {
+        "mark": {"type": "circle", "size": 160, "opacity": 0.001},
+        "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip},
+    }
+    transform = [
+        {"filter": f"datum.split == '{split}'"},
+        _SHOWN,
+        {"calculate": "datum.value - datum.std", "as": "low"},
+        {"calculate": "datum.value + datum.std", "as": "high"},
+    ]
+    layers = {"transform": transform, "layer": [band, line, reported, touch]}
+    return chart("curves", f"{axis} by round, a line a method", 280, layers)
+
+
+def _by_method(ranked: Sequence[str]) -> Json:
+    axis = {"title": None, "labelLimit": 130, "labelPadding": 8}
+    axis |= {"grid": False, "ticks": False, "domain": False}
+    return {"field": "method", "type": "nominal", "sort": list(ranked), "axis": axis}
+
+
+def ahead(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
+    """How far each method is ahead of training alone, with its interval."""
+    unit = "points" if is_percentage(metric) else unit_of(metric).strip(" ()")
+    axis = f"better than training alone by ({unit or metric})"
+    tooltip = tip(
+        ("method", "n", "method"), ("value", "q", "ahead by"), ("low", "q", "95 % from"),
+        ("high", "q", "to"), ("reading", "n", "these data show"),
+        ("worseOff", "q", "clients worse off"), ("clients", "q", "of"),
+    )  # fmt: skip
+    zero = {
+        "data": {"values": [{}]},
+        "mark": {"type": "rule", "strokeDash": [4, 3]},
+        "encoding": {"x": {"datum": 0, "type": "quantitative", "axis": {"title": axis}}},
+    }
+    y = _by_method(ranked)
+    interval = {
+        "transform": [_SHOWN],
+        "mark": {"type": "rule", "strokeWidth": 3},
+        "encoding": {
+            "y": y,
+            "x": _measure(axis, field="low"),
+            "x2": {"field": "high"},
+            "color": _colour(labels),
+            "opacity": _OPACITY,
+            "tooltip": tooltip,
+        },
+    }
+    point = {
+        "transform": [_SHOWN],
+        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+        "encoding": {
+            "y": y,
+            "x": _measure(axis),
+            "color": _colour(labels),
+            "opacity": _OPACITY,
+            "tooltip": tooltip,
+        },
+    }
+    layers = {"layer": [zero, interval, point]}
+    return chart("ahead", axis, {"step": 26}, layers)
+
+
+def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
+    """The test result of every client with every method, over boxes of all clients."""
+    axis = f"test {metric}{unit_of(metric)}"
+    tooltip = tip(
+        ("name", "n", "client"), ("group", "n", "division"), ("method", "n", "method"),
+        ("value", "q", axis), ("train", "q", "training examples"), ("test", "q", "test examples"),
+    )  # fmt: skip
+    percentiles = tip(
+        ("method", "n", "method"), ("p10", "q", "worst tenth up to"), ("p25", "q", "lower quarter"),
+        ("p50", "q", "median"), ("p75", "q", "upper quarter"), ("p90", "q", "best tenth from"),
+        ("clients", "q", "clients, all seeds"),
+    )  # fmt: skip
+    y = _by_method(ranked)
+    of_boxes = {"data": {"name": "boxes"}, "transform": [_SHOWN]}
+    colour = _colour(labels)
+    whisker = {
+        **of_boxes,
+        "mark": {"type": "rule", "strokeWidth": 1.5},
+        "encoding": {
+            "y": y, "x": _measure(axis, field="p10"), "x2": {"field": "p90"},
+            "color": colour, "opacity": _OPACITY,
+        },
+    }  # fmt: skip
+    box = {
+        **of_boxes,
+        "mark": {"type": "bar", "size": 26, "fillOpacity": 0.13, "strokeWidth": 1.2},
+        "encoding": {
+            "y": y, "x": _measure(axis, field="p25"), "x2": {"field": "p75"},
+            "color": colour, "stroke": colour, "opacity": _OPACITY, "tooltip": percentiles,
+        },
+    }  # fmt: skip
+    median = {
+        **of_boxes,
+        "mark": {"type": "tick", "thickness": 3, "size": 26},
+        "encoding": {
+            "y": y,
+            "x": _measure(axis, field="p50"),
+            "color": colour,
+            "opacity": _OPACITY,
+        },
+    }
+    dots = {
+        "transform": [_SHOWN],
+        "mark": {"type": "circle", "cursor": "pointer", "size": 28},
+        "encoding": {
+            "y": y,
+            "yOffset": {
+                "field": "jitter",
+                "type": "quantitative",
+                "scale": {"domain": [-1.4, 1.4]},
+            },
+            "x": _measure(axis),
+            "color": colour,
+            "opacity": _FAINT,
+            "tooltip": tooltip,
+        },
+    }
+    picked = {
+        "transform": [_SHOWN, {"filter": "datum.key == picked"}],
+        "mark": {"type": "point", "filled": False, "size": 130, "strokeWidth": 2.5},
+        "encoding": {"y": y, "x": _measure(axis), "tooltip": tooltip},
+    }
+    layers = {"layer": [whisker, box, median, dots, picked]}
+    return chart("results", f"{axis} of every client", {"step": 40}, layers)
+
+
+def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
+    """Results beside a cost; a line joins the methods that none beats in both. Without ``ticks``
+    the cost's axis is linear."""
+    axis = f"mean test {metric}{unit_of(metric)}"
+    is_bytes = cost == "bytes"
+    name = "bytes per client (down and up)" if is_bytes else (
+        "seconds of the whole training"
+    )  # fmt: skip
+    unit = "B" if is_bytes else "s"
+    number = "format(datum.value, '.2~s')"
+    axis_of_cost: Json = {
+        "title": name,
+        "labelExpr": f"replace({number}, regexp('([a-zA-Z]?)$'), ' $1{unit}')",
+    }
+    scale: Json = {"zero": False}
+    if ticks:
+        axis_of_cost["values"] = list(ticks)
+        scale |= {"type": "symlog", "constant": min([t for t in ticks if t > 0], default=1.0)}
+    x = {"field": cost, "type": "quantitative", "scale": scale, "axis": axis_of_cost}
+    tooltip = tip(
+        ("method", "n", "method"), ("value", "q", axis), (cost, "q", name),
+        (f"{cost}Front", "n", "no method is better in both"),
+    )  # fmt: skip
+    front = {
+        "transform": [{"filter": f"datum.{cost}Front"}],
+        "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [3, 3]},
+        "encoding": {"x": x, "y": _measure(axis), "order": {"field": cost, "type": "quantitative"}},
+    }
+    points = {
+        "transform": [_SHOWN],
+        "mark": {"type": "point", "filled": True, "size": 120, "opacity": 1},
+        "encoding": {
+            "x": x, "y": _measure(axis), "color": _colour(labels), "shape": _shape(labels),
+            "opacity": _OPACITY, "tooltip": tooltip,
+        },
+    }  # fmt: skip
+    names = {
+        "transform": [_SHOWN, {"filter": f"datum.{cost}Front"}],
+        "mark": {"type": "text", "align": "left", "dx": 8, "dy": -8, "fontSize": 11},
+        "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
+    }
+    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, names]})
+
+
+def client_labels() -> Json:
+    """One client's examples by class."""
+    mark = {"type": "bar", "cornerRadiusEnd": 2}
+    encoding: Json = {
+        "x": {"field": "count", "type": "quantitative",
+              "axis": {"title": "examples", "tickMinStep": 1}},
+        "y": {"field": "class", "type": "ordinal", "sort": None,
+              "axis": {"title": None, "labelLimit": 110, "grid": False}},
+        "tooltip": tip(("class", "n", "class"), ("count", "q", "examples")),
+    }  # fmt: skip
+    return chart("clientLabels", "the client's examples by class", {"step": 16},
+                  {"mark": mark, "encoding": encoding})  # fmt: skip
+
+
+def client_curves(labels: Sequence[str], metric: Metric) -> Json:
+    """One client's test results by round, a line a method."""
+    axis = f"test {metric}{unit_of(metric)}"
+    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
+    tooltip = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
+    common = {"x": x, "y": _measure(axis), "color": _colour(labels), "opacity": _OPACITY}
+    line = {"mark": {"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
+            "encoding": common | {"strokeDash": _dash(labels)}}  # fmt: skip
+    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
+             "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip}}  # fmt: skip
+    return chart("clientCurves", f"the client's {axis} by round", 220,
+                  {"transform": [_SHOWN], "layer": [line, touch]})  # fmt: skip

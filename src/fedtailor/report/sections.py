@@ -1,0 +1,196 @@
+"""The parts of the page that have figures: live charts, and pictures of them without scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from . import figures
+from .charts import maps, specs
+from .charts.content import Group, Json
+from .drawing import Drawing
+from .methods import FIGURES, fedhft, fedmerge, fedsdg, fedsq
+from .read import Run
+from .select import Entry
+from .table import Table
+
+_LIVE = (  # a method's drawings that its picture shows, too
+    fedsdg.gate_heat_map,
+    fedmerge.weight_heat_map,
+    fedhft.assignments,
+    fedsq.mask_agreement,
+)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A select, or a slider over rounds, of a figure. ``name``: group, method or step."""
+
+    name: str
+    label: str
+    options: Sequence[str] = ()
+    rounds: Sequence[int] = ()
+
+    @property
+    def rounds_json(self) -> str:
+        """The rounds of the slider's steps."""
+        return json.dumps(list(self.rounds))
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with charts (live) and drawings (which the live ones replace, if there are any)."""
+
+    id: str
+    title: str
+    caption: str = ""
+    charts: Sequence[str] = ()
+    controls: Sequence[Control] = ()
+    drawings: Sequence[Drawing] = field(default=())
+
+
+def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
+    """Return the specification of each chart by name."""
+    labels, metric = content["methods"], comparison.metric
+    costs = content["costs"]
+    found = {
+        "clients": specs.clients(labels, ranked, metric),
+        "client-labels": specs.client_labels(),
+        "client-curves": specs.client_curves(labels, metric),
+        "labels": maps.labels_of_clients(),
+        **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
+    }
+    if content["ahead"]:
+        found["ahead"] = specs.ahead(labels, ranked, metric)
+    if content["confusion"]:
+        found["confusion"] = maps.confusion()
+    for cost in ("bytes", "seconds") if costs else ():
+        found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
+    for picture in content["pictures"]:
+        found.setdefault(f"picture-{picture['method']}", maps.picture(picture))
+    return found
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Ticks of a logarithmic axis, with 0 if there is one; none where costs are about alike."""
+    positive = [value for value in values if value > 0]
+    if not positive or (min(values) > 0 and max(values) < 8 * min(values)):
+        return []
+    ticks = figures.ticks(min(positive) / 1.5, 1.5 * max(positive))
+    return [*([0.0] if min(values) == 0 else []), *ticks]
+
+
+def sections(
+    runs: Sequence[Run],
+    entries: Sequence[Entry],
+    comparison: Table,
+    content: Json,
+    groups: Sequence[Group],
+) -> Iterator[Section]:
+    """Yield the sections with figures, in the page's order."""
+    metric = comparison.metric
+    distribution = figures.distribution(entries, metric)
+    yield Section(
+        "clients",
+        "Clients",
+        "Each dot is a client's own model on the client's own test examples; with several seeds "
+        "each of them has dots. Boxes reach from the lower to the upper quarter of clients, with "
+        "the median; lines from the worst to the best tenth. Choose a dot, or a client below, to "
+        "see one client in detail." + _sampled(groups),
+        ["clients"],
+        drawings=[distribution],
+    )
+    splits = [s for s in ("validation", "test") if s in content["curves"].get("split", ())]
+    yield Section(
+        "convergence",
+        "Convergence",
+        f"The mean {metric} of the personal models over clients, by round. Lines are means over "
+        "seeds, bands one standard deviation wide on each side. Marks show the reported rounds: "
+        "the best on validation data.",
+        [f"curves-{split}" for split in splits],
+        drawings=[figures.convergence(entries, metric)],
+    )
+    yield Section(
+        "cost",
+        "Cost against result",
+        f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
+        "until the reported round, and the seconds of the whole training on the machine that ran "
+        "it. The dashed line joins the methods for which no other one is both cheaper and better.",
+        ["pareto-bytes", "pareto-seconds"] if content["costs"] else [],
+        drawings=[figures.cost(entries, metric)],
+    )
+    for position, entry in enumerate(entries):
+        yield from _of_method(position, entry, content)
+    yield from _confusion(entries, content)
+    yield _labels(runs, content, groups)
+
+
+def _sampled(groups: Sequence[Group]) -> str:
+    if all(len(group.clients) == group.partition.clients for group in groups):
+        return ""
+    shown = max(len(group.clients) for group in groups)
+    most = max(group.partition.clients for group in groups)
+    return f" Of up to {most:,} clients {shown} are shown as dots; the boxes count all."
+
+
+def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
+    """Yield the method's picture, and its other figures."""
+    pictures = [one for one in content["pictures"] if one["method"] == position]
+    drawings = {draw: draw(entry) for draw in FIGURES.get(entry.method, ())}
+    live = {draw: one for draw, one in drawings.items() if pictures and draw in _LIVE}
+    if pictures:
+        first = pictures[0]
+        still = " No value has changed yet." if all(one["isFlat"] for one in pictures) else ""
+        neutral = "" if first["neutral"] is None else (
+            f" The colour in the middle is {first['neutral']:.3g}, where all begin."
+        )  # fmt: skip
+        titles = [content["groups"][one["group"]]["title"] for one in pictures]
+        controls = [Control("group", "Clients of", titles)] if len(pictures) > 1 else []
+        if len(first["rounds"]) > 1:
+            controls.append(Control("step", "After round", rounds=first["rounds"]))
+        yield Section(
+            f"picture-{position}",
+            f"{first['title']}: {entry.label}",
+            f"{first['caption']}{neutral} Colours reach as far as the values do.{still}",
+            [f"picture-{position}"],
+            controls,
+            [one for one in live.values() if one is not None],
+        )
+    for number, (draw, drawing) in enumerate(drawings.items()):
+        if drawing is not None and draw not in live:  # a method may have nothing to show
+            yield Section(f"figure-{position}-{number}", drawing.title, drawings=[drawing])
+
+
+def _confusion(entries: Sequence[Entry], content: Json) -> Iterator[Section]:
+    drawings = [one for entry in entries if (one := figures.confusion(entry)) is not None]
+    if drawings:
+        labels = [content["methods"][one["method"]] for one in content["confusion"]]
+        yield Section(
+            "confusion",
+            "Confusion",
+            "How the personal models label the clients' test examples at the reported rounds, over "
+            "all clients and seeds. The colour is the share among the examples of the true class.",
+            ["confusion"] if labels else [],
+            [Control("method", "Method", labels)] if labels else [],
+            drawings,
+        )
+
+
+def _labels(runs: Sequence[Run], content: Json, groups: Sequence[Group]) -> Section:
+    by_partition: dict[str, Run] = {}
+    for run in runs:
+        by_partition.setdefault(next(iter(run.partitions.values())).digest, run)
+    known = [group for group in content["groups"] if group["labels"] is not None]
+    titles = [group["title"] for group in content["groups"]]
+    drawings = [figures.labels(run) for run in by_partition.values()]
+    return Section(
+        "labels",
+        drawings[0].title,
+        "The examples of each client by class, over all splits. Clients are ordered by "
+        f"{'their true cluster, then by ' if any(g['clusters'] for g in known) else ''}their most "
+        "frequent class." + _sampled(groups),
+        ["labels"] if len(known) == len(groups) else [],
+        [Control("group", "Clients of", titles)] if len(titles) > 1 else [],
+        drawings,
+    )

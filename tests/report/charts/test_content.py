@@ -1,0 +1,110 @@
+"""What the charts show, against the numbers that the run directory was written with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.report.charts import content as charts
+from fedtailor.report.charts.content import content, every_client, front, groups
+from fedtailor.report.read import read_all
+from fedtailor.report.select import entries
+from fedtailor.report.table import table
+from tests.report.conftest import TEST, K, correct
+
+MakeRun = Callable[..., Path]
+
+
+def _content(*paths: Path) -> dict:
+    runs = read_all(paths)
+    found = entries(runs)
+    shown = content(found, table(runs), groups(found))
+    json.dumps(shown, allow_nan=False)
+    return shown
+
+
+def test_every_client_has_its_result_at_the_reported_round(make_run: MakeRun) -> None:
+    shown = _content(make_run(methods=("fedavg", "local")))
+    rows = shown["results"]
+    assert shown["methods"] == ["fedavg", "local"]
+    assert len(rows["value"]) == 2 * 2 * 5  # methods, seeds, clients with test examples
+    for method, group, client, value in zip(*rows.values(), strict=True):
+        of = correct(shown["methods"][method], group, "test", 4, "personal")[client]
+        assert value == pytest.approx(100 * of)
+    assert [group["title"] for group in shown["groups"]] == ["seed 0", "seed 1"]
+    assert shown["groups"][0]["test"] == TEST
+
+
+def test_curves_are_means_over_clients_and_seeds(make_run: MakeRun) -> None:
+    curves = _content(make_run(methods=("fedavg",)))["curves"]
+    at = [
+        k
+        for k, (split, when) in enumerate(zip(curves["split"], curves["round"], strict=True))
+        if (split, when) == ("validation", 4)
+    ]
+    means = [100 * np.mean(correct("fedavg", s, "validation", 4, "personal")) for s in (0, 1)]
+    (k,) = at
+    assert curves["value"][k] == pytest.approx(np.mean(means))
+    assert curves["std"][k] == pytest.approx(np.std(means, ddof=1), abs=1e-3)
+    assert curves["reported"][k] == 2  # both seeds report round 4
+
+
+def test_one_client_has_a_curve_with_each_method(make_run: MakeRun) -> None:
+    curves = _content(make_run(methods=("fedavg",), seeds=(0,)))["clientCurves"]
+    (curve,) = curves
+    assert curve["rounds"] == [0, 2, 4, 6, 8]
+    expected = [correct("fedavg", 0, "test", when, "personal") for when in curve["rounds"]]
+    for values, of in zip(curve["values"], expected, strict=True):
+        assert values == [None if x is None else pytest.approx(100 * x) for x in of]
+
+
+def test_runs_with_the_same_clients_share_their_groups(make_run: MakeRun) -> None:
+    same = _content(make_run("a", methods=("fedavg",)), make_run("b", methods=("local",)))
+    assert len(same["groups"]) == 2
+    other = _content(make_run("c"), make_run("d", digest="d2"))
+    assert len(other["groups"]) == 4
+    assert other["groups"][0]["title"] == "letters, seed 0"
+
+
+def test_of_many_clients_some_are_shown(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "MAX_CLIENTS", 3)
+    shown = _content(make_run(methods=("fedavg",), seeds=(0,)))
+    assert shown["groups"][0]["names"] == ["0", "2", "5"]
+    assert shown["groups"][0]["all"] == K
+    assert set(shown["results"]["client"]) == {0, 1, 2}
+    assert shown["boxes"]["clients"] == [5]  # the boxes count all
+
+
+def test_the_front_has_what_nothing_beats_in_both() -> None:
+    points = [(0, 0.5), (1, 0.4), (2, 0.8), (2, 0.8), (3, 0.7), (4, 0.9)]
+    assert front(points, higher_is_better=True) == [True, False, True, True, False, True]
+    losses = [(0, 2.0), (1, 2.5), (2, 1.0)]
+    assert front(losses, higher_is_better=False) == [True, False, True]
+
+
+def test_costs_are_those_until_the_reported_round(make_run: MakeRun) -> None:
+    costs = _content(make_run(methods=("fedavg", "local")))["costs"]
+    # 4 rounds of 2 clients, 4000 bytes down and 2000 up, over 6 clients
+    assert costs["bytes"] == [pytest.approx(4 * 2 * 6000 / K), 0]
+    assert costs["seconds"] == [16, 16]
+    assert costs["bytesFront"] == [True, True]
+
+
+def test_language_models_have_losses(make_run: MakeRun) -> None:
+    shown = _content(make_run(is_lm=True, seeds=(0,), methods=("fedavg",)))
+    assert shown["metric"] == {
+        "name": "loss", "axis": "loss (nats per token)", "isPercentage": False, "higher": False,
+    }  # fmt: skip
+    assert shown["groups"][0]["labels"] is None
+    assert min(shown["results"]["value"]) > 1
+
+
+def test_the_table_of_every_client_names_rows_for_the_script(make_run: MakeRun) -> None:
+    shown = _content(make_run(methods=("fedavg", "local")))
+    found = every_client(shown)
+    assert found.keys[:2] == ["0:0", "0:1"]
+    assert found.header == ["client", "clients of", "train", "test", "fedavg", "local"]
+    assert found.cells[0][:4] == ["0", "seed 0", "60", "20"]
+    assert len(found.cells) == 10

@@ -1,0 +1,242 @@
+"""The page in a browser: Debian's Chromium without a window, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedtailor.report.page import write
+from tests.report.conftest import K, write_run
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium")
+METHODS = ("local", "fedavg", "fedmerge", "fedsdg")
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = write_run(tmp_path_factory.mktemp("runs") / "first", methods=METHODS)
+    rng = np.random.default_rng(0)
+    for seed in (0, 1):
+        for when in (2, 4, 8):
+            logits = rng.normal(size=(K, 3)) * when / 100
+            weights = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            tensors = {"server/weights": weights.astype(np.float32), "server_clients": np.arange(K)}
+            folder = run / f"methods/fedmerge/seed-{seed}"
+            save_file(tensors, folder / f"diagnostics-{when:06d}.safetensors")
+            counts = np.full((K, 3, 3), seed + 1, np.int32)
+            for label in METHODS:
+                matrices = {"personal/test": counts, "personal/clients": np.arange(K)}
+                place = run / f"methods/{label}/seed-{seed}/confusion-{when:06d}.safetensors"
+                save_file(matrices, place)
+    return write([run], run.parent / "page.html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium; sh requirements/chromium.sh installs it")
+    with playwright.sync_playwright() as one:
+        browser = one.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, page_file: Path) -> Iterator[Any]:
+    """Open the page, and hold it to a quiet console."""
+    pages: list[Any] = []
+    said: list[str] = []
+    asked: list[str] = []
+
+    def open_page(width: int = 1400, theme: str = "light", **options: Any) -> Any:
+        viewport = {"width": width, "height": 900}
+        page = browser.new_page(viewport=viewport, color_scheme=theme, **options)
+        pages.append(page)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(page_file.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("html.drawn", state="attached")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert said == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+
+
+def _charts(page: Any) -> dict[str, Any]:
+    """The size of each chart that is shown, by name."""
+    found: dict[str, Any] = page.evaluate(
+        """Object.fromEntries([...document.querySelectorAll(".chart canvas")].map((c) =>
+             [c.closest(".chart").dataset.chart, c.getBoundingClientRect().width]))"""
+    )
+    return found
+
+
+def _colours(page: Any, chart: str) -> set[str]:
+    """The colours that a chart has, roughly."""
+    found: list[str] = page.evaluate(
+        """(name) => {
+          const canvas = document.querySelector(`.chart[data-chart="${name}"] canvas`);
+          const { width, height } = canvas, seen = new Set();
+          const copy = Object.assign(document.createElement("canvas"), { width, height });
+          const context = copy.getContext("2d", { willReadFrequently: true });
+          context.drawImage(canvas, 0, 0);
+          const { data } = context.getImageData(0, 0, width, height);
+          for (let i = 0; i < data.length; i += 4)
+            if (data[i + 3] > 250) seen.add([0, 1, 2].map((k) => data[i + k] >> 3).join());
+          return [...seen];
+        }""",
+        chart,
+    )
+    return set(found)
+
+
+@pytest.mark.parametrize("width", [390, 820, 1400])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_charts_are_drawn_and_nothing_is_wider_than_the_window(
+    opened: Any, width: int, theme: str
+) -> None:
+    page = opened(width, theme)
+    charts = _charts(page)
+    assert charts.keys() == {
+        "ahead", "clients", "curves-validation", "curves-test", "pareto-bytes", "pareto-seconds",
+        "picture-2", "picture-3", "confusion", "labels",
+    }  # fmt: skip
+    assert all(100 < size < width for size in charts.values())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".static-only").first.is_hidden()
+
+
+def test_charts_follow_the_theme_while_the_page_is_open(opened: Any) -> None:
+    page = opened(theme="light")
+    light = _colours(page, "curves-test")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(500)
+    assert len(_colours(page, "curves-test") & light) < len(light) / 2
+
+
+def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
+    page = opened()
+    before = _colours(page, "curves-test")
+    page.get_by_role("button", name="None", exact=True).click()
+    page.get_by_role("checkbox", name="fedsdg").check()
+    page.wait_for_timeout(300)
+    assert len(_colours(page, "curves-test")) < len(before)
+    rows = page.locator("#results table").first.locator("tbody tr:visible th")
+    assert rows.all_inner_texts() == ["fedsdg"]
+    page.get_by_role("button", name="All", exact=True).click()
+    assert rows.count() == len(METHODS)
+
+
+def test_a_click_on_a_client_shows_it(opened: Any) -> None:
+    page = opened()
+    x, y = page.evaluate(
+        """() => {
+          const chart = document.querySelector('.chart[data-chart="clients"]');
+          chart.scrollIntoView({ block: "center" });
+          const dots = [];
+          const look = (item) => {
+            if (item.marktype === "symbol") dots.push(...item.items.filter((one) => one.datum.key));
+            (item.items ?? []).forEach((one) => one.items && look(one));
+          };
+          look(chart.view.scenegraph().root);
+          const { x, y } = chart.querySelector("canvas").getBoundingClientRect();
+          const [left, top] = chart.view.origin(), pad = chart.view.padding();
+          return [x + pad.left + left + dots[0].x, y + pad.top + top + dots[0].y];
+        }"""
+    )
+    panel = page.locator("#client-panel")
+    assert panel.is_hidden()
+    page.mouse.click(x, y)
+    assert panel.is_visible()
+    assert page.locator("#client-title").inner_text().startswith("Client ")
+    assert "seed" in page.locator("#client-title").inner_text()
+    assert page.locator("#client-results tr").count() == len(METHODS)
+    page.wait_for_selector('.chart[data-chart="client-curves"] canvas')
+    page.wait_for_selector('.chart[data-chart="client-labels"] canvas')
+    assert "weight by model" in page.locator("#client-learned").inner_text()
+
+
+def test_the_keyboard_chooses_a_client_and_a_round_and_sorts(opened: Any) -> None:
+    page = opened()
+    page.locator("#client-name").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#client-title").inner_text() == "Client 0, seed 0"
+    before = _colours(page, "picture-2")
+    slider = page.locator('input[type="range"]').first
+    slider.focus()
+    page.keyboard.press("Home")
+    assert page.locator("output").first.inner_text() == "2"
+    page.wait_for_timeout(300)
+    assert _colours(page, "picture-2") != before
+    names = page.locator("#results table").first.locator("tbody th")
+    head = page.locator("#results table").first.get_by_role("button", name="worst")
+    head.focus()
+    page.keyboard.press("Enter")
+    first = names.all_inner_texts()
+    page.keyboard.press("Enter")
+    assert first != names.all_inner_texts()
+    assert sorted(first) == sorted(names.all_inner_texts())
+
+
+def test_tab_reaches_every_control(opened: Any) -> None:
+    page = opened()
+    wanted = page.evaluate(
+        """() => {
+          const all = document.querySelectorAll(
+            "a[href], button, input, select, summary, [tabindex='0']");
+          const shown = [...all].filter((e) => e.checkVisibility());
+          shown.forEach((e, k) => (e.dataset.place = k));
+          return shown.length;
+        }"""
+    )
+    seen = set()
+    for _ in range(wanted + 5):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.dataset.place"))
+    assert seen >= {str(k) for k in range(wanted)}
+
+
+def test_clients_are_found_by_name(opened: Any) -> None:
+    page = opened()
+    page.get_by_text("Table of every client").click()
+    rows = page.locator("tr[data-key]:visible")
+    assert rows.count() == 10  # five with test examples, two seeds
+    page.locator("#client-search").fill("5")
+    assert rows.count() == 2
+    rows.first.get_by_role("button").click()
+    assert page.locator("#client-title").inner_text() == "Client 5, seed 0"
+
+
+def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
+    page = opened()
+    for name, start in (("CSV", "method,accuracy,weighted"), ("LaTeX", r"\begin{tabular}")):
+        with page.expect_download() as download:
+            page.locator("#results").get_by_role("link", name=name).first.click()
+        download.value.save_as(tmp_path / name)
+        assert (tmp_path / name).read_text().startswith(start)
+    page.locator('.chart[data-chart="curves-test"] summary').click()
+    with page.expect_download() as download:
+        page.locator('.chart[data-chart="curves-test"] a', has_text="SVG").click()
+    download.value.save_as(tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_text().startswith("<svg")
+
+
+def test_without_scripts_there_are_figures_and_tables(opened: Any) -> None:
+    page = opened(java_script_enabled=False)
+    assert page.locator(".live-only").first.is_hidden()
+    assert page.locator("figure svg:visible").count() >= 6
+    assert page.locator("#results table").first.locator("tbody tr").count() == len(METHODS)
+    assert "is best on validation data" in page.locator("#verdict").inner_text()
