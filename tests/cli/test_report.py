@@ -42,3 +42,16 @@ def test_a_file_that_is_no_run_is_refused(file: Path, capfd: pytest.CaptureFixtu
     error = capfd.readouterr().err
     assert "small.toml" in error
     assert error.count("\n") == 1
+
+
+def test_figures_go_into_a_folder_as_svg_and_pdf(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "figures"
+    page = tmp_path / "page.html"
+    assert main(["report", str(finished), "--out", str(page), "--figures", str(folder)]) == 0
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0] == str(page)
+    assert sorted(printed[1:]) == sorted(map(str, folder.iterdir()))
+    assert (folder / "convergence.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (folder / "clients.svg").read_text()

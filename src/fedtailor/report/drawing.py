@@ -85,15 +85,17 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def around(neutral: float, values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return a range of colours that is as wide as ``values``, and holds ``neutral`` inside.
+def around(
+    neutral: float, values: NDArray[np.float64], least: float = 0.001
+) -> tuple[float, float]:
+    """Return a range of colours as wide as ``values``, and at least ``least`` around ``neutral``.
 
     >>> around(0.5, np.array([0.25, 0.51])), around(0.5, np.array([0.5]))
     ((0.25, 0.51), (0.499, 0.501))
     """
     known = values[~np.isnan(values)]
     low, high = (known.min(), known.max()) if known.size else (neutral, neutral)
-    return float(min(low, neutral - 0.001)), float(max(high, neutral + 0.001))
+    return float(min(low, neutral - least)), float(max(high, neutral + least))
 
 
 def new_figure(height: float) -> Figure:

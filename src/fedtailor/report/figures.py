@@ -317,6 +317,6 @@ def labels(run: Run) -> Drawing:
         "Labels of the clients",
         figure,
         f"{source}The colour gives the examples of each client (column) and class (row), over all "
-        f"splits; white means none. Clients are ordered by {first_key}their most frequent "
+        f"splits; empty means none. Clients are ordered by {first_key}their most frequent "
         f"class.{sample}",
     )

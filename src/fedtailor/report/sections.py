@@ -152,7 +152,8 @@ def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
         yield Section(
             f"picture-{position}",
             f"{first['title']}: {entry.label}",
-            f"{first['caption']}{neutral} Colours reach as far as the values do.{still}",
+            f"{first['caption']}{neutral} Colours "
+            f"reach as far as all but the outermost values of the last round.{still}",
             [f"picture-{position}"],
             controls,
             [one for one in live.values() if one is not None],

@@ -36,10 +36,9 @@ def picture(content: Json) -> Json:
         ("name", "n", "client"), ("column", "n", content["column"]), ("value", "q", value),
         ("round", "q", "after round"),
     )  # fmt: skip
-    scale: Json = {"domain": content["domain"]}
+    scale: Json = {"domain": content["domain"], "clamp": True}
     if content["neutral"] is not None:
-        scale = {"domain": content["domain"], "domainMid": content["neutral"]}
-        scale |= {"range": "diverging", "interpolate": "rgb"}
+        scale |= {"domainMid": content["neutral"], "range": "diverging", "interpolate": "rgb"}
     colour = {"field": "value", "title": value, "scale": scale}
     step = max(5, min(14, 560 // len(content["clients"])))
     of_map = _map("cells", ("column", content["column"]), ("name", "client"), tooltip, colour, step)
@@ -70,7 +69,7 @@ def _map(
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
 
     places = {"x": axis(*x, 0 if x[0] == "column" else -60), "y": axis(*y, 0)}
-    legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300}
+    legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300, "format": ".3~g"}
     rect: Json = {
         "mark": {"type": "rect", "cursor": "pointer"},
         "encoding": {

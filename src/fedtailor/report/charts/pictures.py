@@ -192,13 +192,14 @@ def _order(last: Floats, numbers: Sequence[int], partition: Partition) -> list[i
 
 
 def _domain(x: Floats, neutral: float | str | None, *, drops: bool) -> tuple[float, float]:
-    """The range of colours: just as wide as the values of all rounds, around the neutral one."""
-    values = x[~np.isnan(x) & ((x != 0) if drops else True)]
+    """The range of colours: that of all values in the last round but the outermost ones, which
+    would make all others look alike, around the neutral value."""
+    last = x[-1]
+    values = last[~np.isnan(last) & ((last != 0) if drops else True)]
+    ends = np.percentile(values, (2, 98)) if len(values) else np.array([0.0, 1.0])
     if isinstance(neutral, float):
-        return around(neutral, values)
-    if not len(values):
-        return 0.0, 1.0
-    low, high = float(values.min()), float(values.max())
+        return around(neutral, ends if len(values) else values, least=neutral / 1000)
+    low, high = float(ends[0]), float(ends[1])
     return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
 
 
