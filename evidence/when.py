@@ -23,6 +23,7 @@ from fedtailor.runs.experiment import flattened
 
 FILE = "map.toml"
 ALONE = "local"
+_ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
 MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
@@ -117,10 +118,12 @@ class Cell:
 def not_defaults(settings: Mapping[str, Any]) -> list[str]:
     """A method's settings that are not its defaults, as ``key=value``."""
     defaults = _plain(METHODS[settings["name"]]())
+    is_sgd = settings.get("optimiser", {}).get("name") == "sgd"
+    skipped = {"name", "label", *(_ADAM if is_sgd else ())}
     return [
         f"{key}={json.dumps('none' if value is None else value)}"
         for key, value in flattened(settings).items()
-        if key not in ("name", "label") and flattened(defaults).get(key) != value
+        if key not in skipped and flattened(defaults).get(key) != value
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -51,8 +52,10 @@ def ranks(size: int, work: Callable[[], object], said: Path) -> Iterator[list[Ba
         environment = common | {"RANK": number, "LOCAL_RANK": number}
         arguments = (cloudpickle.dumps(work), environment, said)
         processes.append(context.Process(target=_rank, args=arguments))
-    for process in processes:
-        process.start()
+    with warnings.catch_warnings():  # nothing here is tracked, so its end does no harm
+        warnings.filterwarnings("ignore", "resource_tracker: process died")
+        for process in processes:
+            process.start()
     try:
         yield processes
     finally:

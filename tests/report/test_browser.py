@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import sync_playwright
 from safetensors.numpy import save_file
 
 from fedtailor.report.page import write
@@ -40,10 +41,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium; sh requirements/chromium.sh installs it")
-    with playwright.sync_playwright() as one:
+    assert CHROMIUM is not None, "no chromium; sh requirements/chromium.sh installs it"
+    with sync_playwright() as one:
         browser = one.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()

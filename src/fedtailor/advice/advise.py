@@ -28,7 +28,8 @@ class Advice:
 
     ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
-    ``own`` are the labels that the experiment has: their settings are its own.
+    ``own`` are the labels that the experiment has: their settings are its own. With
+    ``is_like_yours`` both models are pretrained, or both begin from random weights.
     """
 
     clients: Clients
@@ -37,6 +38,7 @@ class Advice:
     methods: Sequence[str]
     why_none: str = ""
     own: Sequence[str] = ()
+    is_like_yours: bool = True
 
     @property
     def alone_is_as_good(self) -> bool:
@@ -54,15 +56,15 @@ class Advice:
             return [*said, self.why_none]
         said.append(f"closest measured  {in_words(self.setting.clients)}")
         said.append(f"                  {self.setting.data}, {_model(self.setting)}")
-        if self.distance > _FAR:
-            said.append(
-                "                  That is far from yours: take the order below as a guess."
-            )
+        if self.distance > _FAR or not self.is_like_yours:
+            what = "is far from yours" if self.is_like_yours else "is another kind of model"
+            said.append(f"                  That {what}: take the order below as a guess.")
         said.append("")
         if self.alone_is_as_good:
             said += ["There training alone was as good as any method.", ""]
         said += [*_table(self.setting, self.labels()), ""]
-        said.append("Compare them on your own validation data. These are the settings of there:")
+        settings = ". These are the settings of there:" if self.is_like_yours else ":"
+        said.append(f"Compare them on your own validation data{settings}")
         said += [f"  {line}" for line in self.command(source, changes)]
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
@@ -83,8 +85,8 @@ class Advice:
 
     def settings_of(self, label: str) -> tuple[str, ...]:
         """The settings with which a method was measured, where they are not its defaults; none of
-        a method that the experiment has."""
-        if label in self.own:
+        a method that the experiment has, or for another kind of model."""
+        if label in self.own or not self.is_like_yours:
             return ()
         measured = {} if self.setting is None else self.setting.methods
         return measured[label].settings if label in measured else ()
@@ -123,16 +125,21 @@ def advise_for(
     same = [one for one in settings if one.pretrained == pretrained]
     if not clients.are_classified:
         return Advice(clients, None, 0.0, (), _NO_CLASSES)
-    if not same:
-        kind = "pretrained models" if pretrained else "models trained from scratch"
-        return Advice(clients, None, 0.0, (), f"Nothing was measured with {kind}.")
-    nearest = min(same, key=lambda one: one.distance(clients))
+    if not settings:
+        return Advice(clients, None, 0.0, (), "Nothing was measured.")
+    nearest = min(same or settings, key=lambda one: one.distance(clients))
     best, *others = nearest.methods
     ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
     behind = [name for name in others if name not in ties]
     chosen = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
-    own = tuple(experiment.methods)
-    return Advice(clients, nearest, nearest.distance(clients), chosen[:_MOST], own=own)
+    return Advice(
+        clients,
+        nearest,
+        nearest.distance(clients),
+        chosen[:_MOST],
+        own=tuple(experiment.methods),
+        is_like_yours=bool(same),
+    )
 
 
 def clients_of(federation: Federation) -> Clients:
@@ -180,7 +187,7 @@ def _cells(label: str, one: Measured) -> tuple[str, ...]:
 
 def in_words(clients: Clients) -> str:
     """Return clients in a few words."""
-    said = f"{clients.number} clients of {clients.median_examples:g} training examples"
+    said = f"{clients.number} clients of {clients.median_examples:.0f} training examples"
     if clients.label_overlap is None:
         return said
     return f"{said}; two clients have {100 * clients.label_overlap:.0f} % of their labels in common"
