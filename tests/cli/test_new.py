@@ -99,7 +99,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
             "unknown column 'outcom' in visits.csv; did you mean",
         ),
         (["visits.csv", "--methods", "fedsgd"], "unknown method 'fedsgd'; did you mean 'fedsdg'"),
-        (["visits.csv", "--out", "visits.csv"], "visits.csv exists; name another with --out"),
+        (["visits.csv", "--out", "visits.csv", "--overwrite"], "name ends with .toml"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -83,6 +83,11 @@ def test_a_new_client_joins_and_predicts(
     assert main(["predict", *given, "--json", "--out", str(out)]) == 0
     lines = list(map(json.loads, out.read_text().splitlines()))
     assert [line["label"] for line in lines] == [row["label"] for row in table]
+    kept = out.read_text()
+    same = ["--input", str(out), "--out", str(run / "." / "out.jsonl")]
+    assert main(["predict", *command, *same]) == 2
+    assert "is the input itself; name another file" in capsys.readouterr().err
+    assert out.read_text() == kept
     assert main(["predict", *given, "--which", "last"]) == 2
     assert "which = 'last': lagos joined after the training" in capsys.readouterr().err
     assert main(["predict", *command, "--input", str(pictures), "--which", "last"]) == 0

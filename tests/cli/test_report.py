@@ -42,6 +42,10 @@ def test_a_file_that_is_no_run_is_refused(file: Path, capfd: pytest.CaptureFixtu
     error = capfd.readouterr().err
     assert "small.toml" in error
     assert error.count("\n") == 1
+    before = file.read_text()
+    assert main(["report", str(file.parent), "--out", str(file)]) == 2
+    assert "a page's name ends with .html" in capfd.readouterr().err
+    assert file.read_text() == before
 
 
 def test_figures_go_into_a_folder_as_svg_and_pdf(

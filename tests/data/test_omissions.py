@@ -46,6 +46,14 @@ def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
     assert [one.text for one in dataset.omissions] == [f"2 rows {what}"]
 
 
+def test_blanks_around_a_label_make_no_other_class(tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na,good \nb,good\nc,poor\nd, \n")
+    dataset = load_data(DataConfig(path=str(path)), tokenizer, tmp_path)
+    assert dataset.classes == ("good", "poor")
+    assert [one.kind for one in dataset.omissions] == ["label-blanks", "no-label"]
+
+
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)

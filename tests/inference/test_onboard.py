@@ -160,7 +160,7 @@ def test_the_best_on_validation_examples_is_kept() -> None:
     found = {"guess": candidate(2, 3), "fitted": candidate(1, 2), "global": candidate(3, 3)}
     assert choose(found, fits=True, label="x") == (
         "guess",
-        "the best of 3 on its validation examples",
+        "the best of 3 on its 4 validation examples, which are few to choose by",
     )
     assert choose({**found, "fitted": candidate(2, 3)}, fits=True, label="x")[0] == "fitted"
     assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"

@@ -97,8 +97,8 @@ def _set(change: str) -> str:
 
 
 def advise(experiment: Experiment, source: Path | str) -> Advice:
-    """Say which methods to try for the clients of an experiment. Of them, the sizes and the labels
-    of training examples are looked at.
+    """Say which methods to try for the clients of an experiment. Of them, the numbers of
+    training examples and all labels are looked at.
 
     Args:
         experiment: it says what the data are, and whether the model is pretrained.

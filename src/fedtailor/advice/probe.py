@@ -16,8 +16,8 @@ _BASELINES = (ALONE, "fedavg")
 
 
 def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None = None) -> Best:
-    """Run the methods that ``advice`` names, training alone and FedAvg, for ``rounds`` rounds with
-    the experiment's first seed; return the best on validation data, and the others' scores.
+    """Run the methods that ``advice`` names, the experiment's own, training alone and FedAvg, for
+    ``rounds`` rounds with the first seed; return the best on validation data, and all scores.
 
     Args:
         advice: for this experiment.
@@ -33,7 +33,7 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
             "a probe compares methods on validation data, and split.validation is 0; set it to a "
             "share of the training examples, e.g. 0.2"
         )
-    labels = dict.fromkeys([*advice.methods, *_BASELINES])
+    labels = dict.fromkeys([*advice.methods, *_BASELINES, *experiment.methods])
     short = replace(
         experiment,
         methods={

@@ -16,8 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser)
     parser.add_argument(
         "--probe", type=int, metavar="ROUNDS",
-        help="also train the named methods, local and fedavg for a few rounds, and compare them on "
-        "validation data",
+        help="also train the named methods, the file's own, local and fedavg for a few rounds, and "
+        "compare them on validation data",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="keep the probe's run there; default: it is deleted"
@@ -45,4 +45,5 @@ def _advise(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(asdict(advice) | {"probe": best and asdict(best)}, indent=2))
     elif best is not None:
-        print(f"\nAfter {options.probe} rounds: {best}")
+        rounds = "1 round" if options.probe == 1 else f"{options.probe} rounds"
+        print(f"\nAfter {rounds}: {best}")

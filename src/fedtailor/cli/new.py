@@ -51,6 +51,8 @@ def _new(options: argparse.Namespace) -> None:
         formats = ", ".join(FORMATS)
         raise InputError(f"can't read {options.data}: new reads {formats} files; save it as csv")
     out = options.out or Path(f"{options.data.stem}.toml")
+    if out.suffix != ".toml":
+        raise InputError(f"--out {out}: an experiment file's name ends with .toml")
     if not out.parent.is_dir():
         raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
     if out.exists() and not options.overwrite:

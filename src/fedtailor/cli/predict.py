@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..errors import InputError
 from .options import add_trained, add_which
 
 
@@ -34,6 +35,8 @@ def _predict(options: argparse.Namespace) -> None:
     from ..inference.model import load_model
     from ..inference.rows import accuracy, as_csv, as_objects, read_rows
 
+    if options.out is not None and options.out.resolve() == Path(options.input).resolve():
+        raise InputError(f"--out {options.out} is the input itself; name another file")
     model = load_model(
         options.run, options.method, options.client, options.seed, which=options.which
     )

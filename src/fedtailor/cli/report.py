@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..errors import InputError
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
@@ -27,6 +29,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace) -> None:
     from ..report import save_figures, write
 
+    if options.out is not None and options.out.suffix != ".html":
+        raise InputError(f"--out {options.out}: a page's name ends with .html")
     folder = options.runs[0] if len(options.runs) == 1 else Path()
     print(write(options.runs, options.out or folder / "report.html"))
     for path in save_figures(options.runs, options.figures) if options.figures else ():

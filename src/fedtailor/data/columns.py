@@ -165,8 +165,8 @@ def encode_labels(
 ) -> tuple[Indices, tuple[str, ...]]:
     """Turn the labels of a source into class numbers.
 
-    Text labels are numbered in sorted order; integer labels are the numbers themselves. A row
-    without a label, or with an empty one, has class -1.
+    Text labels are numbered in sorted order, blanks around them don't count; integer labels are the
+    numbers themselves. A row without a label, or with an empty one, has class -1.
 
     Args:
         columns: N rows with labels.
@@ -185,6 +185,8 @@ def encode_labels(
         raise InputError(
             "classification needs a label column, and the data have none; set data.label"
         )
+    if not source_classes:
+        labels = [label if label in classes else trimmed(label) for label in labels]
     if classes and source_classes:
         numbered = range(len(source_classes))
         labels = [source_classes[x] if x in numbered else x for x in labels]
@@ -248,7 +250,7 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     """
     if columns.clients is None:
         return None, None
-    values = [client_of(value) for value in columns.clients]
+    values = [trimmed(value) for value in columns.clients]
     if not all(isinstance(value, str) for value in values) and not all(
         isinstance(value, int) for value in values
     ):
@@ -258,22 +260,21 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     return groups.astype(np.int64), tuple(map(str, names.tolist()))
 
 
-def client_of(value: Any) -> Any:
-    """The client that a cell names, without blanks around it; None for a cell of blanks alone.
+def trimmed(value: Any) -> Any:
+    """What a cell names, without blanks around it; None for a cell of blanks alone.
 
-    >>> client_of(" berlin "), client_of("  "), client_of(7)
+    >>> trimmed(" berlin "), trimmed("  "), trimmed(7)
     ('berlin', None, 7)
     """
     return (value.strip() or (None if value else "")) if isinstance(value, str) else value
 
 
-def rows_with_blanks(columns: Columns) -> Indices:
-    """The rows whose client has blanks around its name that other rows of this client don't have,
-    ascending."""
-    values = columns.clients or ()
-    blank = [row for row, value in enumerate(values) if client_of(value) != value]
-    without = {value for value in values if client_of(value) == value} if blank else set()
-    return np.array([row for row in blank if client_of(values[row]) in without], np.int64)
+def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
+    """The rows whose cell has blanks around a name that other rows have without, ascending."""
+    values = values or ()
+    blank = [row for row, value in enumerate(values) if trimmed(value) != value]
+    without = {value for value in values if trimmed(value) == value} if blank else set()
+    return np.array([row for row in blank if trimmed(values[row]) in without], np.int64)
 
 
 def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:

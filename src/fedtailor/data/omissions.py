@@ -17,6 +17,7 @@ _SHORT = 3  # clients that the short sentence names
 
 Kind = Literal[
     "client-blanks",
+    "label-blanks",
     "no-label",
     "no-text",
     "cut-text",

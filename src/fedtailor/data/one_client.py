@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .columns import Columns, client_of
+from .columns import Columns, trimmed
 from .names import listed
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
@@ -32,7 +32,7 @@ def columns_of_client(
     """
     if columns.clients is None:
         return columns, ()
-    rows = _rows([client_of(value) for value in columns.clients], client, where)
+    rows = _rows([trimmed(value) for value in columns.clients], client, where)
     num_train = int(np.searchsorted(rows, columns.num_train))
 
     def read(selection: Indices) -> list[str] | NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""How alike the clients of a federation are: what their training labels have in common."""
+"""How alike the clients of a federation are: what their labels have in common."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ _MOST = 300  # clients that are compared with each other
 
 
 def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
-    """Count each client's training examples by class.
+    """Count each client's examples by class, over its three splits.
 
     Returns:
         ``[K, classes]``.
     """
     dataset = federation.dataset
     assert dataset.labels is not None
-    labels = (dataset.labels[federation.rows(k, "train")] for k in range(federation.num_clients))
-    return np.stack([np.bincount(each, minlength=dataset.num_classes) for each in labels])
+    return federation.partition.counts(dataset.labels, dataset.num_classes, slice(None))
 
 
 def label_overlap(counts: NDArray[np.integer[Any]]) -> float:

@@ -146,12 +146,22 @@ def load_data(
     groups, client_names = source_columns.encode_clients(columns)
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
-    blanks = np.intersect1d(drawn, source_columns.rows_with_blanks(columns))
+    of_clients, of_labels = (
+        np.intersect1d(drawn, source_columns.rows_with_blanks(one))
+        for one in (columns.clients, columns.labels if task == "classification" else None)
+    )
     omissions = [
         *of_rows(
             "client-blanks",
-            blanks,
+            of_clients,
             "with blanks around the client's name, counted for the name alone",
+            groups,
+            client_names,
+        ),
+        *of_rows(
+            "label-blanks",
+            of_labels,
+            "with blanks around the label, counted for the label alone",
             groups,
             client_names,
         ),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from . import cells
+from .columns import trimmed
 from .sources import local_table
 
 Kind = Literal["text", "integer", "number", "picture", "other"]
@@ -56,7 +57,7 @@ class Survey:
     path: str
     rows: int
     columns: tuple[Column, ...]
-    counts: Callable[[str], Mapping[Any, int]]  # of a column's values, the missing ones left out
+    counts: Callable[[str], Mapping[Any, int]]  # of a column's values, without blanks around them
 
     def column(self, name: str) -> Column:
         """Return the column of that name.
@@ -218,7 +219,11 @@ def survey(path: str, cache: Path | None = None) -> Survey:
 
     def counts(name: str) -> Mapping[Any, int]:
         pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(arrow, name))
-        return {value: count for value, count in pairs if value is not None}
+        merged: dict[Any, int] = {}
+        for value, count in ((trimmed(value), count) for value, count in pairs):
+            if value is not None:
+                merged[value] = merged.get(value, 0) + count
+        return merged
 
     columns = tuple(_column(table, arrow, name) for name in table.column_names)
     return Survey(path, len(table), columns, counts)

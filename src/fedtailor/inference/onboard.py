@@ -332,6 +332,9 @@ def decide(
     return result, candidates[kept].state
 
 
+_FEW = 10  # validation examples, with which one more or less decides
+
+
 def choose(
     candidates: Mapping[str, Candidate],
     *,
@@ -361,7 +364,9 @@ def choose(
             return "guess", note
         return "fitted", f"{note}, but {label} has no other one that is trained"
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
-    return best, f"the best of {len(present)} on its validation examples"
+    count = int(sums["fitted"][0, 2])
+    few = ", which are few to choose by" if count < _FEW else ""
+    return best, f"the best of {len(present)} on its {count} validation examples{few}"
 
 
 def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:

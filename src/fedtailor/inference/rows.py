@@ -99,7 +99,7 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     for number, row in enumerate(table, 1):
         if not isinstance(row.get(name), str):
             raise InputError(f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a text")
-    labels = None if label not in columns else [str(row.get(label, "")) for row in table]
+    labels = None if label not in columns else [str(row.get(label, "")).strip() for row in table]
     return Rows([row[name] for row in table], labels)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,6 +304,10 @@ def _returning_result(function: Callable[P, Path]) -> Callable[P, Result]:
         return Result(function(*args, **kwargs), data, backbone)  # type: ignore[arg-type]
 
     run.__module__ = __name__
+    run.__annotations__["return"] = "Result"
+    del run.__wrapped__  # its annotation says Path
+    signature = inspect.signature(function)
+    run.__signature__ = signature.replace(return_annotation=Result)  # type: ignore[attr-defined]
     return run
 
 

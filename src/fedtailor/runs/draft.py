@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.columns import client_of
 from ..data.config import SplitConfig
 from ..data.survey import Roles, Survey
 from ..errors import InputError, unknown
@@ -57,10 +56,7 @@ class Clients:
                     f"{survey.path} has {survey.rows} rows; two clients need {2 * _MIN_EXAMPLES}"
                 )
             return cls({}, {})
-        counts: dict[str, int] = {}
-        for value, count in sorted(survey.counts(column).items()):
-            name = str(client_of(value))
-            counts[name] = counts.get(name, 0) + count
+        counts = {str(name): count for name, count in sorted(survey.counts(column).items())}
         sizes = {name: count for name, count in counts.items() if count >= _MIN_EXAMPLES}
         if len(sizes) < 2:
             raise InputError(

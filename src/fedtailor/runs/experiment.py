@@ -219,6 +219,8 @@ def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
     chosen_pairs: dict[str, Any] = {}
     for name in (name.strip() for name in named):
         if name not in _table(presets, "presets"):
+            if not presets:
+                raise InputError(f"preset = {name!r}, and the experiment has no presets")
             raise unknown("preset", name, presets)
         chosen_pairs |= flattened(_table(presets[name], f"presets.{name}"))
     pairs = {**chosen_pairs, **pairs}
@@ -260,6 +262,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise InputError(f"no experiment file {path}")
+    if path.suffix in (".csv", ".jsonl", ".parquet", ".arrow"):
+        raise InputError(
+            f"{path} is a table; write an experiment file for it: fedtailor new {path}"
+        )
     try:
         return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
