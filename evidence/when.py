@@ -230,6 +230,11 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     against their examples."""
     import matplotlib.pyplot as plt
 
+    names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
+    styles = {
+        name: {"color": f"C{number % 10}", "marker": "osD^v<>PX*h"[number % 11]}
+        for number, name in enumerate(names)
+    }
     kinds = list(dict.fromkeys(cell["data"] for cell in found))
     style = {"svg.hashsalt": "when", "font.size": 9, "axes.spines.top": False,
              "axes.spines.right": False}  # fmt: skip
@@ -244,8 +249,8 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             size = base["median_examples"]
             by_overlap = [c for c in near if abs(c["clients"]["median_examples"] / size - 1) < 0.2]
             by_size = [c for c in near if c["alpha"] == of[0]["alpha"]]
-            _lines(row[0], by_overlap, "label_overlap", "label overlap of two clients")
-            _lines(row[1], by_size, "median_examples", "training examples a client")
+            _lines(row[0], by_overlap, "label_overlap", "label overlap of two clients", styles)
+            _lines(row[1], by_size, "median_examples", "training examples a client", styles)
             row[1].set_xscale("log")
             row[0].set_title(_DATA.get(kind, kind), loc="left")
             row[0].set_ylabel("points over training alone")
@@ -255,18 +260,24 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         plt.close(figure)
 
 
-def _lines(axis: Any, found: Sequence[Mapping[str, Any]], key: str, label: str) -> None:
+def _lines(
+    axis: Any,
+    found: Sequence[Mapping[str, Any]],
+    key: str,
+    label: str,
+    styles: Mapping[str, Mapping[str, str]],
+) -> None:
     found = sorted(found, key=lambda cell: cell["clients"][key])
-    names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
+    names = [name for name in styles if any(name in cell["methods"] for cell in found)]
     axis.axhline(0, color="0.6", linewidth=0.8)
-    for number, name in enumerate(names):
+    for name in names:
         points = [
             (cell["clients"][key], 100 * cell["methods"][name]["over_alone"][0])
             for cell in found
             if name in cell["methods"]
         ]
-        marker = "osD^v<>PX*h"[number % 11]
-        axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, linewidth=1, label=name)
+        look = {"markersize": 4, "linewidth": 1, **styles[name]}
+        axis.plot(*zip(*points, strict=True), label=name, **look)
     axis.set_xlabel(label)
 
 
