@@ -251,7 +251,10 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             by_size = [c for c in near if c["alpha"] == of[0]["alpha"]]
             _lines(row[0], by_overlap, "label_overlap", "label overlap of two clients", styles)
             _lines(row[1], by_size, "median_examples", "training examples a client", styles)
+            sizes = [round(cell["clients"]["median_examples"]) for cell in by_size]
             row[1].set_xscale("log")
+            row[1].set_xticks(sizes, map(str, sizes))
+            row[1].minorticks_off()
             row[0].set_title(_DATA.get(kind, kind), loc="left")
             row[0].set_ylabel("points over training alone")
             row[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
