@@ -70,7 +70,7 @@ def test_an_extra_evaluation_is_all_that_differs_where_rounds_ended_between_two(
     run(replace(every, rounds=4), tmp_path / "b")
     a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
     differing = {Path(name).name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
-    assert differing == {"clients.jsonl"}
+    assert differing == {"clients.jsonl", "diagnostics-000003.safetensors"}
 
 
 @pytest.mark.parametrize(
