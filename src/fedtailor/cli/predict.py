@@ -49,6 +49,8 @@ def _predict(options: argparse.Namespace) -> None:
         right = accuracy(results, rows.labels, model.classes)
     objects = as_objects(rows, results)
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
+    if options.client is None:
+        print("fedtailor: the global model predicted; --client names another", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)
 
