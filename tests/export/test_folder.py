@@ -63,6 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ft.run(load(folder / "digits.toml"), folder / "run").path
 
 
+@pytest.mark.slow
 def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_from(
     finished: Path, tmp_path: Path
 ) -> None:
