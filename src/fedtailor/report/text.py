@@ -36,11 +36,12 @@ class TextTable:
         """Return the table as LaTeX, for the package booktabs; the best cells are bold."""
         from tabulate import tabulate
 
+        align = ["left"] + ["right"] * (len(self.header) - 1)
         text = tabulate(
             self.cells,
             headers=self.flat_header,
             tablefmt="latex_booktabs",
-            colalign=["left"] + ["right"] * (len(self.header) - 1),
+            colalign=align if self.cells else None,  # tabulate 0.9 aligns no empty table
             disable_numparse=True,
         )
         lines = text.replace("±", "$\\pm$").splitlines()
