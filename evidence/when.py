@@ -317,9 +317,9 @@ setting below, and names the methods that did best there.
 
 _TAIL = """## What this doesn't say
 
-What was measured is a small part of what there is. With other data, longer training or another model
-the order may change. Use the page to choose two or three methods, and compare those on your own
-validation data.
+What was measured is a small part of what there is. With other data, longer training or another
+model the order may change. Use the page to choose two or three methods, and compare those on your
+own validation data.
 """
 
 
