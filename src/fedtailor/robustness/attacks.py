@@ -1,8 +1,8 @@
 """Attacks in simulation: what some clients train on or send instead of the truth.
 
-A client's update is its upload minus an upload that changes nothing. mu is the mean of the
-honest members' updates and sigma their standard deviation, by coordinate; s is ``strength``. Instead of its
-own update an attacker sends
+A client's update is its upload minus an upload that changes nothing. mu is the mean of the honest
+members' updates, and sigma their standard deviation, by coordinate; s is ``strength``. Instead of
+its own update an attacker sends
     sign-flip: -s mu (s = 1)
     scaling: s times its own update (s = 10)
     gaussian: values from N(0, s^2) (s = 1)

@@ -25,12 +25,13 @@ Sources, by rule:
   Bucketing. ICLR 2022.
 
 Differs from the papers:
-- The method aggregates the selected uploads, with its own weights; Krum's paper takes the plain mean.
+- The method aggregates the selected uploads, with its own weights; Krum's paper takes their mean.
 - Distances leave running statistics of batch normalisations out: they differ between clients by far
   more than updates do. Statistics get the weights of their upload; rules by coordinate bound them.
 - In a cohort of three or fewer, where c - f - 2 < 1, Krum's score is the distance of the nearest
   upload. Multi-Krum's m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
-- ``radius`` is the median distance of the round's uploads from the server's state, unless it is set.
+- ``radius`` is the median distance of the round's uploads from the server's state, unless it is
+  set.
 - The geometric median starts from the upload of the smallest sum of distances, not from the mean.
 """
 
@@ -65,10 +66,10 @@ _MOST_SUBSETS = 200_000  # that mda tries
 class Robust:
     """A rule, and the number of a cohort's uploads that may be false (f).
 
-    ``before`` are changes before the rule, in their order. ``keep`` is multi-krum's m. ``radius`` is
-    that of clip and of centred-clipping; None: the median distance of the uploads from the server's
-    state. ``bucket`` is the number of uploads in a bucket. ``steps`` are those of the iterative
-    rules, geometric-median and centred-clipping.
+    ``before`` are changes before the rule, in their order. ``keep`` is multi-krum's m. ``radius``
+    is that of clip and of centred-clipping; None: the median distance of the uploads from the
+    server's state. ``bucket`` is the number of uploads in a bucket. ``steps`` are those of the
+    iterative rules, geometric-median and centred-clipping.
     """
 
     rule: Rule = "none"
@@ -122,13 +123,10 @@ class Robust:
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
-        if (
-            self.rule == "mda"
-            and math.comb(self._rows(cohort_size), self.attackers) > _MOST_SUBSETS
-        ):
+        subsets = math.comb(self._rows(cohort_size), self.attackers)
+        if self.rule == "mda" and subsets > _MOST_SUBSETS:
             raise InputError(
-                f"rule 'mda' would try {math.comb(self._rows(cohort_size), self.attackers):,} "
-                f"subsets of {cohort_size} uploads; at most {_MOST_SUBSETS:,}. Take 'multi-krum'"
+                f"rule 'mda' would try {subsets:,} subsets of {cohort_size} uploads; at most {_MOST_SUBSETS:,}. Take 'multi-krum'"
             )
 
     @property
