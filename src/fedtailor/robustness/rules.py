@@ -126,7 +126,8 @@ class Robust:
         subsets = math.comb(self._rows(cohort_size), self.attackers)
         if self.rule == "mda" and subsets > _MOST_SUBSETS:
             raise InputError(
-                f"rule 'mda' would try {subsets:,} subsets of {cohort_size} uploads; at most {_MOST_SUBSETS:,}. Take 'multi-krum'"
+                f"rule 'mda' would try {subsets:,} subsets of {cohort_size} uploads; at most "
+                f"{_MOST_SUBSETS:,}. Take 'multi-krum'"
             )
 
     @property
