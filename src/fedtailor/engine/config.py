@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from ..data.config import LocalConfig
+from ..data.federation import Federation
+from ..robustness.attacks import AttackConfig
 from ..task.task import Precision
 
 
@@ -96,3 +98,14 @@ class Plan:
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    attack: AttackConfig = AttackConfig()
+
+    def attackers(self, federation: Federation) -> frozenset[int]:
+        """The clients that attack."""
+        return self.attack.attackers(federation.seed, federation.num_clients)
+
+    def evaluated(self, federation: Federation) -> tuple[int, ...]:
+        """The clients that take part and whose models are evaluated: none that attacks."""
+        return federation.evaluation_clients(
+            self.evaluate.clients, self.cohort.novel, self.attackers(federation)
+        )

@@ -174,7 +174,7 @@ def _start(part: Part) -> str:
 def _stage(part: Part, experiment: Experiment) -> Stage:
     """What the progress has to know of a part."""
     federation, cohort = part.federation, experiment.cohort
-    evaluated = federation.evaluation_clients(experiment.evaluate.clients, cohort.novel)
+    evaluated = experiment.plan.evaluated(federation)
     clients = {
         "train": cohort.count(federation.num_clients - cohort.novel),
         "evaluate": len(evaluated),
