@@ -19,7 +19,7 @@ from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo
 from fedtailor.runs.directory import read_commit
 from fedtailor.runs.trained import open_trained
-from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
+from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, same_bits
@@ -203,7 +203,7 @@ def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path
 
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
-            info, _ = unpack(reply.content, NodeInfo)
+            info, _ = unpack(reply.content, NodeInfo, ANY)
             wrong = [replace(sizes, labels=((-1,),) * len(info.clients)) for sizes in info.sizes]
             reply.content = pack(replace(info, sizes=tuple(wrong)))
         return reply

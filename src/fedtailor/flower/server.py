@@ -99,7 +99,7 @@ def serve(
     if experiment.start_from.run is not None:
         raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
-    nodes = Nodes(grid, timeouts, digest(experiment))
+    nodes = Nodes(grid, timeouts, experiment)
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
