@@ -141,6 +141,27 @@ def test_no_message_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
 
 
+def test_finite_values_that_break_the_sums_are_left_out(tmp_path: Path) -> None:
+    """LoRA-FAIR can't solve its equation with them."""
+    chosen = experiment("lora-fair", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == MessageType.TRAIN and metadata.dst_node_id == 103:
+            spoil = sends(lambda sent: {n: torch.full_like(v, 1e20) for n, v in sent.items()})
+            reply.content = spoil(reply.content)
+        return reply
+
+    direct.change = change
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    folder = out / "methods/lora-fair/seed-0"
+    history = list(map(json.loads, (folder / "history.jsonl").read_text().splitlines()))
+    assert [line["cohort"] for line in history] == [[0, 1, 2, 4]] * 2
+    assert "without client 3: " in history[0]["notes"][0]
+    assert "without client 3: " in (out / "run.log").read_text()
+
+
 def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Callable[..., Message]:
     def spoil(message: Message, reply: Message) -> Message:
         metadata = message.metadata

@@ -82,6 +82,9 @@ class RemoteStates:
     def stage(self, client: int, state: Params | None) -> None:
         self._staged[client] = self._round
 
+    def unstage(self, client: int) -> None:
+        self._staged.pop(client, None)
+
     def read(self, client: int) -> Params | None:
         return None
 

@@ -117,7 +117,7 @@ def serve(
         _run_part(inputs, part, nodes, timeouts)
 
     def is_done(part: Part) -> bool:
-        return part.directory.commit.ended and not clients_without_model(part)
+        return part.directory.commit.finished and not clients_without_model(part)
 
     summary = start_summary(inputs, rounds_left(experiment, out))
     run_parts(experiment, federations, out, run_part, is_done, summary=summary)
@@ -146,7 +146,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )
-    if not directory.commit.ended:
+    if not directory.commit.finished:
         todo = rounds(
             method,
             task,
