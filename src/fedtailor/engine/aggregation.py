@@ -6,14 +6,16 @@ are added up as they come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..errors import DivergedError
 from ..method import Cohort, Method, Server
-from ..params import Params, aligned, clone, to_device
+from ..params import Params, aligned, clone, not_finite, to_device
 from ..stacked import GROUP, accumulation_dtype
 from ..task.task import Task
 from .config import EngineConfig
@@ -24,7 +26,7 @@ class UploadStack:
     ``limit`` bytes."""
 
     def __init__(self, cohort_size: int, limit: float, folder: str) -> None:
-        self._size = cohort_size
+        self._size = self._left = cohort_size
         self._limit = limit
         self._folder = Path(folder)
         self.params: Params = {}
@@ -42,11 +44,16 @@ class UploadStack:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in ascending order. They move up in place: nothing is copied from
         the disk to memory."""
+        self._left = len(rows)
         for name, value in self.params.items():
             for at, row in enumerate(rows):
                 if at != row:
                     value[at].copy_(value[row])
             self.params[name] = value[: len(rows)]
+
+    def largest(self) -> int:
+        """The row that holds the value of the largest size."""
+        return _place_of_largest([v[at] for v in self.params.values()] for at in range(self._left))
 
     def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
         shape = (self._size, *like.shape)
@@ -62,11 +69,13 @@ class UploadMean:
     Uploads are added in an ``order`` of positions that is the same under every executor, and then
     forgotten. An upload that comes early is kept until those before it have come. ``weights``
     ``[c]``, by position, have the sum 1. They are None as long as members may turn out to be
-    missing: then every upload is kept until `weigh`. Sums are those of `stacked.weighted_sum`.
+    missing: then every upload is kept, and added by `weigh`. Sums are those of
+    `stacked.weighted_sum`.
     """
 
     def __init__(self, order: Sequence[int], weights: Tensor | None = None) -> None:
         self._order = list(order)
+        self.keeps = weights is None
         self._weights: dict[int, float] = {}
         self._early: dict[int, Params] = {}  # by position
         self._added = 0
@@ -85,16 +94,23 @@ class UploadMean:
         self._add_early()
 
     def weigh(self, present: Sequence[int], weights: Tensor) -> None:
-        """Go on with the members at these positions, ascending, and their ``weights``; the others
-        have sent nothing."""
+        """Take the mean of the members at these positions, ascending, with their ``weights``. Where
+        all uploads are kept, it can be taken again of fewer members."""
         self._weights = dict(zip(present, weights.tolist(), strict=True))
         self._order = [position for position in self._order if position in self._weights]
+        self._added, self._group, self._total = 0, {}, {}
         self._add_early()
+
+    def largest(self) -> int:
+        """The place, among those of `weigh`, of the upload with the value of the largest size."""
+        return _place_of_largest(self._early[position].values() for position in self._weights)
 
     def _add_early(self) -> None:
         while self._added < len(self._order) and self._order[self._added] in self._early:
             position = self._order[self._added]
-            self._add(position, self._early.pop(position))
+            self._add(position, self._early[position])
+            if not self.keeps:
+                del self._early[position]
 
     def _add(self, position: int, upload: Params) -> None:
         for name, value in upload.items():
@@ -121,6 +137,11 @@ class UploadMean:
 
 
 Uploads = UploadStack | UploadMean
+
+
+def _place_of_largest(uploads: Iterable[Iterable[Tensor]]) -> int:
+    sizes = [max(float(v.double().abs().max()) for v in one if v.numel()) for one in uploads]
+    return sizes.index(max(sizes))
 
 
 def training_order(num_batches: Sequence[int]) -> list[int]:
@@ -151,43 +172,86 @@ def empty_uploads(
     return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
 
 
-def cut_cohort(
-    method: Method, cohort: Cohort, uploads: Uploads, present: Sequence[int], *, complete: bool
-) -> Cohort:
-    """The cohort of the members at these positions, ascending; their uploads, and no others, are
-    left in ``uploads``, and are weighed now unless the cohort was ``complete``.
+@dataclass(frozen=True)
+class NextState:
+    """The ``server``'s next state, the ``present`` positions of the cohort's members that the round
+    counts, and why it went on without the others, by position."""
+
+    server: Server
+    present: tuple[int, ...]
+    left_out: dict[int, str]
+
+
+def next_state(
+    method: Method,
+    task: Task,
+    server: Server,
+    uploads: Uploads,
+    cohort: Cohort,
+    present: Sequence[int],
+    *,
+    least: int,
+) -> NextState:
+    """Aggregate the uploads of the members at these positions, ascending.
+
+    Where the result is not finite, it is taken again without the upload that has the largest value,
+    until it is, as long as ``least`` members are left.
 
     Raises:
         InputError: they are too few for the method's robust rule.
+        DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
     if len(present) < len(cohort.clients):
-        cohort = cohort.subset(torch.tensor(present))
         method.robust.check(len(present))
         if isinstance(uploads, UploadStack):
             uploads.keep(present)
-    if isinstance(uploads, UploadMean) and not complete:
-        uploads.weigh(present, method.client_weights(cohort))
-    return cohort
+    counted, left_out = list(present), dict[int, str]()
+    used = [counted[row] for row in _select(method, task, uploads, len(counted))]
+    while True:
+        members = cohort.subset(torch.tensor(used))
+        if isinstance(uploads, UploadMean) and uploads.keeps:
+            uploads.weigh(used, method.client_weights(members))
+        state, problem = _aggregate(method, task, server, uploads, members)
+        if problem is None:
+            return NextState(state, tuple(counted), left_out)
+        if len(counted) <= max(1, least) or len(used) == 1:
+            raise DivergedError(problem)
+        worst = uploads.largest()
+        left_out[used[worst]] = problem
+        counted.remove(used.pop(worst))
+        if isinstance(uploads, UploadStack):
+            uploads.keep([row for row in range(len(used) + 1) if row != worst])
 
 
-def aggregate(
+def _select(method: Method, task: Task, uploads: Uploads, count: int) -> list[int]:
+    """The rows that a robust rule lets through; no others are left in ``uploads``."""
+    if isinstance(uploads, UploadMean):
+        return list(range(count))
+    # running statistics would drown what clients ask for: they are far larger than updates
+    scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
+    rows = method.robust.select(scored)
+    if rows is None:
+        return list(range(count))
+    selected: list[int] = rows.tolist()
+    uploads.keep(selected)
+    return selected
+
+
+def _aggregate(
     method: Method, task: Task, server: Server, uploads: Uploads, cohort: Cohort
-) -> Server:
-    """The server's next state, on the task's device.
+) -> tuple[Server, str | None]:
+    """The server's next state, on the task's device, and in words what is not finite in it.
 
     It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
-    From a stack, only the uploads that a robust rule selects are aggregated.
     """
     if isinstance(uploads, UploadMean):
         cohort = cohort.pooled()
-    else:
-        # running statistics would drown what clients ask for: they are far larger than updates
-        scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
-        rows = method.robust.select(scored)
-        if rows is not None:
-            uploads.keep(rows.tolist())
-            cohort = cohort.subset(rows)
     params = uploads.params
     device = next((value.device for value in params.values()), task.device)
-    server = method.aggregate(task, to_device(server, device), params, cohort)
-    return aligned(to_device(server, task.device))
+    try:
+        state = method.aggregate(task, to_device(server, device), params, cohort)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
+        return server, "the server's next state can't be computed"
+    name = not_finite(state)
+    problem = None if name is None else f"{name} of the server's next state is not finite"
+    return aligned(to_device(state, task.device)), problem

@@ -19,7 +19,7 @@ from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
 from ..optim import ClientContext
-from ..params import Batch, Params, aligned, split, to_device
+from ..params import Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
 from ..task.task import Task
 from .costs import Costs, measure
@@ -126,15 +126,10 @@ def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
     """Why a client's numbers can't be used: they are not finite."""
     if not loss.isfinite():
         return Refusal(f"the loss of client {client} is {loss.item()}", diverged=True)
-    # sums take a twentieth of the time, and are finite only where all values are
-    sums = [value.sum().double() for value in trained.values()]
-    if not sums or torch.stack(sums).isfinite().all():
+    if (name := not_finite(trained)) is None:
         return None
-    for name, value in trained.items():
-        if not value.isfinite().all():
-            reason = f"client {client} has trained {name} to values that are not finite"
-            return Refusal(reason, diverged=True)
-    return None
+    reason = f"client {client} has trained {name} to values that are not finite"
+    return Refusal(reason, diverged=True)
 
 
 @dataclass(frozen=True)

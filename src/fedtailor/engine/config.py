@@ -46,6 +46,8 @@ class EngineConfig:
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
     # for what a method works out once an example, if all examples' results fit; 0: never
     cache_mb: Annotated[float, Ge(0)] = 2000.0
+    # a client whose numbers are not finite stops the method with that seed, or is left out
+    on_divergence: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
 from ..task.task import Task
-from .aggregation import Uploads, aggregate, cut_cohort, empty_uploads, training_order
+from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
 from .config import EngineConfig, Plan
@@ -34,13 +34,15 @@ from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
 
+_LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
+
 
 @dataclass(frozen=True)
 class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
     those of the whole cohort. ``diagnostics`` are the method's, after an evaluation:
     ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
-    ``[n, ...]`` of ``clients``.
+    ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 
     Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
     part, and nothing is sent."""
@@ -58,6 +60,7 @@ class Round:
     diagnostics: Params
     seconds: dict[str, float]
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
+    notes: tuple[str, ...] = ()
 
 
 def new_store(
@@ -183,6 +186,8 @@ def rounds(
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
+    if plan.engine.on_divergence == "skip":
+        quorum = min(quorum, _LEAST)
     federation = with_example_cache(method, task, federation, plan.engine)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
@@ -290,18 +295,11 @@ class _Loop:
             self.store.prefetch(draw_cohort(federation, plan, number + 1).clients)
         num_batches = [federation.num_steps(client, plan.local) for client in cohort.clients]
         self.store.begin(number)
-        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            uploads = empty_uploads(
-                self.method, cohort, num_batches, plan.engine, folder, complete=self.complete
-            )
-            with clock.phase("train"):
-                results = self._train(server, cohort, num_batches, uploads)
-            clock.move(results.data_seconds / self.executor.processes, "train", "data")
-            self._check_quorum(results, cohort)
-            with clock.phase("aggregate"):
-                present = sorted(results.losses)
-                cohort = cut_cohort(self.method, cohort, uploads, present, complete=self.complete)
-                server = aggregate(self.method, self.task, server, uploads, cohort)
+        results, state = self._next(server, cohort, num_batches, clock)
+        server, present = state.server, state.present
+        notes = self._notes(cohort, results, state)
+        if len(present) < len(cohort.clients):
+            cohort = cohort.subset(torch.tensor(present))
         self.evaluator.forget(cohort.clients)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -321,7 +319,48 @@ class _Loop:
             diagnostics=diagnostics,
             seconds=clock.seconds,
             executor=self.executor.name,
+            notes=notes,
         )
+
+    def _next(
+        self, server: Server, cohort: Cohort, num_batches: Sequence[int], clock: Clock
+    ) -> tuple[CohortResults, NextState]:
+        """Train a cohort from ``server`` and aggregate; the uploads are forgotten with that.
+
+        Raises:
+            InputError: too few updates are usable (DivergedError: because they, or the server's
+                next state, are not finite).
+        """
+        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
+            uploads = empty_uploads(
+                self.method, cohort, num_batches, self.plan.engine, folder, complete=self.complete
+            )
+            with clock.phase("train"):
+                results = self._train(server, cohort, num_batches, uploads)
+            clock.move(results.data_seconds / self.executor.processes, "train", "data")
+            self._check_quorum(results, cohort)
+            with clock.phase("aggregate"):
+                least = self._least(cohort)
+                try:
+                    context = self.method, self.task, server, uploads, cohort
+                    state = next_state(*context, sorted(results.losses), least=least)
+                except DivergedError as error:
+                    self.store.begin(cohort.round)  # nothing of the round is kept
+                    raise self._diverged(str(error), cohort) from None
+        for position in state.left_out:
+            self.store.unstage(cohort.clients[position])
+        return results, state
+
+    def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
+        """Which clients a round has gone on without, and why. What a remote executor has refused,
+        it has said itself."""
+        reasons = {} if self.federation.remote else results.reasons
+        reasons |= {
+            cohort.clients[at]: f"with its upload, {reason}"
+            for at, reason in state.left_out.items()
+        }
+        name = self.federation.name
+        return tuple(f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
 
     def _train(
         self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads
@@ -338,7 +377,7 @@ class _Loop:
         for request, result in self.executor.map("train", server, requests):
             refusal = result if isinstance(result, Refusal) else result.refusal
             if refusal is not None:
-                results.refusals[request.position] = refusal
+                results.refusals[request.position] = request.client, refusal
                 continue
             position = order[request.position]
             results.add(position, request, result)
@@ -366,31 +405,40 @@ class _Loop:
         if usable >= least:
             return
         self.store.begin(cohort.round)  # nothing of the round is kept
-        diverged = {at: r for at, r in results.refusals.items() if r.diverged}
+        diverged = {at: r for at, (_, r) in results.refusals.items() if r.diverged}
         if usable + len(diverged) >= least:
-            raise DivergedError(
-                f"{diverged[min(diverged)].reason} in round {cohort.round} of {self.method.name}; "
-                "lower the learning rate or set optimiser.clip"
-            )
+            raise self._diverged(diverged[min(diverged)].reason, cohort)
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
             f"usable update, {least} are needed; the same command goes on after round "
             f"{cohort.round - 1}"
         )
 
+    def _diverged(self, reason: str, cohort: Cohort) -> DivergedError:
+        return DivergedError(
+            f"{reason} in round {cohort.round} of {self.method.name}; "
+            "lower the learning rate or set optimiser.clip"
+        )
+
 
 @dataclass
 class CohortResults:
     """The usable results of a cohort's training: ``losses`` by position in the cohort. The costs
-    are those of the first of them in training order; ``refusals`` are by place in that order."""
+    are those of the first of them in training order; ``refusals`` are by place in that order, each
+    with its client."""
 
     losses: dict[int, float] = field(default_factory=dict)
-    refusals: dict[int, Refusal] = field(default_factory=dict)
+    refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     costs: Costs | None = None
     data_seconds: float = 0.0
     _first: int = sys.maxsize  # the place in training order behind `costs`
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why clients have no usable update."""
+        return {client: refusal.reason for client, refusal in self.refusals.values()}
 
     def add(self, position: int, request: ClientRequest, update: ClientUpdate) -> None:
         """Take the update of the client at ``position``."""

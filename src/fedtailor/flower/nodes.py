@@ -12,15 +12,24 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from ..data.federation import Federation
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
-from .codec import WireError, pack, unpack
-from .messages import NodeInfo, NodeQuery
+from ..runs.experiment import Experiment
+from .border import read_info
+from .codec import WireError, pack, words
+from .messages import NodeInfo, NodeQuery, digest
 
 Counts = list[int]  # of training, validation and test examples
 
+_MOST_REASON = 1 << 12  # characters of an error of which the last line is read
+# what Flower's own decoding ends in where a message is damaged
+_UNREADABLE = (
+    *(DecodeError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 
 
@@ -38,10 +47,11 @@ class Timeouts:
 class Nodes:
     """The nodes of a Grid, and ``node_of``: the node that serves a client."""
 
-    def __init__(self, grid: Grid, timeouts: Timeouts, experiment: str) -> None:
+    def __init__(self, grid: Grid, timeouts: Timeouts, experiment: Experiment) -> None:
         self._grid = grid
         self._timeouts = timeouts
-        self._query = pack(NodeQuery(experiment))
+        self._experiment = experiment
+        self._query = pack(NodeQuery(digest(experiment)))
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
         self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
@@ -67,16 +77,34 @@ class Nodes:
                 yield node, "the message could not be sent; the node may have left"
         end = time.monotonic() + limit
         while waiting:
-            for reply in grid.pull_messages(list(waiting)):
-                sender = waiting.pop(reply.metadata.reply_to_message_id, None)
+            for number, answer in self._pull(list(waiting)):
+                sender = waiting.pop(number, None)
                 if sender is not None:
-                    yield sender, _content(reply)
+                    yield sender, answer
             if time.monotonic() > end:
                 break
             if waiting:
                 time.sleep(self._timeouts.poll)
         for node in waiting.values():
             yield node, f"no reply in {limit:g} s"
+
+    def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, RecordDict | str]]:
+        """By the number of the message: an answer, or in words why it can't be read.
+
+        Flower's own decoding may fail. Then messages are pulled one by one, so that only those that
+        can't be read are lost.
+        """
+        try:
+            replies = list(self._grid.pull_messages(numbers))
+        except _UNREADABLE as error:
+            if len(numbers) == 1:
+                yield numbers[0], words(f"Flower can't read its message: {error}")
+                return
+            for number in numbers:
+                yield from self._pull([number])
+            return
+        for reply in replies:
+            yield reply.metadata.reply_to_message_id, _content(reply)
 
     def wait_for_clients(self) -> None:
         """Wait until every client has a node; each thing that is missing is printed once.
@@ -109,9 +137,7 @@ class Nodes:
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
             try:
-                if isinstance(content, str):
-                    raise WireError(content)
-                info, _ = unpack(content, NodeInfo)
+                info = read_info(content, self._experiment)
                 if info.new_clients:
                     self._add_new(node, info.new_clients)
                     continue
@@ -140,26 +166,14 @@ class Nodes:
         self._new[node] = clients
 
     def _check(self, info: NodeInfo) -> None:
-        if info.clients != tuple(sorted(set(info.clients))):
-            raise WireError("its clients must be in ascending order, each once")
         first = next(iter(self.infos.values()), info)
         for name in ("num_clients", "task", "classes", "picture"):
             mine, theirs = getattr(info, name), getattr(first, name)
             if mine != theirs:
                 raise WireError(f"its {name} is {mine!r}, other nodes' is {theirs!r}")
         for client in info.clients:
-            if not 0 <= client < info.num_clients:
-                raise WireError(f"client {client} of {info.num_clients}")
             if any(client in other.clients for other in self.infos.values()):
                 raise WireError(f"client {client} is served by another node, too")
-        for sizes in info.sizes:
-            counts = sizes.train, sizes.validation, sizes.test
-            lengths = {len(count) for count in counts}
-            if lengths != {len(info.clients)} or any(n < 0 for count in counts for n in count):
-                raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
-            totals = [sum(parts) for parts in zip(*counts, strict=True)]
-            if sizes.labels and not _count_all(sizes.labels, totals, len(info.classes)):
-                raise WireError(f"its labels for seed {sizes.seed} don't fit its sizes")
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")
@@ -168,8 +182,8 @@ class Nodes:
 def _content(reply: Message) -> RecordDict | str:
     if not reply.has_error():
         return reply.content
-    reason = (reply.error.reason or "").strip().splitlines()
-    return reason[-1] if reason else f"Flower's error {reply.error.code}"
+    lines = (reply.error.reason or "")[-_MOST_REASON:].strip().splitlines()
+    return words(lines[-1] if lines else f"Flower's error {reply.error.code}")
 
 
 def remote_federation(
@@ -220,14 +234,7 @@ def _counts(info: NodeInfo) -> dict[tuple[int, int], Counts]:
     }
 
 
-def _count_all(labels: Sequence[Sequence[int]], totals: Sequence[int], num_classes: int) -> bool:
-    """Whether each client's labels are counts by class that add up to its examples."""
-    return len(labels) == len(totals) and all(
-        len(row) == num_classes and min(row) >= 0 and sum(row) == total
-        for row, total in zip(labels, totals, strict=True)
-    )
-
-
 def _shares(sizes: Sequence[int]) -> Shares:
     offsets = np.cumsum([0, *sizes], dtype=np.int64)
-    return Shares(np.arange(offsets[-1]), offsets)
+    # numbers of rows that are elsewhere, and take no memory, whatever a client says of their number
+    return Shares(np.broadcast_to(np.int64(0), offsets[-1:].tolist()), offsets)

@@ -99,7 +99,7 @@ def serve(
     if experiment.start_from.run is not None:
         raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
-    nodes = Nodes(grid, timeouts, digest(experiment))
+    nodes = Nodes(grid, timeouts, experiment)
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
@@ -117,7 +117,7 @@ def serve(
         _run_part(inputs, part, nodes, timeouts)
 
     def is_done(part: Part) -> bool:
-        return part.directory.commit.ended and not clients_without_model(part)
+        return part.directory.commit.finished and not clients_without_model(part)
 
     summary = start_summary(inputs, rounds_left(experiment, out))
     run_parts(experiment, federations, out, run_part, is_done, summary=summary)
@@ -146,7 +146,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )
-    if not directory.commit.ended:
+    if not directory.commit.finished:
         todo = rounds(
             method,
             task,

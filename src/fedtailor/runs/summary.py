@@ -291,8 +291,7 @@ def rounds_left(
         if out is not None:
             path = out / "methods" / label / f"seed-{seed}" / "commit.json"
             commit = read_json(path) if path.exists() else commit
-        ended = commit.get("diverged") is not None
-        left[label, seed] = 0 if ended else max(0, experiment.rounds - commit["round"])
+        left[label, seed] = max(0, experiment.rounds - commit["round"])
     return left
 
 
