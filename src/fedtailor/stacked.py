@@ -164,22 +164,3 @@ def products_with_offsets(updates: Tensor, models: Tensor) -> Tensor:
         products.addmm_(chunk, (part - part[:1]).T)
         start += chunk.shape[1]
     return products
-
-
-def squared_distances(stacked: Params) -> Tensor:
-    """||stacked[i] - stacked[j]||^2 over all tensors, float64 ``[c, c]``, in one read.
-
-    They come from the inner products of the rows minus their mean, so that a large part that all
-    rows share doesn't round the distances away.
-
-    >>> squared_distances({"x": torch.tensor([[1.0, 0.0], [1.0, 3.0]])})
-    tensor([[0., 9.],
-            [9., 0.]], dtype=torch.float64)
-    """
-    first = next(iter(stacked.values()))
-    gram = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
-    for chunk in (chunk for v in stacked.values() for chunk in column_chunks(v, torch.float64)):
-        centred = chunk - chunk.mean(0)  # [c, columns]
-        gram.addmm_(centred, centred.T)
-    squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp(min=0)

@@ -88,5 +88,5 @@ def test_under_a_method_that_needs_only_the_mean(rule: str) -> None:
 
 
 def test_other_methods_refuse_them_by_name() -> None:
-    with pytest.raises(InputError, match=r"fedsdg .*'median'.* 'krum'"):
+    with pytest.raises(InputError, match=r"'median'.* fedsdg .* 'krum'"):
         last_round(FedSDG(robust=Robust("median")), (9,) * 5)

@@ -6,17 +6,20 @@ are added up as they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..errors import DivergedError
+from .. import random
+from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
-from ..params import Params, aligned, clone, not_finite, to_device
-from ..stacked import GROUP, accumulation_dtype
+from ..params import Params, aligned, clone, not_finite, pick, to_device
+from ..robustness.before import changed
+from ..robustness.combine import combined
+from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
 from .config import EngineConfig
 
@@ -139,6 +142,13 @@ class UploadMean:
 Uploads = UploadStack | UploadMean
 
 
+class OneUpload:
+    """What stands for a whole cohort's uploads, as one row ``[1, ...]``."""
+
+    def __init__(self, upload: Params) -> None:
+        self.params: Params = {name: value[None] for name, value in upload.items()}
+
+
 def _place_of_largest(uploads: Iterable[Iterable[Tensor]]) -> int:
     sizes = [max(float(v.double().abs().max()) for v in one if v.numel()) for one in uploads]
     return sizes.index(max(sizes))
@@ -162,11 +172,12 @@ def empty_uploads(
     folder: str,
     *,
     complete: bool,
+    attacked: bool,
 ) -> Uploads:
     """The place for a cohort's uploads until `aggregate`; ``folder`` is for those on disk. The
     cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
-    be weighed as they come."""
-    if method.needs_only_mean and method.robust.rule == "none":
+    be weighed as they come, unless they are ``attacked``."""
+    if method.needs_only_mean and not method.robust.is_active and not attacked:
         weights = method.client_weights(cohort) if complete else None
         return UploadMean(training_order(num_batches), weights)
     return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
@@ -191,8 +202,10 @@ def next_state(
     present: Sequence[int],
     *,
     least: int,
+    attack: Callable[[Params, Cohort], None] | None = None,
 ) -> NextState:
-    """Aggregate the uploads of the members at these positions, ascending.
+    """Aggregate the uploads of the members at these positions, ascending; in simulation after an
+    ``attack``, which changes some of them in place.
 
     Where the result is not finite, it is taken again without the upload that has the largest value,
     until it is, as long as ``least`` members are left.
@@ -206,7 +219,19 @@ def next_state(
         if isinstance(uploads, UploadStack):
             uploads.keep(present)
     counted, left_out = list(present), dict[int, str]()
-    used = [counted[row] for row in _select(method, task, uploads, len(counted))]
+    members = cohort.subset(torch.tensor(counted))
+    if attack is not None and isinstance(uploads, UploadStack):
+        attack(uploads.params, members)
+    if isinstance(uploads, UploadStack) and method.robust.is_active:
+        one, rows = _robust(method, task, server, uploads, members)
+        if one is not None:
+            state, problem = _aggregate(method, task, server, one, members)
+            if problem is not None:
+                raise DivergedError(problem)
+            return NextState(state, tuple(counted), left_out)
+        used = [counted[row] for row in rows]
+    else:
+        used = list(counted)
     while True:
         members = cohort.subset(torch.tensor(used))
         if isinstance(uploads, UploadMean) and uploads.keeps:
@@ -223,28 +248,49 @@ def next_state(
             uploads.keep([row for row in range(len(used) + 1) if row != worst])
 
 
-def _select(method: Method, task: Task, uploads: Uploads, count: int) -> list[int]:
-    """The rows that a robust rule lets through; no others are left in ``uploads``."""
-    if isinstance(uploads, UploadMean):
-        return list(range(count))
+def _robust(
+    method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort
+) -> tuple[OneUpload | None, list[int]]:
+    """What a robust rule leaves of the uploads: one upload in the place of all; or None, and the
+    rows that are left in ``uploads``."""
+    robust, params = method.robust, uploads.params
+    floats = {name: value for name, value in params.items() if value.is_floating_point()}
+    if "nnm" in robust.before and len(floats) < len(params):
+        raise InputError(
+            f"{method.name} sends {min(params.keys() - floats.keys())}, which has no mean; allowed "
+            "in robust.before: 'clip'"
+        )
     # running statistics would drown what clients ask for: they are far larger than updates
-    scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
-    rows = method.robust.select(scored)
+    scored = [name for name in floats if name not in task.buffers]
+    state = {}
+    if robust.needs_state:
+        own = method.unchanged(server, {name: value[0] for name, value in floats.items()})
+        state = {name: value.to(floats[name].device) for name, value in own.items()}
+    order = random.uniform(cohort.key, (len(cohort.clients),)).argsort()
+    floats = changed(robust, floats, state, scored, order)
+    if robust.combines:
+        return OneUpload(combined(robust, floats, state, scored)), []
+    params |= floats
+    rows = robust.select(pick(params, scored))
+    if "bucketing" in robust.before:
+        kept = floats if rows is None else {name: value[rows] for name, value in floats.items()}
+        count = len(next(iter(kept.values())))
+        return OneUpload(weighted_sum(kept, torch.full((count,), 1 / count))), []
     if rows is None:
-        return list(range(count))
+        return None, list(range(len(cohort.clients)))
     selected: list[int] = rows.tolist()
     uploads.keep(selected)
-    return selected
+    return None, selected
 
 
 def _aggregate(
-    method: Method, task: Task, server: Server, uploads: Uploads, cohort: Cohort
+    method: Method, task: Task, server: Server, uploads: Uploads | OneUpload, cohort: Cohort
 ) -> tuple[Server, str | None]:
     """The server's next state, on the task's device, and in words what is not finite in it.
 
     It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
     """
-    if isinstance(uploads, UploadMean):
+    if not isinstance(uploads, UploadStack):
         cohort = cohort.pooled()
     params = uploads.params
     device = next((value.device for value in params.values()), task.device)

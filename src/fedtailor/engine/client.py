@@ -21,6 +21,7 @@ from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
+from ..robustness.attacks import AttackConfig, poisoned
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
@@ -99,8 +100,21 @@ class ClientUpdate:
     data_seconds: float
 
 
+@dataclass(frozen=True)
 class Training(_Clients):
-    """`client_round`; the result is a `ClientUpdate`."""
+    """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data."""
+
+    attack: AttackConfig = AttackConfig()
+    attackers: frozenset[int] = frozenset()
+
+    def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
+        inputs = super().inputs(received, request)
+        attack = self.attack
+        attacks = request.client in self.attackers and attack.is_on(request.round)
+        if not (attacks and attack.on_data):
+            return inputs
+        classes = len(self.federation.dataset.classes)
+        return replace(inputs, batches=[poisoned(batch, classes) for batch in inputs.batches])
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext

@@ -19,6 +19,7 @@ from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
+from ..robustness.attacks import attack_uploads
 from ..task.task import Task
 from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
 from .client import ClientEvaluation, ClientUpdate, Training
@@ -98,6 +99,19 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
 
 
+def check_attack(federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the attack doesn't go with the federation."""
+    plan.attack.check(federation.num_clients)
+    if plan.attack.kind == "none":
+        return
+    if federation.remote:
+        raise InputError("attack: attacks are simulated in one process, not over Flower")
+    if plan.attack.on_data and federation.dataset.labels is None:
+        raise InputError(f"attack.kind = {plan.attack.kind!r}, but the data have no labels")
+    if not plan.evaluated(federation):
+        raise InputError("attack: all evaluated clients attack; lower attack.fraction")
+
+
 def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
     """The part of `check` that needs no model."""
     taking_part = federation.num_clients - plan.cohort.novel
@@ -110,6 +124,10 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
     if plan.engine.executor == "processes":
         check_processes(device)
     method.robust.check(cohort_size)
+    method.robust.check_method(
+        method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
+    )
+    check_attack(federation, plan)
     if plan.local.batch_size < method.min_batch_size:
         raise InputError(
             f"{method.name} does not train on batches of fewer than {method.min_batch_size} "
@@ -221,7 +239,7 @@ def client_works(
     public = public_batch(federation, task) if method.needs_public else None
     context = method, task, federation
     return {
-        "train": Training(*context, plan.local, public),
+        "train": Training(*context, plan.local, public, plan.attack, plan.attackers(federation)),
         "evaluate": ClientEvaluation(
             *context, plan.local, public, plan.evaluate.batch_size, wanted
         ),
@@ -333,7 +351,13 @@ class _Loop:
         """
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
             uploads = empty_uploads(
-                self.method, cohort, num_batches, self.plan.engine, folder, complete=self.complete
+                self.method,
+                cohort,
+                num_batches,
+                self.plan.engine,
+                folder,
+                complete=self.complete,
+                attacked=self.plan.attack.on_uploads,
             )
             with clock.phase("train"):
                 results = self._train(server, cohort, num_batches, uploads)
@@ -343,13 +367,35 @@ class _Loop:
                 least = self._least(cohort)
                 try:
                     context = self.method, self.task, server, uploads, cohort
-                    state = next_state(*context, sorted(results.losses), least=least)
+                    present = sorted(results.losses)
+                    state = next_state(*context, present, least=least, attack=self._attack(server))
                 except DivergedError as error:
                     self.store.begin(cohort.round)  # nothing of the round is kept
                     raise self._diverged(str(error), cohort) from None
         for position in state.left_out:
             self.store.unstage(cohort.clients[position])
         return results, state
+
+    def _attack(self, server: Server) -> Callable[[Params, Cohort], None] | None:
+        """What attackers make of their uploads, if they change them."""
+        attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
+        if not attack.on_uploads:
+            return None
+
+        def change(uploads: Params, cohort: Cohort) -> None:
+            rows = [row for row, client in enumerate(cohort.clients) if client in attackers]
+            if not rows or not attack.is_on(cohort.round):
+                return
+            attacked = {
+                name: value
+                for name, value in uploads.items()
+                if value.is_floating_point() and name not in self.task.buffers
+            }
+            like = {name: value[0] for name, value in attacked.items()}
+            key = random.key(self.federation.seed, cohort.round, "attack")
+            attack_uploads(attack, attacked, self.method.unchanged(server, like), rows, key)
+
+        return change
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,

@@ -39,7 +39,7 @@ def changed(
             weights = torch.zeros_like(d2).scatter_(1, nearest, 1 / size)
             uploads = {name: mixed(value, weights) for name, value in uploads.items()}
         else:
-            groups = order.split(robust.bucket)
+            groups = [order[at : at + robust.bucket] for at in range(0, len(order), robust.bucket)]
             weights = torch.zeros(len(groups), len(order), dtype=torch.float64)
             for row, group in zip(weights, groups, strict=True):
                 row[group] = 1 / len(group)

@@ -47,6 +47,8 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from ..errors import InputError
+from ..params import Params
+from .distances import squared_distances
 
 Selection = Literal["krum", "multi-krum", "mda"]
 Combination = Literal[
@@ -91,7 +93,7 @@ class Robust:
         return self.rule in COMBINATIONS
 
     @property
-    def needs_reference(self) -> bool:
+    def needs_state(self) -> bool:
         """Whether distances from the server's own state count."""
         return "clip" in self.before or self.rule == "centred-clipping"
 
@@ -130,6 +132,22 @@ class Robust:
                 f"{_MOST_SUBSETS:,}. Take 'multi-krum'"
             )
 
+    def check_method(self, name: str, *, needs_only_mean: bool, sends_updates: bool) -> None:
+        """Raise InputError if the rule doesn't go with a method of this ``name``."""
+        if needs_only_mean:
+            return
+        if self.combines or "bucketing" in self.before:
+            what = f"robust.rule = {self.rule!r}" if self.combines else "bucketing"
+            raise InputError(
+                f"{what} makes one upload of several, but {name} needs each client's; rules for "
+                f"{name}: {', '.join(map(repr, SELECTIONS))}, after 'clip' or 'nnm'"
+            )
+        if self.needs_state and not sends_updates:
+            raise InputError(
+                f"'clip' needs uploads that can be compared with the server's state; those of "
+                f"{name} can't; allowed in robust.before: 'nnm'"
+            )
+
     @property
     def _title(self) -> str:
         return f"rule {self.rule!r}" + (f" after {', '.join(self.before)}" if self.before else "")
@@ -160,11 +178,11 @@ class Robust:
             return max(1, kept)
         return 1 if self.combines else rows
 
-    def select(self, d2: Tensor) -> Tensor | None:
-        """The selected uploads, ascending int64 ``[m]``, from their squared distances ``[c, c]``;
-        None: all of them."""
-        if self.rule not in SELECTIONS:
+    def select(self, uploads: Params) -> Tensor | None:
+        """The selected rows of uploads stacked ``[c, ...]``, ascending int64 ``[m]``; None: all."""
+        if self.rule not in SELECTIONS or not uploads:
             return None
+        d2 = squared_distances(uploads)
         if self.rule == "mda":
             return smallest_diameter(d2, len(d2) - self.attackers)
         scores = krum_scores(d2, self.attackers)
