@@ -65,7 +65,8 @@ def _of_columns(rule: str, chunk: Tensor, f: int) -> Tensor:
 
 def geometric_median_weights(uploads: Params, steps: int) -> Tensor:
     """The weights of the geometric median z = sum_i w_i u_i, by Weiszfeld's iteration
-    w_i ~ 1 / max(||u_i - z||, nu), where nu is 1e-6 of the median distance from the start.
+    w_i ~ 1 / max(||u_i - z||, nu). Nu is 1e-6 of a median distance; at first w_i ~ 1 / the median
+    distance of u_i from the others.
 
     Args:
         uploads: stacked ``[c, ...]``.
@@ -74,11 +75,12 @@ def geometric_median_weights(uploads: Params, steps: int) -> Tensor:
     Returns:
         float64 ``[c]``, of sum 1.
     """
-    start = int(squared_distances(uploads).sqrt().sum(1).argmin())
+    apart = squared_distances(uploads).sqrt().median(1).values  # of a far one: far
+    start = int(apart.argmin())
     r, products = directions_from(uploads, {n: value[start] for n, value in uploads.items()})
     nu = (1e-6 * r.median()).clamp(min=1e-30)
-    weights = torch.zeros_like(r)
-    weights[start] = 1.0
+    weights = 1 / apart.clamp(min=nu)
+    weights = weights / weights.sum()
     for _ in range(steps):
         weights = 1 / _distances(r, products, weights * r).clamp(min=nu)
         weights = weights / weights.sum()

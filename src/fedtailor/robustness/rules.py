@@ -32,7 +32,7 @@ Differs from the papers:
   upload. Multi-Krum's m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
 - ``radius`` is the median distance of the round's uploads from the server's state, unless it is
   set.
-- The geometric median starts from the upload of the smallest sum of distances, not from the mean.
+- The geometric median starts from a mean that weighs far uploads down, not from the plain mean.
 """
 
 from __future__ import annotations
