@@ -42,15 +42,20 @@ NAVIGATION = {
     "Tutorials": ["start", *pages_of("tutorials"), *pages_of("notebooks")],
     "How-to guides": [
         "data", "models", "python", "report", "predict", "export", "metrics", "track", "torchrun",
-        "deployment",
+        "deployment", "faq",
     ],
     "Methods": ["when", "methods/index"],
     "Reference": [
-        "experiments", "run-directory", "reference/commands", "reference/python",
+        "experiments", "run-directory", "reference/commands", "reference/api/index", "glossary",
     ],
     "Results": ["results", "claims", "speed", "scaling"],
     "Inside": ["architecture", "flower", "contributing", "changelog"],
 }  # fmt: skip
+
+API = [
+    "running", "data", "models", "methods", "method-interface", "testing", "metrics", "rounds",
+    "flower",
+]  # fmt: skip
 
 
 def toctree(pages: list[str], caption: str = "") -> str:
@@ -71,6 +76,11 @@ def add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
             source[0] += toctree(pages, caption)
     elif docname == "methods/index":
         source[0] += toctree([f"families/{family}" for family in FAMILIES])
+    elif docname == "reference/api/index":
+        source[0] += toctree(API)
+    elif docname.removeprefix("methods/") in METHODS:
+        name = METHODS[docname.removeprefix("methods/")].__name__
+        source[0] += f"\n\n## In Python\n\n```{{eval-rst}}\n.. autoclass:: fedtailor.{name}\n```\n"
 
 
 def write_families(app: Sphinx, config: Any) -> None:
@@ -128,8 +138,8 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_argparse_cli",
     "sphinx_copybutton",
 ]
@@ -143,7 +153,6 @@ nb_execution_mode = "off"  # notebooks show their stored results
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autosummary_generate = False
 maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
 add_module_names = False
