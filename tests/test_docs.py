@@ -33,7 +33,7 @@ LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_field_is_documented_with_its_default(section: type) -> None:
-    text = (ROOT / "docs/experiments.md").read_text()
+    text = (ROOT / "docs/fields.md").read_text()
     for field in dataclasses.fields(section):
         assert f"| `{field.name}` | `{field.default}` |" in text, field.name
 
