@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -37,20 +38,22 @@ def pages_of(folder: str) -> list[str]:
     return [f"{folder}/{name}" for name in ordered]
 
 
-# Each page stands in one of these lists, or the build fails.
+# A page that stands in none of these lists comes last among the how-to guides.
 NAVIGATION = {
     "Tutorials": ["start", *pages_of("tutorials"), *pages_of("notebooks")],
     "How-to guides": [
-        "data", "models", "python", "report", "predict", "export", "metrics", "track", "torchrun",
-        "deployment", "faq",
+        "experiments", "continue", "tune", "data", "models", "python", "report", "predict",
+        "export", "metrics", "track", "robustness", "torchrun", "deployment", "faq",
     ],
     "Methods": ["when", "methods/index"],
     "Reference": [
-        "experiments", "run-directory", "reference/commands", "reference/api/index", "glossary",
+        "fields", "run-directory", "reference/commands", "reference/api/index", "glossary",
     ],
-    "Results": ["results", "claims", "speed", "scaling"],
-    "Inside": ["architecture", "flower", "contributing", "changelog"],
+    "Results": ["results", "claims", "evidence", "speed", "scaling"],
+    "Inside": ["architecture", "internals", "flower", "contributing", "changelog"],
 }  # fmt: skip
+NAMED = {"index", *itertools.chain(*NAVIGATION.values())}
+NAVIGATION["How-to guides"] += sorted({path.stem for path in HERE.glob("*.md")} - NAMED)
 
 API = [
     "running", "data", "models", "methods", "method-interface", "testing", "metrics", "rounds",
@@ -121,8 +124,10 @@ def field_types(
     types = get_type_hints(thing)
     plain = inspect.signature(thing)
     fields = [field.replace(annotation=types[name]) for name, field in plain.parameters.items()]
-    text = stringify_signature(plain.replace(parameters=fields), show_return_annotation=False)
-    return text.replace("<factory>", "..."), returned
+    text = stringify_signature(
+        plain.replace(parameters=fields), show_return_annotation=False, unqualified_typehints=True
+    )
+    return re.sub(r"<(factory|function \w+)>", "...", text), returned
 
 
 def setup(app: Sphinx) -> None:
@@ -153,6 +158,7 @@ nb_execution_mode = "off"  # notebooks show their stored results
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Params": "Params", "Batch": "Batch"}
 maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
 add_module_names = False
@@ -161,6 +167,11 @@ highlight_language = "none"
 
 html_theme = "furo"
 html_title = "fedtailor"
+html_favicon = "_static/icon.svg"
+html_theme_options = {  # the colours of the report's page
+    "light_css_variables": {"color-brand-primary": "#0a5c9e", "color-brand-content": "#0a5c9e"},
+    "dark_css_variables": {"color-brand-primary": "#7cc0ee", "color-brand-content": "#7cc0ee"},
+}
 html_static_path = ["_static"]
 html_css_files = ["katex/katex.min.css", "site.css"]
 html_js_files = ["katex/katex.min.js", "formulas.js"]
