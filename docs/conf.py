@@ -164,6 +164,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 default_role = "py:obj"
 highlight_language = "none"
+pygments_dark_style = "github-dark"
 
 html_theme = "furo"
 html_title = "fedtailor"
