@@ -94,10 +94,7 @@ def write_families(app: Sphinx, config: Any) -> None:
     for family, title in FAMILIES.items():
         names = [f"../{name}" for name in METHODS if METHODS[name].family == family]
         table = table_of(family).replace("](", "](../")
-        text = f"# {title}\n\n{table}{toctree(names)}"
-        page = folder / f"{family}.md"
-        if not page.exists() or page.read_text() != text:  # a new date means a new build
-            page.write_text(text)
+        (folder / f"{family}.md").write_text(f"# {title}\n\n{table}{toctree(names)}")
 
 
 # KaTeX draws the formulas in the browser; it lies in _static, so that pages work without a network.
@@ -148,7 +145,6 @@ extensions = [
     "sphinx_argparse_cli",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True
@@ -158,7 +154,8 @@ nb_execution_mode = "off"  # notebooks show their stored results
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autodoc_type_aliases = {"Params": "Params", "Batch": "Batch"}
+_ALIASES = ["Batch", "Labels", "MetricFunction", "Params", "Probabilities", "Server"]
+autodoc_type_aliases = {name: name for name in _ALIASES}
 maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
 add_module_names = False
