@@ -116,6 +116,14 @@ def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
     assert example == source, "copy src/fedtailor/methods/fedprox.py into CONTRIBUTING.md"
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = (ROOT / "docs/reference/api").glob("*.md")
+    text = "".join(path.read_text() for path in pages)
+    documented = set(re.findall(r"^\.\. auto\w+:: fedtailor\.(?:\w+\.)*(\w+)$", text, re.M))
+    methods = {method.__name__ for method in METHODS.values()}  # on the pages of the methods
+    assert set(ft.__all__) - methods <= documented
+
+
 def test_every_experiment_file_is_valid() -> None:
     for path in builtin.experiments().values():
         assert ft.load(path).methods
