@@ -233,7 +233,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains. With 0 it isn't called."""
         return 0
 
     def finetune(

@@ -89,7 +89,8 @@ class ClientUpdate:
 
     ``packed`` is what it sends, ``private`` its new private state (None where that stays at the
     client's site), ``loss`` the mean over its batches. ``refusal`` says why the update can't be
-    used, if it can't.
+    used, if it can't. ``cpu_seconds`` is the processor time of the training, over all
+    cores; 0 where it is not known.
     """
 
     packed: Params
@@ -98,6 +99,7 @@ class ClientUpdate:
     refusal: Refusal | None
     costs: Costs
     data_seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,11 @@ class Training(_Clients):
         return client_round(self.method, self.task, received, private, batches, context)
 
     def finish(
-        self, request: ClientRequest, inputs: ClientInputs, outcome: tuple[Params, Params, Tensor]
+        self,
+        request: ClientRequest,
+        inputs: ClientInputs,
+        outcome: tuple[Params, Params, Tensor],
+        cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss = outcome
         packed = self.method.pack(self.task, upload)
@@ -133,6 +139,7 @@ class Training(_Clients):
             _refusal(self.federation.name(request.client), loss, {**private, **upload}),
             measure(self.task, inputs.received, private, packed),
             inputs.seconds,
+            cpu_seconds,
         )
 
 
@@ -178,7 +185,7 @@ class ClientEvaluation(_Clients):
         return self.method.finetune(self.task, state, batches, context)
 
     def finish(
-        self, request: ClientRequest, inputs: ClientInputs, outcome: Params
+        self, request: ClientRequest, inputs: ClientInputs, outcome: Params, cpu_seconds: float
     ) -> ClientEvaluationResult:
         client = request.client
         shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .. import random
+from ..data.config import LocalConfig
 from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
 from ..errors import DivergedError, InputError
@@ -25,7 +26,7 @@ from .aggregation import NextState, Uploads, empty_uploads, next_state, training
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
 from .config import EngineConfig, Plan
-from .costs import Costs
+from .costs import Costs, count_flops
 from .evaluation import Evaluator
 from .executors.choose import executor_for
 from .executors.counted import Counted
@@ -46,7 +47,8 @@ class Round:
     ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 
     Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
-    part, and nothing is sent."""
+    part, and nothing is sent. ``cpu_seconds`` is the processor time of the clients' training, None
+    where it is not known."""
 
     number: int
     server: Server
@@ -62,6 +64,7 @@ class Round:
     seconds: dict[str, float]
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
     notes: tuple[str, ...] = ()
+    cpu_seconds: float | None = None
 
 
 def new_store(
@@ -227,6 +230,31 @@ def rounds(
         runner.close()
 
 
+def first_step(
+    method: Method, task: Task, federation: Federation, plan: Plan
+) -> tuple[dict[str, Work], Server, ClientRequest]:
+    """The first client's training of round 1 on a single batch: the works, the server's state, and
+    the request to the client."""
+    plan = replace(plan, local=LocalConfig(plan.local.batch_size, steps=1))
+    client = draw_cohort(federation, plan, 1).clients[0]
+    private = new_store(method, task, federation).read(client)
+    scale = plan.schedule.factor(1, plan.rounds)
+    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
+    server = to_device(first_server(method, task, federation), task.device)
+    return client_works(method, task, federation, plan), server, request
+
+
+def step_flops(method: Method, task: Task, federation: Federation, plan: Plan) -> int:
+    """Count the floating-point operations of the `first_step`. What is computed once for each
+    example is not counted."""
+    federation = with_example_cache(method, task, federation, plan.engine)
+    works, server, request = first_step(method, task, federation, plan)
+    train = works["train"]
+    assert isinstance(train, Training)
+    inputs = train.prepare(server, request)
+    return count_flops(lambda: train.complete(request, inputs))
+
+
 def client_works(
     method: Method,
     task: Task,
@@ -338,6 +366,7 @@ class _Loop:
             seconds=clock.seconds,
             executor=self.executor.name,
             notes=notes,
+            cpu_seconds=results.cpu_seconds or None,
         )
 
     def _next(
@@ -479,6 +508,7 @@ class CohortResults:
     bytes_up: int = 0
     costs: Costs | None = None
     data_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     _first: int = sys.maxsize  # the place in training order behind `costs`
 
     @property
@@ -492,5 +522,6 @@ class CohortResults:
         self.bytes_down += sum(update.costs.down.values())
         self.bytes_up += sum(update.costs.up.values())
         self.data_seconds += update.data_seconds
+        self.cpu_seconds += update.cpu_seconds
         if request.position < self._first:
             self._first, self.costs = request.position, update.costs

@@ -181,7 +181,7 @@ class GridExecutor:
         packed = to_device(payload, self.task.device)
         accept_upload(self.method, self.task, self.schema, reply, packed)
         costs = measure(self.task, send(reply.client), self.first_private, payload)
-        return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0)
+        return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]

@@ -414,6 +414,7 @@ def _timings(done: Round) -> dict[str, Any]:
         "round": done.number,
         "seconds": seconds,
         "executor": done.executor,
+        "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
 

@@ -124,8 +124,8 @@ class Experiment:
 
     @property
     def sources(self) -> dict[str, Origin]:
-        """The user's own code, by its place in a run directory: ``factory/net.py``; that of a
-        package by its module. A metric's or a model's that is not on this machine is left out:
+        """The user's own code, by its place in a run directory such as ``factory/net.py``; that of
+        a package by its module. A metric's or a model's that is not on this machine is left out:
         whoever needs it refuses it, and over Flower metrics are the sites' alone.
 
         Raises:
