@@ -173,6 +173,11 @@ def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Call
     return spoil
 
 
+def counted(info: NodeInfo, train: int) -> NodeInfo:
+    (sizes,) = info.sizes
+    return replace(info, sizes=(replace(sizes, train=(train, *sizes.train[1:])),))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -181,6 +186,12 @@ def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Call
             "characters of text; at most",
         ),
         (lambda info: replace(info, picture=(10**6, 10**6, 3)), "its picture is (1000000"),
+        (lambda info: replace(info, num_clients=10**9), "its num_clients is 1000000000; split.cl"),
+        (lambda info: replace(info, clients=(0, 3)), "client 0 is served by node 100, too"),
+        (lambda info: counted(info, 2**62), "client 1 has 4611686018427387904 training examples"),
+        (lambda info: counted(info, 0), "client 1 has 0 training examples"),
+        (lambda info: counted(info, -5), "client 1 has -5 training examples"),
+        (lambda info: replace(info, sizes=info.sizes * 3), "its sizes are of seeds [0, 0, 0]"),
     ],
 )
 def test_what_a_node_says_of_itself_is_bounded(
@@ -246,3 +257,21 @@ def test_metrics_that_cannot_be_are_refused(second: MetricValues | None) -> None
 def test_results_are_of_the_examples_that_were_counted(sums: Any, words: str) -> None:
     with pytest.raises(WireError, match=words):
         evaluation_of(ClientReply(0, sums=sums), Metrics(EvaluateConfig()), FOUR)
+
+
+def test_a_key_is_bound_to_its_clients(tmp_path: Path) -> None:
+    """Node 102 has no key of a site, and 100 says that it serves the other site's client."""
+    split = {"scheme": "iid", "clients": 2, "max_examples": 12}
+    chosen = experiment("fedavg", rounds=1, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    direct.apps[102] = direct.apps[100]
+    sites = {100: range(1), 101: range(1, 2)}
+    given = {"backbone": digits_backbone(), "timeouts": QUICK, "sites": sites}
+    direct.change = spoilt_info(lambda info: replace(info, clients=(1,)), node=100)
+    with pytest.raises(InputError) as raised:
+        serve(direct, chosen, tmp_path / "out", **given)
+    assert "node 102: its key is none of the sites'" in str(raised.value)
+    assert "node 100: it says that it serves clients [1]; its key is for [0]" in str(raised.value)
+    assert {message.metadata.dst_node_id for message in direct.sent} == {100, 101}
+    direct.change = lambda message, reply: reply
+    serve(direct, chosen, tmp_path / "out", **given)

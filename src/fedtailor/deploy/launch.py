@@ -15,9 +15,8 @@ import tomli_w
 from ..errors import InputError
 from ..flower.client import Site
 from ..runs.directory import locked, write_atomically
-from ..runs.experiment import read_toml
 from .folder import Deployment, at_site
-from .registration import register
+from .registration import has_keys, register
 from .site_process import answers
 from .subprocesses import (
     CONNECTION,
@@ -182,10 +181,7 @@ def let_in(deployment: Deployment) -> bool:
     Raises:
         InputError: a key can't be used.
     """
-    path = deployment.server / "flower" / "config.toml"
-    if not path.exists() or not answers_at(deployment.port):
-        return False
-    if read_toml(path)["superlink"][CONNECTION]["insecure"]:
+    if not has_keys(deployment) or not answers_at(deployment.port):
         return False
     register(deployment, server_environment(deployment))
     return True

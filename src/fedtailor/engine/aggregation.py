@@ -7,7 +7,7 @@ are added up as they come.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from ..method import Cohort, Method, Server
 from ..params import Params, aligned, clone, not_finite, to_device
 from ..stacked import GROUP, accumulation_dtype
 from ..task.task import Task
-from .config import EngineConfig
+from .config import Plan
 
 
 class UploadStack:
@@ -154,22 +154,34 @@ def training_order(num_batches: Sequence[int]) -> list[int]:
     return sorted(range(len(num_batches)), key=lambda at: (num_batches[at], at))
 
 
+def with_max_share(cohort: Cohort, max_share: float | None) -> Cohort:
+    """The same round, with no member's examples counted as more than ``max_share`` of the sum of
+    all that are counted; with equal numbers if the members are too few for that."""
+    n = cohort.num_examples
+    if max_share is None:
+        return cohort
+    if max_share * len(n) <= 1:
+        return replace(cohort, num_examples=torch.ones_like(n))
+    ordered = n.sort(descending=True).values.tolist()
+    for above, largest in enumerate(ordered):  # so many are cut to the limit
+        limit = max_share * sum(ordered[above:]) / (1 - max_share * above)
+        if largest <= limit:
+            return replace(cohort, num_examples=n.clamp(max=limit))
+    raise AssertionError("unreachable: with enough members one of them is below the limit")
+
+
 def empty_uploads(
-    method: Method,
-    cohort: Cohort,
-    num_batches: Sequence[int],
-    engine: EngineConfig,
-    folder: str,
-    *,
+    method: Method, cohort: Cohort, num_batches: Sequence[int], plan: Plan, folder: str, *,
     complete: bool,
-) -> Uploads:
-    """The place for a cohort's uploads until `aggregate`; ``folder`` is for those on disk. The
+) -> Uploads:  # fmt: skip
+    """The place for a cohort's uploads until `next_state`; ``folder`` is for those on disk. The
     cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
     be weighed as they come."""
     if method.needs_only_mean and method.robust.rule == "none":
-        weights = method.client_weights(cohort) if complete else None
+        weighed = with_max_share(cohort, plan.cohort.max_share)
+        weights = method.client_weights(weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
-    return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
+    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6, folder)
 
 
 @dataclass(frozen=True)
@@ -191,8 +203,9 @@ def next_state(
     present: Sequence[int],
     *,
     least: int,
+    max_share: float | None = None,
 ) -> NextState:
-    """Aggregate the uploads of the members at these positions, ascending.
+    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`.
 
     Where the result is not finite, it is taken again without the upload that has the largest value,
     until it is, as long as ``least`` members are left.
@@ -208,7 +221,7 @@ def next_state(
     counted, left_out = list(present), dict[int, str]()
     used = [counted[row] for row in _select(method, task, uploads, len(counted))]
     while True:
-        members = cohort.subset(torch.tensor(used))
+        members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
             uploads.weigh(used, method.client_weights(members))
         state, problem = _aggregate(method, task, server, uploads, members)

@@ -333,17 +333,19 @@ class _Loop:
         """
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
             uploads = empty_uploads(
-                self.method, cohort, num_batches, self.plan.engine, folder, complete=self.complete
+                self.method, cohort, num_batches, self.plan, folder, complete=self.complete
             )
             with clock.phase("train"):
                 results = self._train(server, cohort, num_batches, uploads)
             clock.move(results.data_seconds / self.executor.processes, "train", "data")
             self._check_quorum(results, cohort)
             with clock.phase("aggregate"):
-                least = self._least(cohort)
+                least, max_share = self._least(cohort), self.plan.cohort.max_share
+                context = self.method, self.task, server, uploads, cohort
                 try:
-                    context = self.method, self.task, server, uploads, cohort
-                    state = next_state(*context, sorted(results.losses), least=least)
+                    state = next_state(
+                        *context, sorted(results.losses), least=least, max_share=max_share
+                    )
                 except DivergedError as error:
                     self.store.begin(cohort.round)  # nothing of the round is kept
                     raise self._diverged(str(error), cohort) from None
