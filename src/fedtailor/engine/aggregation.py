@@ -187,11 +187,12 @@ def empty_uploads(
 @dataclass(frozen=True)
 class NextState:
     """The ``server``'s next state, the ``present`` positions of the cohort's members that the round
-    counts, and why it went on without the others, by position."""
+    counts, why it went on without the others, by position, and what else is to be told."""
 
     server: Server
     present: tuple[int, ...]
     left_out: dict[int, str]
+    notes: tuple[str, ...]
 
 
 def next_state(
@@ -214,10 +215,15 @@ def next_state(
         InputError: they are too few for the method's robust rule.
         DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
-    if len(present) < len(cohort.clients):
-        method.robust.check(len(present))
-        if isinstance(uploads, UploadStack):
-            uploads.keep(present)
+    full, rule = method.robust, method.robust.among(len(present))
+    method, notes = replace(method, robust=rule), tuple[str, ...]()
+    if rule.attackers < full.attackers:
+        notes = (
+            f"{len(present)} of {len(cohort.clients)} uploads are there: the rule withstands "
+            f"{rule.attackers} false ones, not {full.attackers}",
+        )
+    if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
+        uploads.keep(present)
     counted, left_out = list(present), dict[int, str]()
     used = [counted[row] for row in _select(method, task, uploads, len(counted))]
     while True:
@@ -226,7 +232,7 @@ def next_state(
             uploads.weigh(used, method.client_weights(members))
         state, problem = _aggregate(method, task, server, uploads, members)
         if problem is None:
-            return NextState(state, tuple(counted), left_out)
+            return NextState(state, tuple(counted), left_out, notes)
         if len(counted) <= max(1, least) or len(used) == 1:
             raise DivergedError(problem)
         worst = uploads.largest()
@@ -245,6 +251,8 @@ def _select(method: Method, task: Task, uploads: Uploads, count: int) -> list[in
     rows = method.robust.select(scored)
     if rows is None:
         return list(range(count))
+    for name in uploads.params.keys() - scored.keys():
+        uploads.params[name] = method.robust.bound(uploads.params[name])
     selected: list[int] = rows.tolist()
     uploads.keep(selected)
     return selected

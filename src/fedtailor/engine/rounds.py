@@ -362,7 +362,8 @@ class _Loop:
             for at, reason in state.left_out.items()
         }
         name = self.federation.name
-        return tuple(f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        return (*without, *state.notes)
 
     def _train(
         self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads

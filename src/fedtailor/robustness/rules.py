@@ -9,7 +9,9 @@ c uploads V_i, of which f may be false; i -> j for the c - f - 2 uploads V_j nea
 
 Differs from the paper:
 - The method aggregates the selected uploads, with its own weights; the paper takes the plain mean.
-- Running statistics of batch normalisations follow their upload, but are not scored.
+- Running statistics of batch normalisations follow their upload, but are not scored. Each is cut
+  to the range that is left without the f smallest and the f largest values of the cohort.
+- Where members of the cohort are missing, f becomes as small as the others need.
 - In a cohort of three or fewer, where c - f - 2 < 1, the score is the distance of the nearest
   upload.
 - m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
@@ -17,7 +19,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -63,6 +65,33 @@ class Robust:
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
+
+    def among(self, present: int) -> Robust:
+        """The rule for a round in which so many of the cohort's uploads are there: it withstands as
+        many attackers as they allow. Each member that is missing may have been one of them.
+
+        Raises:
+            InputError: fewer than three are there, which can't show who is false.
+
+        >>> Robust("krum", attackers=2).among(6).attackers
+        1
+        """
+        if self.attackers and present < 3:
+            raise InputError(
+                f"{present} uploads are there; with robust.attackers = {self.attackers} at least 3 "
+                "are needed"
+            )
+        attackers = min(self.attackers, max(0, (present - 3) // 2))
+        keep = None if self.keep is None else min(self.keep, present - attackers)
+        return replace(self, attackers=attackers, keep=keep)
+
+    def bound(self, statistics: Tensor) -> Tensor:
+        """``statistics`` ``[c, ...]``, which are not scored, cut to a range that f false ones can't
+        widen: of each the f smallest and the f largest values don't count."""
+        if self.rule == "none" or not self.attackers:
+            return statistics
+        ordered = statistics.sort(0).values
+        return statistics.clamp(ordered[self.attackers], ordered[-1 - self.attackers])
 
     def let_through(self, cohort_size: int) -> int:
         """How many uploads of a cohort the server uses.
