@@ -85,6 +85,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
     with locked(deployment.server):
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
+        make_private(deployment.server / "state.db")  # what sites have sent, until it is read
         env = server_environment(deployment)
         with started(command, env, "flower-superlink") as process, watched(process):
             wait_for(deployment.port)
@@ -211,6 +212,14 @@ def run(deployment: Deployment) -> Path:
     if last["status"] != "finished:completed":
         raise InputError(f"Flower's run {number} is {last['status']}: {last['status-details']}")
     return deployment.run
+
+
+def make_private(path: Path) -> None:
+    """Let only the user read and write a database, and what SQLite puts beside it; the file is made
+    if it is not there."""
+    path.touch(mode=0o600)
+    for file in path.parent.glob(f"{path.name}*"):
+        file.chmod(0o600)
 
 
 def _warn() -> None:

@@ -31,6 +31,7 @@ _UNREADABLE = (
     *(DecodeError, ValueError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError),
 )
+_MOST_NAMED = 20  # nodes that are refused
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 
 
@@ -165,6 +166,8 @@ class Nodes:
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
+        if more := problems[_MOST_NAMED:]:
+            problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
         self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n]}
         self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
         total = next((info.num_clients for info in self.infos.values()), 0)
@@ -183,6 +186,7 @@ class Nodes:
             if client in taken:
                 text = f"node {node}: new client {client} is served by another node, too"
                 print(text, file=sys.stderr)
+                break
         self._new[node] = clients
 
     def _check_key(self, node: int, clients: Sequence[int]) -> None:
