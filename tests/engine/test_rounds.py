@@ -289,3 +289,24 @@ def test_a_client_that_diverges_can_be_left_out() -> None:
     assert done.cohort.clients == (0, 1, 2, 4)
     assert done.notes == ("without client 3: the loss of client 3 is nan",)
     assert all(v.isfinite().all() for k in (0, 1, 2, 4) for v in store.read(k).values())
+
+
+def test_the_share_of_a_client_that_says_it_has_most_examples_is_cut() -> None:
+    """For a method that takes a mean as uploads come as for one that stacks them."""
+    federation = digits_federation((5, 5, 100))
+    plan = replace(PLAN, rounds=1, cohort=CohortConfig(max_share=0.34))
+    equal = last_round(Plain(), replace(plan, cohort=CohortConfig()), federation)
+    for robust in (Robust(), Robust("multi-krum", keep=3)):
+        cut = last_round(FedAvg(robust=robust), plan, federation)
+        for name, value in equal.server.items():
+            torch.testing.assert_close(cut.server[name], value, rtol=0.02, atol=0.01)
+
+
+@dataclass(frozen=True)
+class Plain(FedAvg):
+    """FedAvg with equal weights."""
+
+    name = "plain"
+
+    def client_weights(self, cohort: Cohort) -> Tensor:
+        return cohort.uniform

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from safetensors.torch import load_file
 
 from fedtailor.engine.config import EvaluateConfig
@@ -173,6 +173,11 @@ def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Call
     return spoil
 
 
+def counted(info: NodeInfo, train: int) -> NodeInfo:
+    (sizes,) = info.sizes
+    return replace(info, sizes=(replace(sizes, train=(train, *sizes.train[1:])),))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -181,6 +186,12 @@ def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Call
             "characters of text; at most",
         ),
         (lambda info: replace(info, picture=(10**6, 10**6, 3)), "its picture is (1000000"),
+        (lambda info: replace(info, num_clients=10**9), "its num_clients is 1000000000; split.cl"),
+        (lambda info: replace(info, clients=(0, 3)), "client 0 is served by node 100, too"),
+        (lambda info: counted(info, 2**62), "client 1 has 4611686018427387904 training examples"),
+        (lambda info: counted(info, 0), "client 1 has 0 training examples"),
+        (lambda info: counted(info, -5), "client 1 has -5 training examples"),
+        (lambda info: replace(info, sizes=info.sizes * 3), "its sizes are of seeds [0, 0, 0]"),
     ],
 )
 def test_what_a_node_says_of_itself_is_bounded(
@@ -246,3 +257,74 @@ def test_metrics_that_cannot_be_are_refused(second: MetricValues | None) -> None
 def test_results_are_of_the_examples_that_were_counted(sums: Any, words: str) -> None:
     with pytest.raises(WireError, match=words):
         evaluation_of(ClientReply(0, sums=sums), Metrics(EvaluateConfig()), FOUR)
+
+
+def test_a_key_is_bound_to_its_clients(tmp_path: Path) -> None:
+    """Node 102 has no key of a site, and 100 says that it serves the other site's client."""
+    split = {"scheme": "iid", "clients": 2, "max_examples": 12}
+    chosen = experiment("fedavg", rounds=1, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    direct.apps[102] = direct.apps[100]
+    sites = {100: range(1), 101: range(1, 2)}
+    given = {"backbone": digits_backbone(), "timeouts": QUICK, "sites": sites}
+    direct.change = spoilt_info(lambda info: replace(info, clients=(1,)), node=100)
+    with pytest.raises(InputError) as raised:
+        serve(direct, chosen, tmp_path / "out", **given)
+    assert "node 102: its key is none of the sites'" in str(raised.value)
+    assert "node 100: it says that it serves clients [1]; its key is for [0]" in str(raised.value)
+    assert {message.metadata.dst_node_id for message in direct.sent} == {100, 101}
+    direct.change = lambda message, reply: reply
+    serve(direct, chosen, tmp_path / "out", **given)
+
+
+def test_words_of_a_node_fill_no_log_and_control_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+    wild = "\x1b[2J\x1b]0;owned\x07 \u202e\r\nround 1: all is well\n" + "x" * 30_000
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type != MessageType.TRAIN:
+            return reply
+        if metadata.dst_node_id == 102:
+            return Message(Error(2, wild), reply_to=message)
+        if metadata.dst_node_id == 103:
+            spoil = replies(lambda report: replace(report, results=(ClientReply(3, error=wild),)))
+            reply.content = spoil(reply.content)
+        if metadata.dst_node_id == 104:
+            many = tuple(ClientReply(k, error=wild[:40]) for k in range(20_000))
+            reply.content = replies(lambda report: replace(report, results=many))(reply.content)
+        return reply
+
+    direct.change = change
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    lines = (out / "methods/fedavg/seed-0/refused.jsonl").read_text().splitlines()
+    reasons = {line["client"]: line["reason"] for line in map(json.loads, lines)}
+    assert len(lines) == len(reasons) == 3
+    assert reasons[3].startswith("?[2J?]0;owned? ?  round 1: all is well xxx")
+    for text in (*reasons.values(), *capsys.readouterr().err.splitlines()):
+        assert text.isprintable()
+        assert len(text) < 600
+
+
+def test_names_of_classes_are_fit_for_a_terminal(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    names = tuple(f"\x1b[{k}m" for k in range(10))
+    direct.change = spoilt_info(lambda info: replace(info, classes=names), node=100)
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    assert json.loads((out / "partitions/seed-0.json").read_text())["classes"][3] == "?[3m"
+
+
+def test_nodes_without_number_are_named_in_few_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients")
+    direct.apps.update(dict.fromkeys(range(200, 300), direct.apps[100]))
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    told = [line for line in capsys.readouterr().err.splitlines() if "round" not in line]
+    assert sum("is served by node" in line for line in told) <= 20
+    assert any("80 more nodes are refused" in line for line in told)

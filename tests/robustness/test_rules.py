@@ -11,9 +11,9 @@ import torch
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params
-from fedtailor.robustness.distances import squared_distances
 from fedtailor.robustness.rules import Robust, krum_scores
 from fedtailor.runs.experiment import parse
+from fedtailor.stacked import squared_distances
 from tests.small import last_round, same_bits
 
 V = np.random.default_rng(0).normal(size=(7, 12))
@@ -59,6 +59,44 @@ def test_distances_survive_a_large_common_part() -> None:
     found = krum_scores(squared_distances(shifted), 2)
     expected = krum_scores(squared_distances(uploads()), 2)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("far", [1e20, 3e38, 1e300])
+def test_a_huge_upload_does_not_hide_another_false_one(far: float) -> None:
+    """Beside it, the distances of all others are nothing: only exact ones tell them apart."""
+    values = torch.tensor(np.random.default_rng(0).normal(size=(7, 12)))
+    values[0] += 100
+    values[6] = far
+    scores = krum_scores(squared_distances({"w": values}), 2)
+    assert scores[[0, 6]].min() > scores[1:6].max()
+    expected = krum_scores(squared_distances({"w": values[:6]}), 1)  # of as many neighbours
+    torch.testing.assert_close(scores[:6], expected, rtol=1e-9, atol=0)
+    (selected,) = Robust("krum", attackers=2).select({"w": values})
+    assert 1 <= selected <= 5
+
+
+def test_distances_of_two_huge_uploads_to_each_other_are_exact() -> None:
+    values = torch.tensor(np.random.default_rng(0).normal(size=(7, 12)))
+    values[5:] += 1e20
+    values[6] = values[5]
+    assert squared_distances({"w": values})[5, 6] == 0
+
+
+def test_statistics_stay_in_the_range_of_those_that_are_not_false() -> None:
+    values = torch.tensor([[1.0, 5.0], [-1.0, 2.0], [2.0, 3.0], [1e9, 4.0], [3.0, -1e9]])
+    bounded = Robust("krum", attackers=1).bound(values)
+    assert bounded.tolist() == [[1.0, 4.0], [1.0, 2.0], [2.0, 3.0], [3.0, 4.0], [3.0, 2.0]]
+    assert Robust("krum").bound(values) is values
+
+
+def test_a_rule_without_some_of_its_cohort_withstands_fewer() -> None:
+    rule = Robust("multi-krum", attackers=2, keep=5)
+    assert rule.among(7) == rule
+    assert rule.among(6) == Robust("multi-krum", attackers=1, keep=5)
+    assert rule.among(4) == Robust("multi-krum", attackers=0, keep=4)
+    with pytest.raises(InputError, match=r"2 uploads are there; with robust\.attackers = 2"):
+        rule.among(2)
+    assert Robust("krum").among(1) == Robust("krum")
 
 
 def last_server(robust: Robust, clients: int = 5) -> Params:

@@ -7,7 +7,7 @@ are added up as they come.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from ..robustness.before import changed
 from ..robustness.combine import combined
 from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
-from .config import EngineConfig
+from .config import Plan
 
 
 class UploadStack:
@@ -164,33 +164,51 @@ def training_order(num_batches: Sequence[int]) -> list[int]:
     return sorted(range(len(num_batches)), key=lambda at: (num_batches[at], at))
 
 
+def with_max_share(cohort: Cohort, max_share: float | None) -> Cohort:
+    """The same round, with no member's examples counted as more than ``max_share`` of the sum of
+    all that are counted; with equal numbers if the members are too few for that."""
+    n = cohort.num_examples
+    if max_share is None:
+        return cohort
+    if max_share * len(n) <= 1:
+        return replace(cohort, num_examples=torch.ones_like(n))
+    ordered = n.sort(descending=True).values.tolist()
+    for above, largest in enumerate(ordered):  # so many are cut to the limit
+        limit = max_share * sum(ordered[above:]) / (1 - max_share * above)
+        if largest <= limit:
+            return replace(cohort, num_examples=n.clamp(max=limit))
+    raise AssertionError("unreachable: with enough members one of them is below the limit")
+
+
 def empty_uploads(
     method: Method,
     cohort: Cohort,
     num_batches: Sequence[int],
-    engine: EngineConfig,
+    plan: Plan,
     folder: str,
     *,
     complete: bool,
     attacked: bool,
 ) -> Uploads:
-    """The place for a cohort's uploads until `aggregate`; ``folder`` is for those on disk. The
+    """The place for a cohort's uploads until `next_state`; ``folder`` is for those on disk. The
     cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
     be weighed as they come, unless they are ``attacked``."""
     if method.needs_only_mean and not method.robust.is_active and not attacked:
-        weights = method.client_weights(cohort) if complete else None
+        weighed = with_max_share(cohort, plan.cohort.max_share)
+        weights = method.client_weights(weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
-    return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
+    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6, folder)
 
 
 @dataclass(frozen=True)
 class NextState:
     """The ``server``'s next state, the ``present`` positions of the cohort's members that the round
-    counts, and why it went on without the others, by position."""
+    counts, why it went on without the others, by position, and what else is to be told."""
 
     server: Server
     present: tuple[int, ...]
     left_out: dict[int, str]
+    notes: tuple[str, ...]
 
 
 def next_state(
@@ -202,10 +220,11 @@ def next_state(
     present: Sequence[int],
     *,
     least: int,
+    max_share: float | None = None,
     attack: Callable[[Params, Cohort], None] | None = None,
 ) -> NextState:
-    """Aggregate the uploads of the members at these positions, ascending; in simulation after an
-    ``attack``, which changes some of them in place.
+    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`; in
+    simulation after an ``attack``, which changes some of them in place.
 
     Where the result is not finite, it is taken again without the upload that has the largest value,
     until it is, as long as ``least`` members are left.
@@ -214,10 +233,15 @@ def next_state(
         InputError: they are too few for the method's robust rule.
         DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
-    if len(present) < len(cohort.clients):
-        method.robust.check(len(present))
-        if isinstance(uploads, UploadStack):
-            uploads.keep(present)
+    full, rule = method.robust, method.robust.among(len(present))
+    method, notes = replace(method, robust=rule), tuple[str, ...]()
+    if rule.attackers < full.attackers:
+        notes = (
+            f"{len(present)} of {len(cohort.clients)} uploads are there: the rule withstands "
+            f"{rule.attackers} false ones, not {full.attackers}",
+        )
+    if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
+        uploads.keep(present)
     counted, left_out = list(present), dict[int, str]()
     members = cohort.subset(torch.tensor(counted))
     if attack is not None and isinstance(uploads, UploadStack):
@@ -228,17 +252,17 @@ def next_state(
             state, problem = _aggregate(method, task, server, one, members)
             if problem is not None:
                 raise DivergedError(problem)
-            return NextState(state, tuple(counted), left_out)
+            return NextState(state, tuple(counted), left_out, notes)
         used = [counted[row] for row in rows]
     else:
         used = list(counted)
     while True:
-        members = cohort.subset(torch.tensor(used))
+        members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
             uploads.weigh(used, method.client_weights(members))
         state, problem = _aggregate(method, task, server, uploads, members)
         if problem is None:
-            return NextState(state, tuple(counted), left_out)
+            return NextState(state, tuple(counted), left_out, notes)
         if len(counted) <= max(1, least) or len(used) == 1:
             raise DivergedError(problem)
         worst = uploads.largest()
@@ -266,6 +290,8 @@ def _robust(
     if robust.needs_state:
         own = method.unchanged(server, {name: value[0] for name, value in floats.items()})
         state = {name: value.to(floats[name].device) for name, value in own.items()}
+    for name in floats.keys() - set(scored):
+        floats[name] = robust.bound(floats[name])
     order = random.uniform(cohort.key, (len(cohort.clients),)).argsort()
     floats = changed(robust, floats, state, scored, order)
     if robust.combines:

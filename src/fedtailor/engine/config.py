@@ -57,6 +57,8 @@ class CohortConfig:
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     size: Annotated[int, Gt(0)] | None = None  # instead of fraction
     novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
+    # of a cohort's examples, as uploads are weighed by them; None: no limit
+    max_share: Annotated[float, Gt(0), Le(1)] | None = None
 
     def count(self, num_clients: int) -> int:
         """The cohort's size, at least 1, of ``num_clients`` that take part."""

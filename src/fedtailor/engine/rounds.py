@@ -383,7 +383,7 @@ class _Loop:
                 self.method,
                 cohort,
                 num_batches,
-                self.plan.engine,
+                self.plan,
                 folder,
                 complete=self.complete,
                 attacked=self.plan.attack.on_uploads,
@@ -393,11 +393,16 @@ class _Loop:
             clock.move(results.data_seconds / self.executor.processes, "train", "data")
             self._check_quorum(results, cohort)
             with clock.phase("aggregate"):
-                least = self._least(cohort)
+                least, max_share = self._least(cohort), self.plan.cohort.max_share
+                context = self.method, self.task, server, uploads, cohort
                 try:
-                    context = self.method, self.task, server, uploads, cohort
-                    present = sorted(results.losses)
-                    state = next_state(*context, present, least=least, attack=self._attack(server))
+                    state = next_state(
+                        *context,
+                        sorted(results.losses),
+                        least=least,
+                        max_share=max_share,
+                        attack=self._attack(server),
+                    )
                 except DivergedError as error:
                     self.store.begin(cohort.round)  # nothing of the round is kept
                     raise self._diverged(str(error), cohort) from None
@@ -435,7 +440,8 @@ class _Loop:
             for at, reason in state.left_out.items()
         }
         name = self.federation.name
-        return tuple(f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        return (*without, *state.notes)
 
     def _train(
         self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads

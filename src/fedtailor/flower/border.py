@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import RecordDict
@@ -48,8 +49,8 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     _check_clients(info, total)
     if data.task not in (None, info.task):
         raise WireError(f"its task is {info.task}, the experiment's is {data.task}")
-    if len(info.classes) > MOST_CLASSES or any(len(name) > 500 for name in info.classes):
-        raise WireError(f"its classes must be at most {MOST_CLASSES}, of 500 characters each")
+    if len(info.classes) > MOST_CLASSES:
+        raise WireError(f"it has {len(info.classes)} classes; at most {MOST_CLASSES} are read")
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
     picture = info.picture
@@ -57,10 +58,13 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
         len(picture) != 3 or min(picture) < 1 or math.prod(picture) > _MOST_PIXELS
     ):
         raise WireError(f"its picture is {picture}; must be channels, height and width")
-    if max(len(info.data), *(len(sizes.partition) for sizes in info.sizes), 0) > 500:
-        raise WireError("what identifies its data is longer than 500 characters")
     _check_sizes(info, seeds)
-    return info
+    return replace(
+        info,
+        classes=tuple(map(words, info.classes)),
+        data=words(info.data),
+        sizes=tuple(replace(sizes, partition=words(sizes.partition)) for sizes in info.sizes),
+    )
 
 
 def _check_clients(info: NodeInfo, total: int | None) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -30,6 +31,7 @@ _UNREADABLE = (
     *(DecodeError, ValueError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError),
 )
+_MOST_NAMED = 20  # nodes that are refused
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 
 
@@ -47,8 +49,17 @@ class Timeouts:
 class Nodes:
     """The nodes of a Grid, and ``node_of``: the node that serves a client."""
 
-    def __init__(self, grid: Grid, timeouts: Timeouts, experiment: Experiment) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        timeouts: Timeouts,
+        experiment: Experiment,
+        sites: Mapping[int, range] | None = None,
+    ) -> None:
+        """``sites`` has the clients of each node whose key is known; None: keys are not known, and
+        of several nodes that say they serve a client the first one does."""
         self._grid = grid
+        self._sites = sites
         self._timeouts = timeouts
         self._experiment = experiment
         self._query = pack(NodeQuery(digest(experiment)))
@@ -58,6 +69,7 @@ class Nodes:
         self._new: dict[int, tuple[int, ...]] = {}  # by node: what it says of such clients
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
+        self._is_complete = False  # whether every client has a node
 
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
@@ -119,6 +131,8 @@ class Nodes:
                 if problem not in printed:
                     print(f"waiting: {problem}", file=sys.stderr)
             printed.update(problems)
+            if self._is_complete:  # nodes that are refused hold up nobody else
+                return
             if time.monotonic() > end:
                 raise InputError("; ".join(problems))
             time.sleep(self._timeouts.poll)
@@ -132,12 +146,17 @@ class Nodes:
             self._new.pop(gone, None)
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
         known = {*self.infos, *self._new}
+        if self._sites is not None:
+            for node in present - self._sites.keys():
+                self._refused[node] = now, "its key is none of the sites'"
+                left.add(node)
         new = [(node, self._query) for node in sorted(present - known - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
             try:
                 info = read_info(content, self._experiment)
+                self._check_key(node, (*info.clients, *info.new_clients))
                 if info.new_clients:
                     self._add_new(node, info.new_clients)
                     continue
@@ -147,13 +166,17 @@ class Nodes:
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
+        if more := problems[_MOST_NAMED:]:
+            problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
         self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n]}
         self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
         total = next((info.num_clients for info in self.infos.values()), 0)
-        missing = [client for client in range(total) if client not in self.node_of]
+        without_node = (client for client in range(total) if client not in self.node_of)
+        missing = list(islice(without_node, 6))
         if missing or not total:
             listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
+        self._is_complete = bool(total) and not missing
         return problems
 
     def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
@@ -163,7 +186,15 @@ class Nodes:
             if client in taken:
                 text = f"node {node}: new client {client} is served by another node, too"
                 print(text, file=sys.stderr)
+                break
         self._new[node] = clients
+
+    def _check_key(self, node: int, clients: Sequence[int]) -> None:
+        if self._sites is not None and list(clients) != list(self._sites[node]):
+            raise WireError(
+                f"it says that it serves clients {list(clients)}; its key is for "
+                f"{list(self._sites[node])}"
+            )
 
     def _check(self, info: NodeInfo) -> None:
         first = next(iter(self.infos.values()), info)
@@ -172,8 +203,9 @@ class Nodes:
             if mine != theirs:
                 raise WireError(f"its {name} is {mine!r}, other nodes' is {theirs!r}")
         for client in info.clients:
-            if any(client in other.clients for other in self.infos.values()):
-                raise WireError(f"client {client} is served by another node, too")
+            for node, other in self.infos.items():
+                if client in other.clients:
+                    raise WireError(f"client {client} is served by node {node}, too")
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..params import Params, pick
-from ..stacked import column_chunks, combine
-from .distances import squared_distances, squared_distances_from
+from ..stacked import column_chunks, combine, squared_distances
+from .distances import squared_distances_from
 from .rules import Robust
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..params import Params, pick
-from ..stacked import column_chunks, weighted_sum
-from .distances import directions_from, squared_distances
+from ..stacked import column_chunks, squared_distances, weighted_sum
+from .distances import directions_from
 from .rules import Robust, krum_scores
 
 

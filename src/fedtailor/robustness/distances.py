@@ -15,29 +15,6 @@ from ..params import Params
 from ..stacked import column_chunks
 
 
-def squared_distances(uploads: Params) -> Tensor:
-    """||u_i - u_j||^2 over all tensors.
-
-    Args:
-        uploads: stacked ``[c, ...]``.
-
-    Returns:
-        float64 ``[c, c]``.
-
-    >>> squared_distances({"x": torch.tensor([[1.0, 0.0], [1.0, 3.0]])})
-    tensor([[0., 9.],
-            [9., 0.]], dtype=torch.float64)
-    """
-    first = next(iter(uploads.values()))
-    total = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
-    for value in uploads.values():
-        for chunk in column_chunks(value, torch.float64):
-            for i in range(len(chunk) - 1):
-                difference = chunk[i + 1 :] - chunk[i]
-                total[i, i + 1 :] += torch.linalg.vecdot(difference, difference)
-    return total + total.T
-
-
 def squared_distances_from(uploads: Params, centre: Params) -> Tensor:
     """||u_i - centre||^2, float64 ``[c]``; ``centre`` has tensors ``[...]`` by name."""
     first = next(iter(uploads.values()))

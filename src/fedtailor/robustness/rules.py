@@ -27,7 +27,9 @@ Sources, by rule:
 Differs from the papers:
 - The method aggregates the selected uploads, with its own weights; Krum's paper takes their mean.
 - Distances leave running statistics of batch normalisations out: they differ between clients by far
-  more than updates do. Statistics get the weights of their upload; rules by coordinate bound them.
+  more than updates do. Statistics get the weights of their upload. Before that each is cut to the
+  range that is left without the f smallest and the f largest values of the cohort.
+- Where members of the cohort are missing, f becomes as small as the others need.
 - In a cohort of three or fewer, where c - f - 2 < 1, Krum's score is the distance of the nearest
   upload. Multi-Krum's m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
 - ``radius`` is the median distance of the round's uploads from the server's state, unless it is
@@ -38,7 +40,7 @@ Differs from the papers:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Literal, get_args
 
@@ -48,7 +50,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..params import Params
-from .distances import squared_distances
+from ..stacked import squared_distances
 
 Selection = Literal["krum", "multi-krum", "mda"]
 Combination = Literal[
@@ -163,6 +165,33 @@ class Robust:
         if self.rule == "bulyan":
             return max(0, (rows - 3) // 4)
         return max(0, (rows - 1) // 2)
+
+    def among(self, present: int) -> Robust:
+        """The rule for a round in which so many of the cohort's uploads are there: it withstands as
+        many attackers as they allow. Each member that is missing may have been one of them.
+
+        Raises:
+            InputError: fewer than three are there, which can't show who is false.
+
+        >>> Robust("krum", attackers=2).among(6).attackers
+        1
+        """
+        if self.attackers and present < 3:
+            raise InputError(
+                f"{present} uploads are there; with robust.attackers = {self.attackers} at least 3 "
+                "are needed"
+            )
+        attackers = min(self.attackers, self._most_attackers(present))
+        keep = None if self.keep is None else min(self.keep, present - attackers)
+        return replace(self, attackers=attackers, keep=keep)
+
+    def bound(self, statistics: Tensor) -> Tensor:
+        """``statistics`` ``[c, ...]``, which are not scored, cut to a range that f false ones can't
+        widen: of each the f smallest and the f largest values don't count."""
+        if not self.attackers:
+            return statistics
+        ordered = statistics.sort(0).values
+        return statistics.clamp(ordered[self.attackers], ordered[-1 - self.attackers])
 
     def let_through(self, cohort_size: int) -> int:
         """How many uploads of a cohort the method's `aggregate` gets.
