@@ -1,8 +1,8 @@
 """Robust rules and attacks beside ByzFL's: python -m benchmarks.robustness.
 
 Install ByzFL first, without the packages for its own experiments:
-pip install --no-deps byzfl==0.0.11. Each line is the largest difference of a coordinate, relative to
-the largest coordinate. ByzFL computes in float32, so about 1e-7 is the best that can be expected.
+pip install --no-deps byzfl==0.0.11. Each line is the largest difference of a coordinate, as a
+part of the largest coordinate. ByzFL computes in float32, so 1e-7 is the best to be expected.
 """
 
 from __future__ import annotations
