@@ -101,6 +101,13 @@ def test_the_index_of_methods_follows_from_the_pages() -> None:
         assert index.count(f"[`{name}`]({name}.md) |") == 1
 
 
+@pytest.mark.slow
+def test_the_pages_say_what_methods_cost() -> None:
+    script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
+    for name in METHODS:
+        assert page(name) == script["with_costs"](name), f"run: python docs/method_costs.py {name}"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/methods").glob("*.md")), ids=lambda p: p.stem)
 def test_names_in_code_that_pages_mention_exist(path: Path) -> None:
     for dotted in re.findall(r"`fedtailor\.([\w.]+)", path.read_text()):
