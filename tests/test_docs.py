@@ -101,6 +101,18 @@ def test_the_index_of_methods_follows_from_the_pages() -> None:
         assert index.count(f"[`{name}`]({name}.md) |") == 1
 
 
+def test_every_method_has_its_picture() -> None:
+    script = runpy.run_path(str(ROOT / "docs/method_pictures.py"))
+    pictures = script["files"]()
+    assert pictures.keys() == METHODS.keys()
+    for name, picture in pictures.items():
+        file = ROOT / f"docs/images/methods/{name}.svg"
+        assert file.read_text() == picture, "run: python docs/method_pictures.py"
+        assert f"](../images/methods/{name}.svg)\n" in page(name)
+        keeps_nothing = "**Kept by the client:** nothing" in page(name)
+        assert ("stays with the client" in picture) != keeps_nothing, name
+
+
 @pytest.mark.slow
 def test_the_pages_say_what_methods_cost() -> None:
     script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
