@@ -55,14 +55,14 @@ TEXTS = Setting(
     {"trainable": "lora"},
 )
 PICTURES = Setting(
-    "`cnn`, the network of pFedGate's paper, all of it trained, 10 classes; pictures of 28 x 28",
+    "`cnn`, the network of pFedGate's paper, 10 classes; pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("cnn", pretrained=False, image_size=28),
     {},
 )
 NORMALISED = Setting(
-    "`resnet9`, which has batch normalisation, all of it trained, 10 classes; pictures of 28 x 28",
+    "`resnet9`, which has batch normalisation, 10 classes; pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("resnet9", pretrained=False, image_size=28),
