@@ -63,6 +63,7 @@ evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight
 docs: $(VENV)/.installed ## Build the documentation into site/
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	$(BIN)/python docs/methods_index.py
+	$(BIN)/python docs/method_pictures.py
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the virtual environment and what tools left
