@@ -1,7 +1,7 @@
 """Draw a picture of each method's round: python docs/method_pictures.py.
 
 It shows the server above, one client below, what travels between them, and what stays where it is.
-Pictures are plain SVG, 380 units wide, so that their text is legible on a telephone.
+Pictures are plain SVG. They are as wide as a page on a telephone, where text is 12 pixels high.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "images/methods"
-WIDTH, MARGIN, PADDING = 380, 10, 12
+WIDTH, MARGIN, PADDING = 344, 4, 8
 INK, GREY = "#1f2937", "#6b7280"
 # fill, line and meaning of what is shared, private, frozen, or kept at the server
 COLOURS = {
@@ -87,9 +87,19 @@ def lock(x: float, y: float) -> str:
     )
 
 
+def cell(x: float, y: float, w: float, h: float, used: bool) -> str:
+    """A part of a weight, which is used and sent, or left out."""
+    fill, dashes = (COLOURS["shared"][0], "") if used else ("#ffffff", ' stroke-dasharray="3 3"')
+    line = COLOURS["shared" if used else "frozen"][1]
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="2" fill="{fill}" '
+        f'stroke="{line}"{dashes}/>'
+    )
+
+
 def width_of(words: str, size: float = 13) -> float:
     """About how wide a line of text is."""
-    return 0.56 * size * len(words.replace("_", ""))
+    return 0.53 * size * len(words.replace("_", ""))
 
 
 def lines(words: str, width: float) -> list[str]:
@@ -147,11 +157,11 @@ def travels(y: float, down: str, up: str) -> tuple[str, float]:
     if not down and not up:
         words = "nothing travels"
         return text(WIDTH / 2, y + 26, words, 13, f'text-anchor="middle" fill="{GREY}"'), 42
-    half = WIDTH / 2 - 46
+    half = WIDTH / 2 - 34
     sides = [lines(down, half), lines(up, half)]
     height = max(58.0, 22 + 17 * (1 + max(map(len, sides))))
     drawn = ""
-    for x, title, side in [(28, "down", sides[0]), (WIDTH / 2 + 22, "up", sides[1])]:
+    for x, title, side in [(18, "down", sides[0]), (WIDTH / 2 + 14, "up", sides[1])]:
         ends = (y + 6, y + height - 8) if title == "down" else (y + height - 6, y + 8)
         drawn += arrow(x, ends[0], x, ends[1], "shared")
         drawn += text(x + 12, y + 22, title, 13, 'font-weight="bold"')
@@ -209,21 +219,21 @@ def block_of_fedsdg(x: float, y: float) -> tuple[str, float]:
     drawn += text(x, y + 75, "x", 15)
     for number, (kind, words) in enumerate(rows):
         top = y + 24 + 40 * number
-        drawn += arrow(x + 14, y + 70, x + 40, top + 15)
-        drawn += chip(x + 42, top, words, kind, 138)
+        drawn += arrow(x + 12, y + 70, x + 32, top + 15)
+        drawn += chip(x + 34, top, words, kind, 136)
         if kind != "private":
-            drawn += arrow(x + 180, top + 13, x + 266, y + 66 + 6 * (number - 1))
-    drawn += arrow(x + 180, y + 117, x + 204, y + 117, "private")
+            drawn += arrow(x + 170, top + 13, x + 256, y + 66 + 6 * (number - 1))
+    drawn += arrow(x + 170, y + 117, x + 194, y + 117, "private")
     drawn += (
-        f'<circle cx="{x + 219:g}" cy="{y + 117:g}" r="15" fill="{COLOURS["private"][0]}" '
+        f'<circle cx="{x + 209:g}" cy="{y + 117:g}" r="15" fill="{COLOURS["private"][0]}" '
         f'stroke="{COLOURS["private"][1]}" stroke-width="1.5" stroke-dasharray="5 3"/>'
     )
-    drawn += text(x + 219, y + 121, "m_l", 14, 'text-anchor="middle"')
-    drawn += text(x + 219, y + 148, "gate", 12, 'text-anchor="middle"')
-    drawn += arrow(x + 229, y + 106, x + 268, y + 79, "private")
-    drawn += f'<circle cx="{x + 278:g}" cy="{y + 70:g}" r="11" fill="#ffffff" stroke="{INK}"/>'
-    drawn += text(x + 278, y + 75, "+", 15, 'text-anchor="middle"')
-    drawn += arrow(x + 289, y + 70, x + 312, y + 70) + text(x + 317, y + 75, "y", 15)
+    drawn += text(x + 209, y + 121, "m_l", 14, 'text-anchor="middle"')
+    drawn += text(x + 209, y + 148, "gate", 12, 'text-anchor="middle"')
+    drawn += arrow(x + 219, y + 106, x + 258, y + 79, "private")
+    drawn += f'<circle cx="{x + 268:g}" cy="{y + 70:g}" r="11" fill="#ffffff" stroke="{INK}"/>'
+    drawn += text(x + 268, y + 75, "+", 15, 'text-anchor="middle"')
+    drawn += arrow(x + 279, y + 70, x + 302, y + 70) + text(x + 307, y + 75, "y", 15)
     return drawn, 152
 
 
@@ -232,10 +242,10 @@ CLUSTERS = ("#7c3aed", "#0d9488", "#db2777")
 
 def clusters_of_fedhft(x: float, y: float) -> tuple[str, float]:
     """The server's adapters, one a cluster."""
-    drawn = chip(x, y + 34, "assignments of clients to clusters", "server", 328)
+    drawn = chip(x, y + 34, "assignments of clients to clusters", "server", 316)
     for number, colour in enumerate(CLUSTERS):
-        left = x + 112 * number
-        drawn += rect(left, y, 104, 26, "shared")
+        left = x + 108 * number
+        drawn += rect(left, y, 100, 26, "shared")
         drawn += f'<circle cx="{left + 16:g}" cy="{y + 13:g}" r="6" fill="{colour}"/>'
         drawn += text(left + 30, y + 17.5, f"cluster {number + 1}")
     return drawn, 60
@@ -246,22 +256,15 @@ def rows_of_fedhft(x: float, y: float) -> tuple[str, float]:
     drawn, at = text(x, y + 13, "its mixture"), x
     for share, colour in zip((0.7, 0.2, 0.1), CLUSTERS, strict=True):
         drawn += (
-            f'<rect x="{at:g}" y="{y + 22:g}" width="{140 * share:g}" height="18" fill="{colour}"/>'
+            f'<rect x="{at:g}" y="{y + 22:g}" width="{120 * share:g}" height="18" fill="{colour}"/>'
         )
-        at += 140 * share
+        at += 120 * share
     drawn += text(x, y + 58, "of the three adapters", 12)
-    drawn += text(x + 150, y + 36, "+", 18)
-    left = x + 172
+    drawn += text(x + 132, y + 36, "+", 18)
+    left = x + 154
     drawn += text(left, y + 13, "its update, row by row")
     for row, sent in enumerate([True, False, True, True, False, False]):
-        top = y + 22 + 13 * row
-        kind = "shared" if sent else "frozen"
-        fill = COLOURS["shared"][0] if sent else "#ffffff"
-        dashes = "" if sent else ' stroke-dasharray="3 3"'
-        drawn += (
-            f'<rect x="{left:g}" y="{top:g}" width="70" height="10" fill="{fill}" '
-            f'stroke="{COLOURS[kind][1]}"{dashes}/>'
-        )
+        drawn += cell(left, y + 22 + 13 * row, 70, 10, sent)
     drawn += text(left + 78, y + 45, "solid: sent", 12)
     drawn += text(left + 78, y + 63, "dashed: least", 12)
     drawn += text(left + 78, y + 79, "important, cut", 12)
@@ -276,39 +279,35 @@ def blocks_of_pfedgate(x: float, y: float) -> tuple[str, float]:
     used = [(1, 1, 0, 1, 0), (1, 0, 1, 0, 0), (1, 0, 0, 1, 1)]
     for row, flags in enumerate(used):
         top = y + 6 + 30 * row
-        drawn += arrow(x + 116, y + 43, x + 144, top + 11, "private")
+        drawn += arrow(x + 116, y + 43, x + 140, top + 11, "private")
         for column, flag in enumerate(flags):
-            fill, line, _ = COLOURS["shared" if flag else "frozen"]
-            dashes = "" if flag else ' stroke-dasharray="3 3"'
-            drawn += (
-                f'<rect x="{x + 148 + 25 * column:g}" y="{top:g}" width="22" height="22" rx="3" '
-                f'fill="{fill if flag else "#ffffff"}" stroke="{line}"{dashes}/>'
-            )
-        drawn += text(x + 278, top + 16, f"layer {row + 1}", 12)
-    drawn += text(x + 148, y + 112, "solid: used and sent", 12)
+            drawn += cell(x + 144 + 24 * column, top, 21, 22, bool(flag))
+        drawn += text(x + 268, top + 16, f"layer {row + 1}", 12)
+    drawn += text(x + 144, y + 112, "solid: used and sent", 12)
     return drawn, 118
 
 
 def copies_of_fedsq(x: float, y: float) -> tuple[str, float]:
     """The structural copy's activation pattern is imposed on the quantitative copy."""
-    drawn = text(x + 4, y + 64, "x", 15)
-    drawn += arrow(x + 18, y + 54, x + 38, y + 30) + arrow(x + 18, y + 64, x + 38, y + 88)
-    drawn += rect(x + 40, y + 8, 128, 44, "frozen") + rect(x + 40, y + 68, 128, 44, "shared")
-    for top, words, more in [(8, "structural copy", "as pretrained"),
-                             (68, "quantitative copy", "trained")]:  # fmt: skip
-        drawn += text(x + 104, y + top + 19, words, 13, 'text-anchor="middle"')
-        drawn += text(x + 104, y + top + 36, more, 12, 'text-anchor="middle"')
-    drawn += arrow(x + 168, y + 30, x + 196, y + 30)
+    drawn = text(x, y + 64, "x", 15)
+    drawn += arrow(x + 12, y + 54, x + 30, y + 30) + arrow(x + 12, y + 64, x + 30, y + 88)
+    copies = [("frozen", 8, "structural copy", "as pretrained"),
+              ("shared", 68, "quantitative copy", "trained")]  # fmt: skip
+    for kind, top, words, more in copies:
+        drawn += rect(x + 32, y + top, 128, 44, kind)
+        drawn += text(x + 96, y + top + 19, words, 13, 'text-anchor="middle"')
+        drawn += text(x + 96, y + top + 36, more, 12, 'text-anchor="middle"')
+    drawn += arrow(x + 160, y + 30, x + 186, y + 30)
     for at, bit in enumerate("1011"):
-        left = x + 200 + 22 * at
+        left = x + 190 + 22 * at
         drawn += f'<rect x="{left:g}" y="{y + 20:g}" width="20" height="20" fill="#ffffff" '
         drawn += f'stroke="{GREY}"/>' + text(left + 10, y + 35, bit, 13, 'text-anchor="middle"')
-    drawn += text(x + 292, y + 35, "mask", 12)
-    drawn += arrow(x + 243, y + 42, x + 243, y + 76)
-    drawn += arrow(x + 168, y + 90, x + 228, y + 90, "shared")
-    drawn += f'<circle cx="{x + 243:g}" cy="{y + 90:g}" r="13" fill="#ffffff" stroke="{INK}"/>'
-    drawn += text(x + 243, y + 95, "×", 15, 'text-anchor="middle"')
-    drawn += arrow(x + 257, y + 90, x + 282, y + 90) + text(x + 286, y + 95, "output", 12)
+    drawn += text(x + 282, y + 35, "mask", 12)
+    drawn += arrow(x + 233, y + 42, x + 233, y + 76)
+    drawn += arrow(x + 160, y + 90, x + 218, y + 90, "shared")
+    drawn += f'<circle cx="{x + 233:g}" cy="{y + 90:g}" r="13" fill="#ffffff" stroke="{INK}"/>'
+    drawn += text(x + 233, y + 95, "×", 15, 'text-anchor="middle"')
+    drawn += arrow(x + 247, y + 90, x + 272, y + 90) + text(x + 276, y + 95, "output", 12)
     return drawn, 116
 
 
@@ -316,11 +315,11 @@ def models_of_fedmerge(x: float, y: float) -> tuple[str, float]:
     """The server's models, merged by a client's weights."""
     drawn = ""
     for number, weight in enumerate((0.6, 0.25, 0.05, 0.1)):
-        left = x + 82 * number
-        drawn += chip(left, y, f"model {number + 1}", "server", 76)
-        drawn += arrow(left + 38, y + 27, x + 115 + 33 * number, y + 77, "server", 1 + 5 * weight)
+        left = x + 80 * number
+        drawn += chip(left, y, f"model {number + 1}", "server", 74)
+        drawn += arrow(left + 37, y + 27, x + 110 + 33 * number, y + 77, "server", 1 + 5 * weight)
         drawn += text(left + (4 if number < 2 else 44), y + 47, f"{weight:g}", 12)
-    drawn += chip(x + 84, y + 79, "the client's merge", "shared", 160)
+    drawn += chip(x + 80, y + 79, "the client's merge", "shared", 160)
     return drawn, 105
 
 
