@@ -38,7 +38,7 @@ def _scores(part: PartState, run: RunState) -> str:
     text = "" if part.train_loss is None else f", training loss {part.train_loss:.3f}"
     if part.latest is not None and part.best is not None:
         best = f"best {run.score(part.best)} after round {part.best.round}"
-        text += f", {run.measure} {run.score(part.latest)} ({best})"
+        text += f", validation {run.metric} {run.score(part.latest)} ({best})"
     if part.seconds_a_round is not None:
         text += f", {seconds_text(part.seconds_a_round)} s a round"
     return text

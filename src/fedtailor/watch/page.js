@@ -104,18 +104,20 @@
     get("parts").hidden = state.parts.length === 0;
     get("measure").textContent = `Mean ${state.measure} over clients`;
     const hasRefused = state.parts.some((part) => part.refused);
-    document.querySelector("th:nth-child(11)").hidden = !hasRefused;
+    get("refused-head").hidden = !hasRefused;
     document.querySelector("tbody").replaceChildren(...state.parts.map((part) => {
+      const pace = fixed(part.seconds_a_round, part.seconds_a_round >= 10 ? 0 : 1);
       const cells = [
-        part.seed, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
-        part.best?.round ?? "–", score(part.latest_global), fixed(part.train_loss, 3),
-        fixed(part.seconds_a_round, part.seconds_a_round >= 10 ? 0 : 1), size(part.bytes), part.refused,
+        part.seed, part.state, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
+        part.best?.round ?? "–", score(part.latest_global), fixed(part.train_loss, 3), pace,
+        part.round ? size(part.bytes) : "–", ...(hasRefused ? [part.refused] : []),
       ].map((text) => make("td", { textContent: text }));
-      cells[9].hidden = !hasRefused;
-      const why = part.reason ? `: ${part.reason}` : "";
-      cells.push(make("td", { textContent: part.state + why, className: part.state }));
+      cells[1].className = part.state;
       return make("tr", {}, [make("th", { scope: "row", textContent: part.method }), ...cells]);
     }));
+    const reasons = state.parts.filter((part) => part.reason);
+    get("reasons").replaceChildren(...reasons.map((part) =>
+      make("p", { textContent: `${part.method}, seed ${part.seed}: ${part.reason}` })));
     get("refused").hidden = !hasRefused;
     get("refused").querySelector("ul").replaceChildren(...state.parts.flatMap((part) =>
       part.lately.map((text) => make("li", { textContent: `${part.method}, seed ${part.seed}: ${text}` }))));

@@ -160,7 +160,12 @@ def _latest(scores: Mapping[int, float]) -> Score | None:
 
 
 def _thinned(values: Mapping[int, float]) -> Points:
-    """The points of a curve by round, evenly thinned out; the last one stays."""
+    """The points of a curve by round, evenly thinned out; the last one stays.
+
+    >>> points = _thinned({number: 0.5 for number in range(1, 1002)})
+    >>> points[:2], points[-1], len(points)
+    (((5, 0.5), (11, 0.5)), (1001, 0.5), 167)
+    """
     points = tuple(values.items())
     step = -(-len(points) // _POINTS)
     return points[(len(points) - 1) % step :: step] if step > 1 else points
