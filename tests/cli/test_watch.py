@@ -52,7 +52,8 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
         time.sleep(0.01)
     watch = start("watch", out)
     lines = watch.communicate()[0].splitlines()
-    assert (watch.returncode, run.wait()) == (0, 0)
+    run.communicate()
+    assert (watch.returncode, run.returncode) == (0, 0)
     rounds = [
         line for line in lines if re.match(r"fedavg, seed 0: round 3 of 3, training loss", line)
     ]

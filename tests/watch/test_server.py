@@ -17,6 +17,7 @@ from fedtailor.watch.follow import Follower
 from fedtailor.watch.server import LOCAL, PageServer
 
 MakeRun = Callable[..., Path]
+REFUSAL = '{"round": 4, "client": 2, "reason": "away"}\n'
 
 
 @contextmanager
@@ -62,13 +63,19 @@ def test_what_a_page_knows_is_not_sent_again(make_run: MakeRun) -> None:
     with serving(out) as server:
         first = state(server)
         assert first["labels"] == ["fedavg", "fedsdg"]
-        assert first["parts"][1]["best"] == {
+        assert first["parts"]["1"]["best"] == {
             "round": 2,
             "value": pytest.approx(0.05 * (12 + 10 / 6)),
         }
         assert first["specs"].keys() == {"curves", "losses"}
         assert state(server, first["version"]).keys() == {"version", "share"}
-        assert state(server, "x") == first
+        (out / "methods/fedsdg/seed-0/refused.jsonl").write_text(REFUSAL)
+        server._looked = 0.0  # as if a second had passed
+        second = state(server, first["version"])
+        assert second["parts"].keys() == {"1"}
+        assert (second["parts"]["1"]["refused"], second["count"]) == (1, 2)
+        assert state(server)["parts"].keys() == {"0", "1"}
+        assert state(server, "x") == state(server)
     with serving(out) as other:  # it may have taken the place of the first one
         assert "parts" in state(other, first["version"])
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..watch.follow import Follower
     from ..watch.state import RunState
 
-_PAUSE = 1.0  # seconds between two looks
+_PAUSE, _LONG_PAUSE = 1.0, 5.0  # seconds between two looks; the long one for very large grids
+_SHARE = 0.01  # of a core
 _WIDTH = 120  # of a table without a terminal
 
 
@@ -66,13 +67,15 @@ def _print(state: RunState) -> None:
 
 
 def _looks(follower: Follower) -> Iterator[RunState]:
-    """How the run stands, once a second until it has ended."""
+    """How the run stands, about once a second until it has ended."""
     while True:
+        begun = time.process_time()
         state = follower.look()
         yield state
         if follower.is_last(state):
             return
-        time.sleep(_PAUSE)
+        spent = time.process_time() - begun
+        time.sleep(min(max(_PAUSE, spent / _SHARE), _LONG_PAUSE))
 
 
 def _follow_in_terminal(follower: Follower) -> None:

@@ -162,7 +162,9 @@
     heard = new Date();
     get("share").textContent = found.share;
     if (found.parts) {
-      state = found;
+      const parts = state?.parts.length === found.count ? state.parts : [];
+      for (const [number, part] of Object.entries(found.parts)) parts[number] = part;
+      state = { ...found, parts };
       await show();
     }
   }

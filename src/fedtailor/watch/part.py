@@ -44,6 +44,8 @@ class FollowedPart:
         self.timed = 0  # rounds whose seconds are known
         self._part, self._metric, self._rounds = part, metric, rounds
         self._mark: Mark | None = None  # of commit.json
+        folder = part.folder
+        self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._scores: dict[str, dict[int, float]] = {"personal": {}, "global": {}}
         self._losses: dict[int, float] = {}
         self._refused = _Refused(part.folder / "refused.jsonl", names)
@@ -62,8 +64,7 @@ class FollowedPart:
         Raises:
             InputError: a file is damaged, or lost.
         """
-        folder = self._part.folder
-        marks = [mark_of(folder / name) for name in ("", "history.jsonl", "commit.json")]
+        marks = [mark_of(path) for path in self._files]
         self.activity = max(mark.time if mark else 0 for mark in marks)
         if self._refused.look():
             lately = tuple(self._refused.lately)
@@ -71,7 +72,7 @@ class FollowedPart:
         if marks[2] == self._mark:
             return
         if marks[2] is None:
-            raise InputError(f"{folder} has lost its commit.json")
+            raise InputError(f"{self._part.folder} has lost its commit.json")
         points = self._part.points()
         self._mark = marks[2]
         for number, values in points.items():

@@ -13,6 +13,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,6 +75,7 @@ class PageServer(ThreadingHTTPServer):
         self._looked = 0.0
         self._version = time.time_ns() // 1_000_000  # a page may know those of an earlier server
         self._state: RunState | None = None
+        self._changed: list[int] = []  # the version that brought each part's present state
 
     @property
     def url(self) -> str:
@@ -94,7 +96,8 @@ class PageServer(ThreadingHTTPServer):
         return name in own or _is_number(name)
 
     def answer(self, known: int) -> dict[str, Any]:
-        """What the page gets: all, or only the time left if it knows the rest.
+        """What the page gets that knows the version ``known``: the parts that have changed since,
+        or only the time left if nothing has.
 
         Raises:
             InputError: a file of the run is damaged.
@@ -102,13 +105,27 @@ class PageServer(ThreadingHTTPServer):
         with self._lock:
             now = time.monotonic()
             if self._state is None or now - self._looked >= _PAUSE:
-                old, new = self._state, self._follower.look()
-                if old is None or replace(new, seconds_left=old.seconds_left) != old:
-                    self._version += 1
-                self._state, self._looked = new, now
-            state, version = self._state, self._version
-        found: dict[str, Any] = {"version": version, "share": state.share}
-        return found if version == known else found | _content(state)
+                self._take(self._follower.look())
+                self._looked = now
+            assert self._state is not None
+            state, found = self._state, {"version": self._version, "share": self._state.share}
+            if self._version == known:
+                return found
+            new = [number for number, version in enumerate(self._changed) if version > known]
+        return found | _content(state, new)
+
+    def _take(self, new: RunState) -> None:
+        """Note what is new."""
+        old, self._state = self._state, new
+        if old is not None and replace(new, seconds_left=old.seconds_left) == old:
+            return
+        self._version += 1
+        same = len(old.parts) if old is not None and len(old.parts) == len(new.parts) else 0
+        before = old.parts[:same] if old is not None else ()
+        self._changed = [
+            self._changed[number] if number < same and part == before[number] else self._version
+            for number, part in enumerate(new.parts)
+        ]
 
     def report_page(self) -> bytes | None:
         """The run's report, if it is there."""
@@ -116,11 +133,13 @@ class PageServer(ThreadingHTTPServer):
         return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
 
-def _content(state: RunState) -> dict[str, Any]:
-    """All that the page shows."""
+def _content(state: RunState, parts: Sequence[int]) -> dict[str, Any]:
+    """What the page shows, with those of the ``parts`` that it does not know."""
     labels = list(dict.fromkeys(part.method for part in state.parts))
     factor, digits = scale_of(state.metric)
-    return state.as_dict() | {
+    return vars(state) | {
+        "parts": {number: state.parts[number].as_dict() for number in parts},
+        "count": len(state.parts),
         "note": state.note,
         "measure": state.measure,
         "isOver": state.is_over,
@@ -179,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif address.path in _FILES:
             path, kind = _FILES[address.path]
             self._send(path.read_bytes(), kind)
+        elif address.path == "/favicon.ico":  # browsers ask for it beside the report
+            self._send(b"", "image/x-icon")
         elif address.path == "/report.html" and (content := self.server.report_page()) is not None:
             self._send(content, "text/html", policy=None)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..report.numbers import bare, in_words
@@ -63,6 +63,11 @@ class PartState:
     def is_over(self) -> bool:
         """Whether no round will follow as things are."""
         return self.state in (FINISHED, DIVERGED, STOPPED)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state as a dict, for JSON; curves are not copied."""
+        scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, Score)}
+        return vars(self) | scores
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class RunState:
 
     def as_dict(self) -> dict[str, Any]:
         """The state as a dict, for JSON."""
-        return asdict(self)
+        return vars(self) | {"parts": [part.as_dict() for part in self.parts]}
 
 
 def _places(parts: Sequence[PartState], state: str) -> str:
