@@ -84,7 +84,9 @@ def test_a_killed_run_is_told_and_ctrl_c_leaves_quietly(tmp_path: Path) -> None:
         run.communicate()
     last = watch.communicate()[0].splitlines()[-1]
     assert watch.returncode == 0
-    assert last.startswith("e no process runs it, and rounds are left; local, seed 0: after round ")
+    assert last.startswith(
+        "e is interrupted: no process runs it, and rounds are left; local, seed 0: after round "
+    )
 
 
 def test_a_terminal_gets_a_table(unfinished: Path) -> None:

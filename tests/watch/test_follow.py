@@ -92,7 +92,7 @@ def test_a_callback_stops_a_method(tmp_path: Path) -> None:
     state = Follower(out).look()
     assert states(state) == [("fedsdg", 1, "stopped"), ("local", 3, "finished")]
     assert (state.state, state.round, state.rounds) == ("stopped", 4, 4)
-    assert state.note == "stopped by a callback; fedsdg, seed 0: after round 1 of 3"
+    assert state.note == "was stopped by a callback; fedsdg, seed 0: after round 1 of 3"
 
 
 def test_where_nobody_writes_a_run_is_interrupted(make_run: MakeRun) -> None:
@@ -102,8 +102,8 @@ def test_where_nobody_writes_a_run_is_interrupted(make_run: MakeRun) -> None:
     assert (state.state, state.round, state.rounds) == ("interrupted", 6, 16)
     assert follower.is_last(state)
     assert state.note == (
-        "no process runs it, and rounds are left; fedavg, seed 0: after round 3 of 8; "
-        "fedsdg, seed 0: after round 3 of 8"
+        "is interrupted: no process runs it, and rounds are left; fedavg, seed 0: after round 3 "
+        "of 8; fedsdg, seed 0: after round 3 of 8"
     )
     assert all(part.latest and part.latest.round == 2 for part in state.parts)
     with locked(out):

@@ -34,8 +34,8 @@ def test_a_line_for_each_change(make_run: MakeRun) -> None:
         "fedavg, seed 0: diverged after round 3 of 8: the loss is nan",
         "fedsdg, seed 0: round 4 without client 2: away",
         "fedsdg, seed 0: interrupted after round 3 of 8",
-        "letters no process runs it, and rounds are left; fedsdg, seed 0: after round 3 of 8; "
-        "6 of 11 rounds",
+        "letters is interrupted: no process runs it, and rounds are left; fedsdg, seed 0: after "
+        "round 3 of 8; 6 of 11 rounds",
     ]
     assert list(changes(last, follower.look())) == []
     assert list(changes(None, follower.look()))[-1] == f"report: {out / 'report.html'}"

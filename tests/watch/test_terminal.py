@@ -27,7 +27,7 @@ def shown(view: View, width: int = 120, height: int = 40) -> list[str]:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_and_has_scores(make_run: MakeRun, width: int) -> None:
     out = make_run(done=6)
-    (out / "run.log").write_text("first\n" + "long " * 60 + "\n")
+    (out / "run.log").write_text("first\n2026-11-23 08:36:07+00:00  " + "long " * 60 + "\n")
     with locked(out):
         state = Follower(out).look()
     lines = shown(View(state), width)
@@ -37,6 +37,7 @@ def test_the_table_fits_and_has_scores(make_run: MakeRun, width: int) -> None:
     curve = row[6 if width == 80 else 7]
     assert (curve[0], curve[2], len(curve)) == ("▁", "█", 4)
     assert "12 of 16 rounds, about 8 s left" in "".join(lines)
+    assert lines[-1].startswith("08:36:07  long ")
     assert lines[-1].endswith("…")
 
 

@@ -137,8 +137,7 @@
     if (get("note").textContent !== note) get("note").textContent = note;
     get("bar").max = Math.max(1, state.rounds);
     get("bar").value = state.round;
-    get("ended").hidden = !state.isOver;
-    get("report").hidden = !state.report;
+    get("report").hidden = !(state.isOver && state.report);
     showTable();
     showLog();
     await showCurves();

@@ -114,20 +114,21 @@ class RunState:
 
     @property
     def note(self) -> str:
-        """The state in a sentence."""
+        """The state, as a sentence of which the run's name is the subject."""
         if self.state == RUNNING:
             part = self.current
             if part is None:
                 return "runs"
             return f"runs {part.title}, round {min(part.round + 1, part.rounds)} of {part.rounds}"
         if self.state == INTERRUPTED:
-            return f"no process runs it, and rounds are left; {_places(self.parts, INTERRUPTED)}"
+            why = "no process runs it, and rounds are left"
+            return f"is interrupted: {why}; {_places(self.parts, INTERRUPTED)}"
         if self.state == DIVERGED:
-            return f"every method has diverged; {_places(self.parts, DIVERGED)}"
+            return f"has diverged with every method; {_places(self.parts, DIVERGED)}"
         return {
             WAITING: "has not begun: nothing is written yet",
             FINISHED: "has ended",
-            STOPPED: f"stopped by a callback; {_places(self.parts, STOPPED)}",
+            STOPPED: f"was stopped by a callback; {_places(self.parts, STOPPED)}",
         }[self.state]
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -16,6 +17,7 @@ from .state import DIVERGED, FINISHED, INTERRUPTED, RUNNING, STOPPED, PartState,
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE = 110  # columns of a terminal that has room for all of the table
 _LOG = 5  # lines
+_DAY = re.compile(r"^\d+-\d+-\d+ (\d+:\d+:\d+)\S*")  # of a line of the log, and its time
 _COLOURS = {
     RUNNING: "bold cyan",
     FINISHED: "green",
@@ -77,16 +79,16 @@ class View:
         found: list[RenderableType] = [title]
         if state.rounds:
             bar = Table.grid(padding=(0, 1))
-            bar.add_row(
-                ProgressBar(state.rounds, state.round, width=min(40, width // 2)), state.share
-            )
+            styles = {"complete_style": "cyan", "finished_style": "green"}
+            done = ProgressBar(state.rounds, state.round, width=min(40, width // 2), **styles)
+            bar.add_row(done, state.share)
             found += [bar, _table(state, parts, width)]
         if hidden := len(state.parts) - len(parts):
             found.append(Text(f"and {hidden} more", style="dim"))
         for part in state.parts:
             texts = [*part.lately[-1:], *([part.reason] if part.reason else [])]
             found += [_line(f"{part.title}: {text}", "yellow") for text in texts]
-        found += [_line(text, "dim") for text in state.log[-_LOG:]]
+        found += [_line(_DAY.sub(r"\1", text), "dim") for text in state.log[-_LOG:]]
         if state.is_over and state.report:
             found.append(Text(f"report: {state.report}"))
         return found
