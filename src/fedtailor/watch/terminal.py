@@ -79,8 +79,14 @@ class View:
         found: list[RenderableType] = [title]
         if state.rounds:
             bar = Table.grid(padding=(0, 1))
-            styles = {"complete_style": "cyan", "finished_style": "green"}
-            done = ProgressBar(state.rounds, state.round, width=min(40, width // 2), **styles)
+            width_of_bar = min(40, width // 2)
+            done = ProgressBar(
+                state.rounds,
+                state.round,
+                width_of_bar,
+                complete_style="cyan",
+                finished_style="green",
+            )
             bar.add_row(done, state.share)
             found += [bar, _table(state, parts, width)]
         if hidden := len(state.parts) - len(parts):
