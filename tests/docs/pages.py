@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w-]+\.\w+)\n")
 _END = "--- the end of block {} ---"
 _VARIES = re.compile(
-    r"'[^']*'|[-+*.,:\s]+|\d[\d.,:]*( ?(ms|s|min|h|B|kB|MB|GB|k|M)\b)?|\b(nan|inf)\b"
+    r"'[^']*'|\"[^\"]*\"|[-+*.,:\s]+|\d[\d.,:]*( ?(ms|s|min|h|B|kB|MB|GB|k|M)\b)?|\b(nan|inf)\b"
 )
 """What another machine prints otherwise: numbers with their units, stars, the width of columns, and
 what a model writes, in quotation marks."""
