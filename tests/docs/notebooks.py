@@ -46,7 +46,10 @@ def store(notebook: NotebookNode, path: Path, folder: Path) -> None:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
-    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    notebook.metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+    }
     text = nbformat.writes(notebook).replace(f"{folder}/", "")
     assert str(Path.home()) not in text, path
     path.write_text(text + "\n")
