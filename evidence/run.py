@@ -82,6 +82,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
     for method in content["methods"]:
         if method["robust"]["rule"] == "none" and not method["robust"]["before"]:
             method["robust"] = dict(NO_RULE)
+        if method["name"] == "fedmerge" and method["lr_w"] is None:
+            method["lr_w"] = 100.0  # unused; it was the default
     for section in (content["split"], content["cohort"], *content["methods"]):
         for field, value in LATER.items():
             if section.get(field, ...) == value:
