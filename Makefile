@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega bench bench-full evidence-full docs clean
+.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ fashion-mnist: ## Fetch Fashion-MNIST from Debian's packages into the cache (nee
 vega: ## Fetch Vega, which draws the report's page, into the package (needs npm)
 	sh requirements/vega.sh
 
+katex: ## Fetch KaTeX, which draws the documentation's formulas, into docs/_static (needs npm)
+	sh requirements/katex.sh
+
 bench: $(VENV)/.installed ## Measure fedtailor beside bare loops and the libraries at hand (minutes)
 	$(BIN)/python -m benchmarks.peers --rounds 3 --repeats 1 --scale 0.2 --out benchmarks/results/small
 
@@ -60,13 +63,12 @@ bench-full: $(VENV)/.installed ## Install other libraries and measure everything
 evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight minutes; the same command goes on
 	$(BIN)/python -m evidence.run --manifest evidence/manifest-full.toml --minutes 8 $(EVIDENCE)
 
-docs: $(VENV)/.installed ## Build the documentation into site/
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+docs: $(VENV)/.installed ## Build the documentation into site/; open site/index.html
 	$(BIN)/python docs/methods_index.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m sphinx -q -E -W --keep-going docs site
 
 clean: ## Remove the virtual environment and what tools left
-	rm -rf $(VENV) .venv-track build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-track build dist site docs/methods/families *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -34,13 +34,14 @@ def tables() -> str:
     unknown = {method.family for method in METHODS.values()} - FAMILIES.keys()
     if unknown:
         raise SystemExit(f"no title for the families {sorted(unknown)}; known: {list(FAMILIES)}")
-    parts = []
-    for family, title in FAMILIES.items():
-        names = [name for name in METHODS if METHODS[name].family == family]
-        rows = "\n".join(_row(name) for name in names)
-        head = "| method | sent | kept by the client |\n|---|---|---|"
-        parts.append(f"## {title}\n\n{head}\n{rows}\n")
-    return "\n".join(parts)
+    return "\n".join(f"## {title}\n\n{table(family)}" for family, title in FAMILIES.items())
+
+
+def table(family: str) -> str:
+    """A row for each method of a family."""
+    names = [name for name in METHODS if METHODS[name].family == family]
+    rows = "\n".join(_row(name) for name in names)
+    return f"| method | sent | kept by the client |\n|---|---|---|\n{rows}\n"
 
 
 def _row(name: str) -> str:

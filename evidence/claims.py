@@ -306,7 +306,7 @@ verdict follows from a rule:
 - **not run**: no run has ended yet.
 
 Rates are chosen on validation data by runs with a seed of their own
-([how](experiments.md#the-papers-claims)). A row's command runs its methods with its seeds.
+([how](evidence.md)). A row's command runs its methods with its seeds.
 """
 
 

@@ -67,6 +67,8 @@ class Run:
 
 # Fields that are younger than some results: at these values a run is what it was without them.
 LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None}
+# The rule of a method without one, and an experiment without an attack, as they were.
+NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
 
 
 def resolved(experiment: ft.Experiment) -> dict[str, Any]:
@@ -75,6 +77,11 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(json.dumps(experiment.as_dict()))
     for key in ("name", "engine"):
         del content[key]
+    if content["attack"]["kind"] == "none":
+        del content["attack"]
+    for method in content["methods"]:
+        if method["robust"]["rule"] == "none" and not method["robust"]["before"]:
+            method["robust"] = dict(NO_RULE)
     for section in (content["split"], *content["methods"]):
         for field, value in LATER.items():
             if section.get(field, ...) == value:

@@ -20,20 +20,21 @@ from fedtailor.method import FineTuning, Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.optim import Optimiser
+from fedtailor.robustness.attacks import AttackConfig
 from fedtailor.runs import builtin
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
     ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig,
-    ft.StartConfig,
+    ft.StartConfig, AttackConfig,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_field_is_documented_with_its_default(section: type) -> None:
-    text = (ROOT / "docs/experiments.md").read_text()
+    text = (ROOT / "docs/fields.md").read_text()
     for field in dataclasses.fields(section):
         assert f"| `{field.name}` | `{field.default}` |" in text, field.name
 
@@ -114,6 +115,14 @@ def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
     (example,) = re.findall(r"```python\n(\"\"\"FedProx.*?)```", text, re.DOTALL)
     source = inspect.getsource(sys.modules[FedProx.__module__])
     assert example == source, "copy src/fedtailor/methods/fedprox.py into CONTRIBUTING.md"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = (ROOT / "docs/reference/api").glob("*.md")
+    text = "".join(path.read_text() for path in pages)
+    documented = set(re.findall(r"^\.\. auto\w+:: fedtailor\.(?:\w+\.)*(\w+)$", text, re.M))
+    methods = {method.__name__ for method in METHODS.values()}  # on the pages of the methods
+    assert set(ft.__all__) - methods <= documented
 
 
 def test_every_experiment_file_is_valid() -> None:

@@ -71,15 +71,6 @@ def test_products_with_offsets_survive_a_large_common_part() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_distances_over_many_columns_and_tensors() -> None:
-    many = torch.randn(6, 215_000, generator=torch.Generator().manual_seed(0))
-    expected = torch.cdist(many.double(), many.double()).square()
-    got = stacked.squared_distances(
-        {"a": many[:, :175_000], "b": many[:, 175_000:].view(6, 200, 200)}
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-6)
-
-
 def test_a_ratio_is_0_where_nothing_is_divided() -> None:
     a, b = torch.tensor([2.0, 0.0, 3.0]), torch.tensor([4.0, 0.0, 0.0])
     assert stacked.ratio(a, b).tolist() == [0.5, 0.0, 0.0]

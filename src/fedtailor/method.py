@@ -115,6 +115,7 @@ class Method(ABC):
     family: ClassVar[str] = "own"
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
+    sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)
@@ -200,6 +201,17 @@ class Method(ABC):
         trained; the same shapes for all clients."""
         return trained
 
+    def unchanged(self, server: Server, upload: Params) -> Params:
+        """What ``upload``, float tensors by name, would be of a client that changes nothing: what
+        robust rules and attacks measure from. By default 0 of a method that ``sends_updates``, and
+        of others the server's own tensors."""
+        known = {} if self.sends_updates else server
+        return {
+            name: known[name] if name in known and known[name].shape == value.shape
+            else torch.zeros_like(value)
+            for name, value in upload.items()
+        }  # fmt: skip
+
     def pack(self, task: Task, upload: Params) -> Params:
         """One client's upload as it travels, in any shape: without some rows, masks as bits."""
         return upload
@@ -221,7 +233,7 @@ class Method(ABC):
 
     @property
     def finetune_passes(self) -> int:
-        """On how many passes over the client's data `finetune` trains; 0: it is not called."""
+        """On how many passes over the client's data `finetune` trains. With 0 it isn't called."""
         return 0
 
     def finetune(

@@ -6,7 +6,7 @@ with the cohort, and what one pass has read is in cache for the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ GROUP = 64  # rows that are added up in `accumulation_dtype` before a sum goes o
 # values of so many rows of a chunk: long runs, few calls; fewer where a chunk is a copy; on a GPU
 # as many as keep it busy
 _VALUES, _VALUES_COPIED, _VALUES_GPU = 1 << 22, 1 << 20, 1 << 25
+
+# a squared distance that is so small beside the squared norms has lost six digits of sixteen
+_LOST = 1e-6
 
 _TILE = 16, 8192  # rows and columns that stay in cache for the second of two products
 
@@ -167,19 +170,40 @@ def products_with_offsets(updates: Tensor, models: Tensor) -> Tensor:
 
 
 def squared_distances(stacked: Params) -> Tensor:
-    """||stacked[i] - stacked[j]||^2 over all tensors, float64 ``[c, c]``, in one read.
+    """||stacked[i] - stacked[j]||^2 over all tensors, float64 ``[c, c]``.
 
-    They come from the inner products of the rows minus their mean, so that a large part that all
-    rows share doesn't round the distances away.
+    They come from the inner products of the rows minus their mean, in one read, so that a large
+    part that all rows share doesn't round the distances away. A row that is far from all others
+    still does, since it moves the mean: then the median takes its place, in a second read. What is
+    rounded away even so, as between two rows that are both far, is a sum of squared differences.
 
     >>> squared_distances({"x": torch.tensor([[1.0, 0.0], [1.0, 3.0]])})
     tensor([[0., 9.],
             [9., 0.]], dtype=torch.float64)
     """
+    d2, lost = _distances_by_products(stacked, lambda chunk: chunk.mean(0))
+    if lost.any():
+        d2, lost = _distances_by_products(stacked, lambda chunk: chunk.median(0).values)
+    for i, j in lost.triu(1).nonzero().tolist():
+        rows = (torch.stack((value[i], value[j])) for value in stacked.values())
+        parts = [
+            (a - b).square().sum() for row in rows for a, b in column_chunks(row, torch.float64)
+        ]
+        d2[i, j] = d2[j, i] = torch.stack(parts).sum()
+    return d2
+
+
+def _distances_by_products(
+    stacked: Params, centre: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The squared distances ``[c, c]`` from products of the rows minus their ``centre``, and which
+    of them are rounded away; those are wrong."""
     first = next(iter(stacked.values()))
     gram = torch.zeros(len(first), len(first), dtype=torch.float64, device=first.device)
     for chunk in (chunk for v in stacked.values() for chunk in column_chunks(v, torch.float64)):
-        centred = chunk - chunk.mean(0)  # [c, columns]
+        centred = chunk - centre(chunk)  # [c, columns]
         gram.addmm_(centred, centred.T)
     squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp(min=0)
+    sums = squares[:, None] + squares
+    d2 = (sums - 2 * gram).clamp(min=0).fill_diagonal_(0)
+    return d2, ~(d2 >= _LOST * sums).fill_diagonal_(True)  # NaN is lost, too

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedtailor.deploy import launch
 from fedtailor.deploy.folder import init, open_folder
-from fedtailor.deploy.launch import join, run
+from fedtailor.deploy.launch import join, make_private, run
 from fedtailor.errors import InputError
 from tests.deploy.test_folder import made
 
@@ -73,3 +75,17 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     tries = len(log.read_text().splitlines())
     assert tries > 1 if joined else tries == 1
     assert (time.monotonic() > start + 2) >= joined
+
+
+def test_what_the_server_stores_is_its_users_alone(tmp_path: Path) -> None:
+    """Also the files that SQLite puts beside it."""
+    path = tmp_path / "state.db"
+    path.write_bytes(b"")
+    path.chmod(0o644)  # as an earlier version left it
+    make_private(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE messages (content BLOB)")
+        database.commit()
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)

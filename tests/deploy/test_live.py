@@ -65,6 +65,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_path: Path) -> None:
     folder = secure.folder.parent
     server = secure.running("server")
+    assert (secure.folder / "server/state.db").stat().st_mode & 0o777 == 0o600
     a, _ = (
         secure.deploy("client", "--site", site, "--data", str(folder / f"{site}.csv"))
         for site in "ab"

@@ -17,7 +17,7 @@ from fedtailor.cli import main
 from fedtailor.deploy.folder import Deployment, at_site, init, open_folder
 from fedtailor.deploy.site_process import answers, reply
 from fedtailor.flower.client import Site
-from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.codec import Limits, pack, unpack
 from fedtailor.flower.messages import NodeInfo, NodeQuery, digest
 from tests.flower.grid import DirectGrid
 
@@ -61,13 +61,13 @@ def test_messages_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             return reply
 
         question = pack(NodeQuery(digest(deployment.experiment)))
-        node_info, _ = unpack(ask(question, MessageType.QUERY).content, NodeInfo)
+        node_info, _ = unpack(ask(question, MessageType.QUERY).content, NodeInfo, Limits())
         assert node_info.clients == (0,)
         assert sum(map(sum, (node_info.sizes[0].train, node_info.sizes[0].test))) <= 30
         other = ask(pack(NodeQuery("another")), MessageType.QUERY)
         assert other.error.reason == "the server's experiment is not the one at this node"
         damaged = ask(question, MessageType.TRAIN)
-        assert damaged.error.reason.startswith("RoundRequest.")
+        assert damaged.error.reason.startswith("a NodeQuery instead of")
         with socket.socket(socket.AF_UNIX) as killed:  # while it handed on 99 bytes
             killed.connect(str(tmp_path / "s"))
             killed.sendall(struct.pack("!i", 99) + b"a part")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.engine.aggregation import UploadMean, UploadStack
+from fedtailor.engine.aggregation import UploadMean, UploadStack, with_max_share
+from fedtailor.method import Cohort
 from fedtailor.params import Params, stack
 from fedtailor.stacked import GROUP, weighted_sum
 
@@ -89,3 +90,21 @@ def test_the_mean_of_those_who_answer_has_their_weights(present: list[int]) -> N
     mean.weigh(present, shares)
     expected = weighted_sum(stack([uploads[k] for k in present]), shares)["w"]
     torch.testing.assert_close(mean.params["w"][0], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("examples", "max_share", "expected"),
+    [
+        ([1e9, 30, 10], None, [1e9, 30, 10]),
+        ([1e9, 30, 10], 0.5, [40, 30, 10]),  # 40 of 80
+        ([1e9, 1e6, 10, 10], 0.4, [40, 40, 10, 10]),
+        ([30, 30, 40], 0.5, [30, 30, 40]),
+        ([1e9, 30, 10], 0.2, [1, 1, 1]),  # as equal as can be
+    ],
+)
+def test_no_client_weighs_more_than_its_share(
+    examples: list[float], max_share: float | None, expected: list[float]
+) -> None:
+    numbers = torch.tensor(examples, dtype=torch.float64)
+    cohort = Cohort(tuple(range(len(examples))), numbers, 1, torch.zeros(2))
+    assert with_max_share(cohort, max_share).num_examples.tolist() == pytest.approx(expected)

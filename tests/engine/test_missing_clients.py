@@ -3,14 +3,15 @@ weighted, under methods that stream a mean as under those that stack."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from fedtailor.data.config import LocalConfig
+from fedtailor.engine.client import ClientUpdate
 from fedtailor.engine.config import EvaluateConfig, Plan
 from fedtailor.engine.executors.sequential import Sequential
 from fedtailor.engine.executors.work import Refusal, Work
@@ -20,6 +21,7 @@ from fedtailor.method import Cohort, FineTuning, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.params import Params, stack
+from fedtailor.robustness.rules import Robust
 from fedtailor.stacked import weighted_sum
 from fedtailor.task.task import Task
 from tests.small import SIZES, digits_backbone, digits_federation
@@ -30,11 +32,12 @@ PLAN = Plan(rounds=1, local=LocalConfig(batch_size=8), evaluate=EvaluateConfig(c
 @dataclass
 class Lossy:
     """Real training, one client after the other, of which some results are lost on the way:
-    ``refused`` clients' with a reason, ``silent`` ones' without a word."""
+    ``refused`` clients' with a reason, ``silent`` ones' without a word; others are ``changed``."""
 
     works: Mapping[str, Work]
     refused: Mapping[int, Refusal] = field(default_factory=dict)
     silent: frozenset[int] = frozenset()
+    changed: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     updates: dict[int, Any] = field(default_factory=dict)
 
     name = "lossy"
@@ -49,6 +52,7 @@ class Lossy:
                 yield item, self.refused[item.client]
                 continue
             if name == "train":
+                result = self.changed.get(item.client, lambda update: update)(result)
                 self.updates[item.client] = result
             yield item, result
 
@@ -104,6 +108,28 @@ def test_stacked_uploads_are_those_of_who_answers() -> None:
     assert shares.sum() == pytest.approx(1)
     for name, moved in weighted_sum(uploads, shares).items():
         torch.testing.assert_close(done.server[name], task.state[name] + moved)
+
+
+def test_a_robust_rule_goes_on_without_a_refused_client() -> None:
+    """In a cohort of 2 f + 3: it may have been the false one."""
+    method = FedAvg(robust=Robust("krum", attackers=1))
+    done, updates, _ = run(method, refused={2: Refusal("damaged")})
+    assert done.cohort.clients == (0, 1, 3, 4)
+    assert any(updates[k].packed["head.bias"].equal(done.server["head.bias"]) for k in (0, 1, 3, 4))
+    assert "4 of 5 uploads are there: the rule withstands 0 false ones, not 1" in done.notes
+
+
+@pytest.mark.parametrize("robust", [Robust("krum", 1), Robust("multi-krum", 1, keep=4)])
+def test_false_statistics_are_bounded_under_a_robust_rule(robust: Robust) -> None:
+    name = "norm.running_var"
+
+    def lie(update: ClientUpdate) -> ClientUpdate:
+        return replace(update, packed={**update.packed, name: torch.full((6,), -1.0)})
+
+    done, updates, _ = run(FedAvg(robust=robust), changed={3: lie})
+    honest = torch.stack([updates[k].packed[name] for k in (0, 1, 2, 4)])
+    assert (done.server[name] >= honest.amin(0) - 1e-6).all()
+    assert (done.server[name] <= honest.amax(0) + 1e-6).all()
 
 
 def test_too_few_answers_end_the_run_and_say_why() -> None:

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from fedtailor import random
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan, ScheduleConfig
 from fedtailor.engine.rounds import new_store, rounds
-from fedtailor.errors import InputError
+from fedtailor.errors import DivergedError, InputError
 from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
@@ -40,6 +41,31 @@ class Spoilt(Local):
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         state = super().init_client(task, client, key)
         return {n: v * torch.nan for n, v in state.items()} if client == self.client else state
+
+
+@dataclass(frozen=True)
+class Overflowing(FedAvg):
+    """FedAvg, of which one client sends the largest finite values, and the server doubles them."""
+
+    client: int = 0
+    name = "overflowing"
+
+    def send(self, task: Task, server: Params, client: int) -> Params:
+        spoilt = torch.tensor(float(client == self.client))
+        return {**server, "spoilt": spoilt}
+
+    def local(
+        self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> tuple[Params, Tensor]:
+        spoilt = state.pop("spoilt")
+        trained, loss = super().local(task, state, batches, context)
+        largest = torch.finfo(torch.float32).max
+        trained["head.bias"] = torch.where(spoilt > 0, largest, trained["head.bias"])
+        return trained, loss
+
+    def aggregate(self, task: Task, server: Params, uploads: Params, cohort: Cohort) -> Params:
+        mean = super().aggregate(task, server, uploads, cohort)
+        return {name: value * 1e6 / 1e6 for name, value in mean.items()}
 
 
 def test_nothing_is_kept_of_a_round_once_a_client_has_diverged() -> None:
@@ -237,3 +263,50 @@ def test_somebody_must_take_part() -> None:
     plan = replace(PLAN, cohort=CohortConfig(novel=5))
     with pytest.raises(InputError, match=r"novel = 5 leaves none of 5 clients .* allowed: 0 to 4"):
         last_round(FedAvg(), plan)
+
+
+@pytest.mark.parametrize("rule", ["none", "multi-krum"])
+def test_an_upload_that_breaks_the_sums_is_left_out(rule: Literal["none", "multi-krum"]) -> None:
+    """Stacked uploads, and a mean that is taken as they come."""
+    method = Overflowing(client=2, robust=Robust(rule, keep=5 if rule == "multi-krum" else None))
+    everyone = replace(PLAN, rounds=1, cohort=CohortConfig())
+    with pytest.raises(DivergedError, match=r"server's next state is not finite in round 1 of"):
+        last_round(method, everyone)
+    done = last_round(method, replace(everyone, engine=EngineConfig(on_divergence="skip")))
+    assert done.cohort.clients == (0, 1, 3, 4)
+    assert len(done.losses) == len(done.steps) == 4
+    assert all(value.isfinite().all() for value in done.server.values())
+    (note,) = done.notes
+    reason = "with its upload, head.bias of the server's next state is not finite"
+    assert note == f"without client 2: {reason}"
+
+
+def test_a_client_that_diverges_can_be_left_out() -> None:
+    skip = replace(PLAN, rounds=1, cohort=CohortConfig(), engine=EngineConfig(on_divergence="skip"))
+    task = Task(digits_backbone(), Spoilt().adapt)
+    store = new_store(Spoilt(client=3), task, FEDERATION)
+    (done,) = rounds(Spoilt(client=3), task, FEDERATION, skip, store=store)
+    assert done.cohort.clients == (0, 1, 2, 4)
+    assert done.notes == ("without client 3: the loss of client 3 is nan",)
+    assert all(v.isfinite().all() for k in (0, 1, 2, 4) for v in store.read(k).values())
+
+
+def test_the_share_of_a_client_that_says_it_has_most_examples_is_cut() -> None:
+    """For a method that takes a mean as uploads come as for one that stacks them."""
+    federation = digits_federation((5, 5, 100))
+    plan = replace(PLAN, rounds=1, cohort=CohortConfig(max_share=0.34))
+    equal = last_round(Plain(), replace(plan, cohort=CohortConfig()), federation)
+    for robust in (Robust(), Robust("multi-krum", keep=3)):
+        cut = last_round(FedAvg(robust=robust), plan, federation)
+        for name, value in equal.server.items():
+            torch.testing.assert_close(cut.server[name], value, rtol=0.02, atol=0.01)
+
+
+@dataclass(frozen=True)
+class Plain(FedAvg):
+    """FedAvg with equal weights."""
+
+    name = "plain"
+
+    def client_weights(self, cohort: Cohort) -> Tensor:
+        return cohort.uniform

@@ -26,7 +26,7 @@ from fedtailor.data.table import Dataset
 from fedtailor.engine.metrics import MetricFunction
 from fedtailor.errors import InputError
 from fedtailor.flower import Timeouts, client_app
-from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.codec import Limits, pack, unpack
 from fedtailor.flower.messages import RoundReply, RoundRequest
 from fedtailor.runs.experiment import Experiment, parse
 from tests.small import digits, digits_backbone
@@ -146,6 +146,8 @@ def grid(
 DIGITS = digits()
 
 
+ANY = Limits(1 << 30, 1 << 30, 1 << 30)
+
 QUICK = Timeouts(start=0.2, reply=0.2, least=0.25, poll=0.02)
 
 
@@ -153,7 +155,7 @@ def orders(direct: DirectGrid, number: int) -> list[RoundRequest]:
     """The orders to train in a round."""
     kind = MessageType.TRAIN
     sent = [message for message in direct.sent if message.metadata.message_type == kind]
-    orders = [unpack(message.content, RoundRequest)[0] for message in sent]
+    orders = [unpack(message.content, RoundRequest, ANY)[0] for message in sent]
     return [order for order in orders if order.round == number]
 
 
@@ -167,7 +169,7 @@ def rewritten(content: RecordDict, what: str) -> RecordDict:
         data = arrays["0"].data[:-1] + bytes([arrays["0"].data[-1] ^ 1])
         array = Array("uint8", (len(data),), "safetensors", data)
         return RecordDict({**content, "payloads": ArrayRecord({"0": array})})
-    report, (sent,) = unpack(content, RoundReply)
+    report, (sent,) = unpack(content, RoundReply, ANY)
     (result,) = report.results
     if what == "shape":
         sent["conv.weight"] = sent["conv.weight"][1:]

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message, MessageType, RecordDict
 
 import fedtailor as ft
 from fedtailor.data.omissions import Omission
 from fedtailor.flower import serve
 from fedtailor.flower.client import Site
-from tests.flower.grid import DIGITS, QUICK, experiment, grid
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import RoundReply, RoundRequest
+from fedtailor.params import Params
+from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid
 from tests.small import digits_backbone
 
 
@@ -102,3 +105,38 @@ def test_names_of_clients_stay_at_their_site(
     assert site._federation(0).names == ("", "ward 3", "ward 7", "", "")
     training = site._session_for("fedavg", 0).training  # what it says of a client may be sent
     assert training.federation.names is None
+
+
+def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -> None:
+    chosen = experiment("fedper", cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    trained = [m for m in direct.sent if m.metadata.message_type == MessageType.TRAIN]
+    order, payloads = unpack(trained[-1].content, RoundRequest, ANY)
+    (first,) = [request for request in order.requests if request.client == 0]
+    states = {path: path.read_bytes() for path in (tmp_path / "clients").rglob("round-*")}
+
+    def answer(order: RoundRequest, payload: Params | None = None, **changes: int) -> str:
+        request = replace(first, **changes)
+        sent = payloads if payload is None else [payload]
+        content = pack(replace(order, requests=(request,)), sent)
+        reply = direct.apps[100][0](
+            Message(content, 100, MessageType.TRAIN),
+            Context(1, 100, {}, RecordDict(), {}),
+        )
+        if reply.has_error():
+            return str(reply.error.reason)
+        return str(unpack(reply.content, RoundReply, ANY)[0].results[0].error)
+
+    (payload,) = payloads
+    assert answer(replace(order, round=10**9)) == "round 1000000000 of 3"
+    assert "out of order" in answer(order, base=3)
+    assert "came after one to start from round 2" in answer(order, base=1, best=0)
+    assert answer(order, {**payload, "more": payload["conv.weight"]}) == (
+        "more of the payload is there; it must be left out"
+    )
+    assert "conv.weight of the payload is float32 (6, 9)" in answer(
+        order, {**payload, "conv.weight": payload["conv.weight"].view(6, 9)}
+    )
+    assert {p: p.read_bytes() for p in (tmp_path / "clients").rglob("round-*")} == states
+    assert answer(order) == "None"

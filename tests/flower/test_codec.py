@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedtailor.errors import InputError
-from fedtailor.flower.codec import WireError, pack, unpack
+from fedtailor.flower.codec import Limits, WireError, pack, unpack
 from fedtailor.params import Params
 
 
@@ -27,6 +27,8 @@ class Head:
 class Other:
     clients: int
 
+
+ANY = Limits(1 << 20, 10, 1 << 20)
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
@@ -72,7 +74,7 @@ def same(a: Params, b: Params) -> bool:
 @settings(max_examples=30, deadline=None)
 @given(heads, payloads)
 def test_what_is_packed_comes_out_again(head: Head, sent: list[Params]) -> None:
-    again, received = unpack(pack(head, sent), Head)
+    again, received = unpack(pack(head, sent), Head, ANY)
     assert again == head
     assert len(received) == len(sent)
     assert all(map(same, sent, received))
@@ -90,19 +92,19 @@ def test_no_damaged_byte_is_missed(data: st.DataObject) -> None:
     content[at] ^= data.draw(st.integers(1, 255))
     arrays = ArrayRecord({"0": Array("uint8", (len(content),), "safetensors", bytes(content))})
     with pytest.raises(WireError, match="checksum is wrong"):
-        unpack(RecordDict({"about": ConfigRecord(about), "payloads": arrays}), Head)
+        unpack(RecordDict({"about": ConfigRecord(about), "payloads": arrays}), Head, ANY)
 
 
 def test_tensors_that_share_memory_are_sent_apart() -> None:
     bank = torch.arange(6.0).view(3, 2)
     sent = {"a": bank[0], "b": bank[0], "c": bank.T, "d": torch.ones(1).expand(4)}
-    _, (received,) = unpack(pack(Head(1, ()), [sent]), Head)
+    _, (received,) = unpack(pack(Head(1, ()), [sent]), Head, ANY)
     assert same(sent, received)
 
 
 def test_tensors_arrive_where_pytorch_aligns_memory() -> None:
     sent = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5)}
-    _, (received,) = unpack(pack(Head(1, ()), [sent]), Head)
+    _, (received,) = unpack(pack(Head(1, ()), [sent]), Head, ANY)
     assert all(value.data_ptr() % 64 == 0 for value in received.values())
 
 
@@ -117,18 +119,24 @@ def changed(**about: Any) -> RecordDict:
     ("content", "message"),
     [
         (RecordDict(), "must hold 'about' and 'payloads', not []"),
-        (changed(schema=1), "schema version 1; version 3 is spoken here"),
-        (changed(schema="1"), "schema version '1'; version 3"),
-        (changed(text=3), "without its text"),
-        (changed(text='{"head": {}}'), "checksum is wrong"),
+        (changed(schema=1), "schema version 1; version 4 is spoken here"),
+        (changed(schema="1"), "schema version '1'; version 4"),
+        (changed(head=3), "without kind, head, names, checksum"),
+        (changed(head='{"round": 1, "losses": []}'), "checksum is wrong"),
+        (changed(names="[[]]"), "checksum is wrong"),
         (changed(checksum=""), "checksum is wrong"),
-        (pack(Other(3)), "Head.round: Field required"),
+        (pack(Other(3)), "a Other instead of a Head"),
+        (changed(head="{}"), "Head.round: Field required"),
+        (changed(head='{"round":' + "[" * 200_000 + "]" * 200_000 + "}"), "recursion limit"),
+        (changed(head=" " * 2_000_000), "characters of text; at most 1048576 are read"),
+        (pack(Head(1, ()), [{}] * 11), "it has 11 payloads; at most 10 are read"),
+        (pack(Head(1, ()), [{"w": torch.zeros(1 << 18)}]), "bytes of tensors; at most 1048576"),
         (pack(Head("3", ())), "Head.round: Input should be a valid integer"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(content: RecordDict, message: str) -> None:
     with pytest.raises(WireError) as raised:
-        unpack(content, Head)
+        unpack(content, Head, ANY)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value, InputError)

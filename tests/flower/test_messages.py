@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.codec import Limits, pack, unpack
 from fedtailor.flower.messages import RoundRequest
 from tests.flower.grid import DirectGrid
 from tests.small import same_bits
@@ -28,7 +28,9 @@ def test_a_message_survives_flowers_own_encoding() -> None:
     sent = {"w": torch.ones(2, dtype=torch.bfloat16), "m": torch.tensor(True)}
     data = recorddict_to_proto(pack(order, [sent, {}])).SerializeToString()
     proto: Any = type(recorddict_to_proto(RecordDict()))
-    again, received = unpack(recorddict_from_proto(proto.FromString(data)), RoundRequest)
+    again, received = unpack(
+        recorddict_from_proto(proto.FromString(data)), RoundRequest, Limits(1000, 2, 1000)
+    )
     assert asdict(again) == asdict(order)
     assert same_bits(received[0], sent)
     assert received[1] == {}

@@ -46,7 +46,8 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     near, far = (out / "methods" / name / "seed-0" for out in (near, far))
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
     assert lines(near / "history.jsonl") == lines(far / "history.jsonl")
-    assert (near / "costs.json").read_text() == (far / "costs.json").read_text()
+    costs = [json.loads((out / "costs.json").read_text()) for out in (near, far)]
+    assert costs[0] | {"flops": None} == costs[1]  # the server has no examples to count with
     _assert_same_evaluations(lines(near / "clients.jsonl"), lines(far / "clients.jsonl"))
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 

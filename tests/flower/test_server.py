@@ -16,10 +16,10 @@ from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
-from fedtailor.flower.messages import NodeInfo
+from fedtailor.flower.messages import NodeInfo, RoundReply
 from fedtailor.runs.directory import read_commit
 from fedtailor.runs.trained import open_trained
-from tests.flower.grid import DIGITS, QUICK, experiment, grid, orders
+from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, same_bits
@@ -80,9 +80,35 @@ def test_a_method_that_diverges_ends_and_the_others_go_on(
     assert ends["fedper"]["finished"]
     assert "fedavg, seed 0 ends here: " in capsys.readouterr().err
     alone = experiment("fedavg", wild, rounds=1, cohort={})
-    for _ in range(2):  # the second time nothing is left to run
+    for _ in range(2):  # the second time it goes on, and ends there again
         with pytest.raises(DivergedError, match="in round 1 of fedavg"):
             serve(grid(alone, tmp_path / "others"), alone, tmp_path / "alone", **given)
+
+
+def test_a_run_that_diverged_goes_on_after_its_last_good_round(tmp_path: Path) -> None:
+    chosen = experiment("fedper")
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, least=1.0)}
+
+    def spoil(message: Message, reply: Message) -> Message:
+        train = message.metadata.message_type == MessageType.TRAIN
+        if train and message.metadata.group_id == "2":
+            report, sent = unpack(reply.content, RoundReply, ANY)
+            gone = [replace(r, error="its loss is nan", diverged=True) for r in report.results]
+            reply.content = pack(replace(report, results=tuple(gone)), sent)
+        return reply
+
+    direct = grid(chosen, tmp_path / "clients")
+    direct.change = spoil
+    with pytest.raises(DivergedError, match="its loss is nan in round 2 of fedper"):
+        serve(direct, chosen, tmp_path / "far", **given)
+    assert read_commit(tmp_path / "far/methods/fedper/seed-0").diverged
+    far = serve(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far", **given)
+    part = "methods/fedper/seed-0"
+    assert read_commit(far / part).finished
+    assert read_commit(far / part).diverged is None
+    for name in ("history.jsonl", "server.safetensors"):
+        assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
 
 
 def test_every_client_gets_its_model_in_the_end(
@@ -203,7 +229,7 @@ def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path
 
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
-            info, _ = unpack(reply.content, NodeInfo)
+            info, _ = unpack(reply.content, NodeInfo, ANY)
             wrong = [replace(sizes, labels=((-1,),) * len(info.clients)) for sizes in info.sizes]
             reply.content = pack(replace(info, sizes=tuple(wrong)))
         return reply

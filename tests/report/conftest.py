@@ -108,6 +108,7 @@ def _write_trial(
                 "evaluate": 0.5,
                 "commit": 0,
             },
+            "cpu_seconds": 1.5,
             "peak_memory_mb": 100.0 + number,
         }
         for number in range(1, done + 1)
@@ -125,7 +126,7 @@ def _write_trial(
     scalars = size // 4
     parts = {"float32": size, "header": 0} if size else {}
     costs = {"trained": 1500, "communicated": scalars, "private": 500, "down": parts, "up": parts}
-    _write(folder / "costs.json", costs | {"model": 100_000})
+    _write(folder / "costs.json", costs | {"model": 100_000, "flops": 6000})
     if label == "fedsdg":
         gates = np.linspace(-2, 2, K * BLOCKS, dtype=np.float32).reshape(K, BLOCKS)
         seen = np.array([1, 1, 0, 1, 1, 1], dtype=np.uint8)

@@ -110,8 +110,8 @@ def test_all_charts_are_drawn_and_nothing_is_wider_than_the_window(
     page = opened(width, theme)
     charts = _charts(page)
     assert charts.keys() == {
-        "ahead", "clients", "curves-validation", "curves-test", "pareto-bytes", "pareto-seconds",
-        "picture-2", "picture-3", "confusion", "labels",
+        "ahead", "clients", "curves-validation", "curves-test", "pareto-bytes", "pareto-flops",
+        "pareto-cpu", "pareto-seconds", "picture-2", "picture-3", "confusion", "labels",
     }  # fmt: skip
     assert all(100 < size < width for size in charts.values())
     assert page.evaluate("document.documentElement.scrollWidth") <= width

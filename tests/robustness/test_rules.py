@@ -13,6 +13,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params
 from fedtailor.robustness.rules import Robust, krum_scores
 from fedtailor.runs.experiment import parse
+from fedtailor.stacked import squared_distances
 from tests.small import last_round, same_bits
 
 V = np.random.default_rng(0).normal(size=(7, 12))
@@ -37,11 +38,12 @@ def test_scores_follow_the_paper() -> None:
     for i in range(7):
         distances = sorted(((V[i] - V[j]) ** 2).sum() for j in range(7) if j != i)
         expected.append(sum(distances[: 7 - f - 2]))
-    np.testing.assert_allclose(krum_scores(uploads(), f).numpy(), expected, rtol=1e-9)
+    found = krum_scores(squared_distances(uploads()), f)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
 
 
 def test_what_is_far_from_the_others_is_not_let_through() -> None:
-    scores = krum_scores(uploads(), 2)
+    scores = krum_scores(squared_distances(uploads()), 2)
     assert kept(Robust("krum", attackers=2)) == [int(scores.argmin())]
     several = kept(Robust("multi-krum", attackers=2))
     assert len(several) == 7 - 2 - 2
@@ -54,9 +56,47 @@ def test_what_is_far_from_the_others_is_not_let_through() -> None:
 def test_distances_survive_a_large_common_part() -> None:
     """Uploads are often whole models: alike but for their last digits."""
     shifted = {name: value + 1e6 for name, value in uploads().items()}
-    torch.testing.assert_close(
-        krum_scores(shifted, 2), krum_scores(uploads(), 2), rtol=1e-6, atol=0
-    )
+    found = krum_scores(squared_distances(shifted), 2)
+    expected = krum_scores(squared_distances(uploads()), 2)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("far", [1e20, 3e38, 1e300])
+def test_a_huge_upload_does_not_hide_another_false_one(far: float) -> None:
+    """Beside it, the distances of all others are nothing: only exact ones tell them apart."""
+    values = torch.tensor(np.random.default_rng(0).normal(size=(7, 12)))
+    values[0] += 100
+    values[6] = far
+    scores = krum_scores(squared_distances({"w": values}), 2)
+    assert scores[[0, 6]].min() > scores[1:6].max()
+    expected = krum_scores(squared_distances({"w": values[:6]}), 1)  # of as many neighbours
+    torch.testing.assert_close(scores[:6], expected, rtol=1e-9, atol=0)
+    (selected,) = Robust("krum", attackers=2).select({"w": values})
+    assert 1 <= selected <= 5
+
+
+def test_distances_of_two_huge_uploads_to_each_other_are_exact() -> None:
+    values = torch.tensor(np.random.default_rng(0).normal(size=(7, 12)))
+    values[5:] += 1e20
+    values[6] = values[5]
+    assert squared_distances({"w": values})[5, 6] == 0
+
+
+def test_statistics_stay_in_the_range_of_those_that_are_not_false() -> None:
+    values = torch.tensor([[1.0, 5.0], [-1.0, 2.0], [2.0, 3.0], [1e9, 4.0], [3.0, -1e9]])
+    bounded = Robust("krum", attackers=1).bound(values)
+    assert bounded.tolist() == [[1.0, 4.0], [1.0, 2.0], [2.0, 3.0], [3.0, 4.0], [3.0, 2.0]]
+    assert Robust("krum").bound(values) is values
+
+
+def test_a_rule_without_some_of_its_cohort_withstands_fewer() -> None:
+    rule = Robust("multi-krum", attackers=2, keep=5)
+    assert rule.among(7) == rule
+    assert rule.among(6) == Robust("multi-krum", attackers=1, keep=5)
+    assert rule.among(4) == Robust("multi-krum", attackers=0, keep=4)
+    with pytest.raises(InputError, match=r"2 uploads are there; with robust\.attackers = 2"):
+        rule.among(2)
+    assert Robust("krum").among(1) == Robust("krum")
 
 
 def last_server(robust: Robust, clients: int = 5) -> Params:
@@ -90,15 +130,15 @@ def test_running_statistics_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_bad_settings_are_told() -> None:
-    with pytest.raises(InputError, match=r"attackers = 2 needs .* more than 6 .* 0 to 1"):
+    with pytest.raises(InputError, match=r"attackers = 2 under .* at least 7 clients; .* 0 to 1"):
         last_server(Robust("krum", attackers=2))
     with pytest.raises(InputError, match=r"keep = 6 is more than the 5.* allowed: 1 to 5"):
         last_server(Robust("multi-krum", keep=6))
     with pytest.raises(InputError, match=r"keep = 2 is for rule 'multi-krum'; the rule is 'krum'"):
         last_server(Robust("krum", keep=2))
-    with pytest.raises(InputError, match=r"attackers = 1 without a rule; .* 'krum' or"):
+    with pytest.raises(InputError, match=r"attackers = 1 without a rule; .* 'krum', "):
         last_server(Robust(attackers=1))
-    with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'median'"):
-        parse({"methods": {"fedavg": {"robust": {"rule": "median"}}}})
+    with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'mean'"):
+        parse({"methods": {"fedavg": {"robust": {"rule": "mean"}}}})
     experiment = parse({"methods": {"fedavg": {"robust": {"rule": "krum", "attackers": 1}}}})
     assert experiment.methods["fedavg"].robust == Robust("krum", 1)

@@ -73,7 +73,7 @@ def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) 
     assert rounds_left(experiment, unfinished) == {("fedsdg", 0): 1, ("fedsdg", 1): 2}
     path = unfinished / FOLDER / "commit.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": "the loss is nan"}))
-    assert rounds_left(experiment, unfinished)["fedsdg", 0] == 0
+    assert rounds_left(experiment, unfinished)["fedsdg", 0] == 1
     assert rounds_left(experiment, tmp_path / "nowhere")["fedsdg", 0] == 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -157,12 +157,16 @@ class Federation:
         }
         return splits[split][client]
 
-    def evaluation_clients(self, count: int | None, novel: int = 0) -> tuple[int, ...]:
-        """Return all clients but the ``novel`` ones; with ``count``, a sample of them, the same in
-        every round."""
+    def evaluation_clients(
+        self, count: int | None, novel: int = 0, without: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Return all clients but the ``novel`` ones and those ``without`` which the results are;
+        with ``count``, of a sample, the same in every round."""
         if count is None or count >= self.num_clients - novel:
-            return self._all(novel)
-        return self._draw(random.generator(self.seed, "evaluation clients"), count, novel)
+            clients = self._all(novel)
+        else:
+            clients = self._draw(random.generator(self.seed, "evaluation clients"), count, novel)
+        return tuple(client for client in clients if client not in without) if without else clients
 
     def check(self, local_clients: range | None = None) -> None:
         """Raise InputError if a client has no training examples.

@@ -9,6 +9,7 @@ from flwr.serverapp import ServerApp
 
 from ..flower import server_app
 from .folder import open_folder
+from .registration import clients_by_node
 from .subprocesses import FOLDER
 
 
@@ -21,4 +22,5 @@ def server() -> ServerApp:
         timeouts=deployment.timeouts,
         names=deployment.names[: deployment.total],
         new_clients=deployment.new_clients,
+        sites=clients_by_node(deployment),
     )

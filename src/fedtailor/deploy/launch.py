@@ -15,9 +15,8 @@ import tomli_w
 from ..errors import InputError
 from ..flower.client import Site
 from ..runs.directory import locked, write_atomically
-from ..runs.experiment import read_toml
 from .folder import Deployment, at_site
-from .registration import register
+from .registration import has_keys, register
 from .site_process import answers
 from .subprocesses import (
     CONNECTION,
@@ -86,6 +85,7 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
     with locked(deployment.server):
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
+        make_private(deployment.server / "state.db")  # what sites have sent, until it is read
         env = server_environment(deployment)
         with started(command, env, "flower-superlink") as process, watched(process):
             wait_for(deployment.port)
@@ -182,10 +182,7 @@ def let_in(deployment: Deployment) -> bool:
     Raises:
         InputError: a key can't be used.
     """
-    path = deployment.server / "flower" / "config.toml"
-    if not path.exists() or not answers_at(deployment.port):
-        return False
-    if read_toml(path)["superlink"][CONNECTION]["insecure"]:
+    if not has_keys(deployment) or not answers_at(deployment.port):
         return False
     register(deployment, server_environment(deployment))
     return True
@@ -215,6 +212,14 @@ def run(deployment: Deployment) -> Path:
     if last["status"] != "finished:completed":
         raise InputError(f"Flower's run {number} is {last['status']}: {last['status-details']}")
     return deployment.run
+
+
+def make_private(path: Path) -> None:
+    """Let only the user read and write a database, and what SQLite puts beside it; the file is made
+    if it is not there."""
+    path.touch(mode=0o600)
+    for file in path.parent.glob(f"{path.name}*"):
+        file.chmod(0o600)
 
 
 def _warn() -> None:

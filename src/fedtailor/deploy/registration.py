@@ -17,10 +17,12 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
-from ..runs.directory import as_json, write_atomically
+from ..runs.directory import as_json, read_json, write_atomically
+from ..runs.experiment import read_toml
 from .folder import Deployment
 from .subprocesses import CONNECTION, ask
 
+REGISTERED = "registered.json"  # in the server's folder: the node of each site
 _REMOVED = "unregistered"  # Flower's word for the status of such a key
 
 
@@ -58,7 +60,29 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
         command = ["supernode", "register", str(paths[name]), CONNECTION, "--name", name]
         node_ids[name] = str(ask(command, env)["node-id"])
     content = {name: {"node": node} for name, node in node_ids.items()}
-    write_atomically(deployment.server / "registered.json", as_json(content))
+    write_atomically(deployment.server / REGISTERED, as_json(content))
+
+
+def has_keys(deployment: Deployment) -> bool:
+    """Return whether the server that was started last on this machine knows sites by their keys."""
+    path = deployment.server / "flower" / "config.toml"
+    return path.exists() and not read_toml(path)["superlink"][CONNECTION]["insecure"]
+
+
+def clients_by_node(deployment: Deployment) -> dict[int, range] | None:
+    """Return the clients that each node may serve, as its key says; None without keys.
+
+    Raises:
+        InputError: the server has not registered the sites.
+    """
+    if not has_keys(deployment):
+        return None
+    registered = read_json(deployment.server / REGISTERED)
+    return {
+        int(registered[site.name]["node"]): deployment.clients(site.name)
+        for site in deployment.sites
+        if site.name in registered
+    }
 
 
 def _public(path: Path) -> bytes:

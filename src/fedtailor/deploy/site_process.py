@@ -16,7 +16,8 @@ from multiprocessing.connection import Listener
 from flwr.app import MessageType, RecordDict
 
 from ..errors import InputError
-from ..flower.client import FAULTS, Site
+from ..flower.client import Site
+from ..flower.codec import FAULTS
 
 Answer = tuple[RecordDict | None, str | None]  # one of the two: a message's content, or an error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runs.directory import read_json
 from .folder import Deployment
+from .registration import REGISTERED
 from .subprocesses import CONNECTION, ask
 
 
@@ -71,7 +72,7 @@ def status(deployment: Deployment, env: dict[str, str]) -> Status:
 
 
 def _sites(deployment: Deployment, nodes: dict[str, dict[str, Any]]) -> list[SiteStatus]:
-    path = deployment.server / "registered.json"
+    path = deployment.server / REGISTERED
     registered = read_json(path) if path.exists() else {}
     sites = []
     for site in deployment.sites:

@@ -6,17 +6,22 @@ are added up as they come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from .. import random
+from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
-from ..params import Params, aligned, clone, to_device
-from ..stacked import GROUP, accumulation_dtype
+from ..params import Params, aligned, clone, not_finite, pick, to_device
+from ..robustness.before import changed
+from ..robustness.combine import combined
+from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
-from .config import EngineConfig
+from .config import Plan
 
 
 class UploadStack:
@@ -24,7 +29,7 @@ class UploadStack:
     ``limit`` bytes."""
 
     def __init__(self, cohort_size: int, limit: float, folder: str) -> None:
-        self._size = cohort_size
+        self._size = self._left = cohort_size
         self._limit = limit
         self._folder = Path(folder)
         self.params: Params = {}
@@ -42,11 +47,16 @@ class UploadStack:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in ascending order. They move up in place: nothing is copied from
         the disk to memory."""
+        self._left = len(rows)
         for name, value in self.params.items():
             for at, row in enumerate(rows):
                 if at != row:
                     value[at].copy_(value[row])
             self.params[name] = value[: len(rows)]
+
+    def largest(self) -> int:
+        """The row that holds the value of the largest size."""
+        return _place_of_largest([v[at] for v in self.params.values()] for at in range(self._left))
 
     def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
         shape = (self._size, *like.shape)
@@ -62,11 +72,13 @@ class UploadMean:
     Uploads are added in an ``order`` of positions that is the same under every executor, and then
     forgotten. An upload that comes early is kept until those before it have come. ``weights``
     ``[c]``, by position, have the sum 1. They are None as long as members may turn out to be
-    missing: then every upload is kept until `weigh`. Sums are those of `stacked.weighted_sum`.
+    missing: then every upload is kept, and added by `weigh`. Sums are those of
+    `stacked.weighted_sum`.
     """
 
     def __init__(self, order: Sequence[int], weights: Tensor | None = None) -> None:
         self._order = list(order)
+        self.keeps = weights is None
         self._weights: dict[int, float] = {}
         self._early: dict[int, Params] = {}  # by position
         self._added = 0
@@ -85,16 +97,23 @@ class UploadMean:
         self._add_early()
 
     def weigh(self, present: Sequence[int], weights: Tensor) -> None:
-        """Go on with the members at these positions, ascending, and their ``weights``; the others
-        have sent nothing."""
+        """Take the mean of the members at these positions, ascending, with their ``weights``. Where
+        all uploads are kept, it can be taken again of fewer members."""
         self._weights = dict(zip(present, weights.tolist(), strict=True))
         self._order = [position for position in self._order if position in self._weights]
+        self._added, self._group, self._total = 0, {}, {}
         self._add_early()
+
+    def largest(self) -> int:
+        """The place, among those of `weigh`, of the upload with the value of the largest size."""
+        return _place_of_largest(self._early[position].values() for position in self._weights)
 
     def _add_early(self) -> None:
         while self._added < len(self._order) and self._order[self._added] in self._early:
             position = self._order[self._added]
-            self._add(position, self._early.pop(position))
+            self._add(position, self._early[position])
+            if not self.keeps:
+                del self._early[position]
 
     def _add(self, position: int, upload: Params) -> None:
         for name, value in upload.items():
@@ -123,6 +142,18 @@ class UploadMean:
 Uploads = UploadStack | UploadMean
 
 
+class OneUpload:
+    """What stands for a whole cohort's uploads, as one row ``[1, ...]``."""
+
+    def __init__(self, upload: Params) -> None:
+        self.params: Params = {name: value[None] for name, value in upload.items()}
+
+
+def _place_of_largest(uploads: Iterable[Iterable[Tensor]]) -> int:
+    sizes = [max(float(v.double().abs().max()) for v in one if v.numel()) for one in uploads]
+    return sizes.index(max(sizes))
+
+
 def training_order(num_batches: Sequence[int]) -> list[int]:
     """The positions of a cohort's members in the order in which they are trained and, for a mean,
     added up: by number of batches, so that clients of equal length run together with less padding.
@@ -133,61 +164,166 @@ def training_order(num_batches: Sequence[int]) -> list[int]:
     return sorted(range(len(num_batches)), key=lambda at: (num_batches[at], at))
 
 
+def with_max_share(cohort: Cohort, max_share: float | None) -> Cohort:
+    """The same round, with no member's examples counted as more than ``max_share`` of the sum of
+    all that are counted; with equal numbers if the members are too few for that."""
+    n = cohort.num_examples
+    if max_share is None:
+        return cohort
+    if max_share * len(n) <= 1:
+        return replace(cohort, num_examples=torch.ones_like(n))
+    ordered = n.sort(descending=True).values.tolist()
+    for above, largest in enumerate(ordered):  # so many are cut to the limit
+        limit = max_share * sum(ordered[above:]) / (1 - max_share * above)
+        if largest <= limit:
+            return replace(cohort, num_examples=n.clamp(max=limit))
+    raise AssertionError("unreachable: with enough members one of them is below the limit")
+
+
 def empty_uploads(
     method: Method,
     cohort: Cohort,
     num_batches: Sequence[int],
-    engine: EngineConfig,
+    plan: Plan,
     folder: str,
     *,
     complete: bool,
+    attacked: bool,
 ) -> Uploads:
-    """The place for a cohort's uploads until `aggregate`; ``folder`` is for those on disk. The
+    """The place for a cohort's uploads until `next_state`; ``folder`` is for those on disk. The
     cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
-    be weighed as they come."""
-    if method.needs_only_mean and method.robust.rule == "none":
-        weights = method.client_weights(cohort) if complete else None
+    be weighed as they come, unless they are ``attacked``."""
+    if method.needs_only_mean and not method.robust.is_active and not attacked:
+        weighed = with_max_share(cohort, plan.cohort.max_share)
+        weights = method.client_weights(weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
-    return UploadStack(len(cohort.clients), engine.upload_memory_mb * 1e6, folder)
+    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6, folder)
 
 
-def cut_cohort(
-    method: Method, cohort: Cohort, uploads: Uploads, present: Sequence[int], *, complete: bool
-) -> Cohort:
-    """The cohort of the members at these positions, ascending; their uploads, and no others, are
-    left in ``uploads``, and are weighed now unless the cohort was ``complete``.
+@dataclass(frozen=True)
+class NextState:
+    """The ``server``'s next state, the ``present`` positions of the cohort's members that the round
+    counts, why it went on without the others, by position, and what else is to be told."""
+
+    server: Server
+    present: tuple[int, ...]
+    left_out: dict[int, str]
+    notes: tuple[str, ...]
+
+
+def next_state(
+    method: Method,
+    task: Task,
+    server: Server,
+    uploads: Uploads,
+    cohort: Cohort,
+    present: Sequence[int],
+    *,
+    least: int,
+    max_share: float | None = None,
+    attack: Callable[[Params, Cohort], None] | None = None,
+) -> NextState:
+    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`; in
+    simulation after an ``attack``, which changes some of them in place.
+
+    Where the result is not finite, it is taken again without the upload that has the largest value,
+    until it is, as long as ``least`` members are left.
 
     Raises:
         InputError: they are too few for the method's robust rule.
+        DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
-    if len(present) < len(cohort.clients):
-        cohort = cohort.subset(torch.tensor(present))
-        method.robust.check(len(present))
+    full, rule = method.robust, method.robust.among(len(present))
+    method, notes = replace(method, robust=rule), tuple[str, ...]()
+    if rule.attackers < full.attackers:
+        notes = (
+            f"{len(present)} of {len(cohort.clients)} uploads are there: the rule withstands "
+            f"{rule.attackers} false ones, not {full.attackers}",
+        )
+    if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
+        uploads.keep(present)
+    counted, left_out = list(present), dict[int, str]()
+    members = cohort.subset(torch.tensor(counted))
+    if attack is not None and isinstance(uploads, UploadStack):
+        attack(uploads.params, members)
+    if isinstance(uploads, UploadStack) and method.robust.is_active:
+        one, rows = _robust(method, task, server, uploads, members)
+        if one is not None:
+            state, problem = _aggregate(method, task, server, one, members)
+            if problem is not None:
+                raise DivergedError(problem)
+            return NextState(state, tuple(counted), left_out, notes)
+        used = [counted[row] for row in rows]
+    else:
+        used = list(counted)
+    while True:
+        members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
+        if isinstance(uploads, UploadMean) and uploads.keeps:
+            uploads.weigh(used, method.client_weights(members))
+        state, problem = _aggregate(method, task, server, uploads, members)
+        if problem is None:
+            return NextState(state, tuple(counted), left_out, notes)
+        if len(counted) <= max(1, least) or len(used) == 1:
+            raise DivergedError(problem)
+        worst = uploads.largest()
+        left_out[used[worst]] = problem
+        counted.remove(used.pop(worst))
         if isinstance(uploads, UploadStack):
-            uploads.keep(present)
-    if isinstance(uploads, UploadMean) and not complete:
-        uploads.weigh(present, method.client_weights(cohort))
-    return cohort
+            uploads.keep([row for row in range(len(used) + 1) if row != worst])
 
 
-def aggregate(
-    method: Method, task: Task, server: Server, uploads: Uploads, cohort: Cohort
-) -> Server:
-    """The server's next state, on the task's device.
+def _robust(
+    method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort
+) -> tuple[OneUpload | None, list[int]]:
+    """What a robust rule leaves of the uploads: one upload in the place of all; or None, and the
+    rows that are left in ``uploads``."""
+    robust, params = method.robust, uploads.params
+    floats = {name: value for name, value in params.items() if value.is_floating_point()}
+    if "nnm" in robust.before and len(floats) < len(params):
+        raise InputError(
+            f"{method.name} sends {min(params.keys() - floats.keys())}, which has no mean; allowed "
+            "in robust.before: 'clip'"
+        )
+    # running statistics would drown what clients ask for: they are far larger than updates
+    scored = [name for name in floats if name not in task.buffers]
+    state = {}
+    if robust.needs_state:
+        own = method.unchanged(server, {name: value[0] for name, value in floats.items()})
+        state = {name: value.to(floats[name].device) for name, value in own.items()}
+    for name in floats.keys() - set(scored):
+        floats[name] = robust.bound(floats[name])
+    order = random.uniform(cohort.key, (len(cohort.clients),)).argsort()
+    floats = changed(robust, floats, state, scored, order)
+    if robust.combines:
+        return OneUpload(combined(robust, floats, state, scored)), []
+    params |= floats
+    rows = robust.select(pick(params, scored))
+    if "bucketing" in robust.before:
+        kept = floats if rows is None else {name: value[rows] for name, value in floats.items()}
+        count = len(next(iter(kept.values())))
+        return OneUpload(weighted_sum(kept, torch.full((count,), 1 / count))), []
+    if rows is None:
+        return None, list(range(len(cohort.clients)))
+    selected: list[int] = rows.tolist()
+    uploads.keep(selected)
+    return None, selected
+
+
+def _aggregate(
+    method: Method, task: Task, server: Server, uploads: Uploads | OneUpload, cohort: Cohort
+) -> tuple[Server, str | None]:
+    """The server's next state, on the task's device, and in words what is not finite in it.
 
     It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
-    From a stack, only the uploads that a robust rule selects are aggregated.
     """
-    if isinstance(uploads, UploadMean):
+    if not isinstance(uploads, UploadStack):
         cohort = cohort.pooled()
-    else:
-        # running statistics would drown what clients ask for: they are far larger than updates
-        scored = {name: value for name, value in uploads.params.items() if name not in task.buffers}
-        rows = method.robust.select(scored)
-        if rows is not None:
-            uploads.keep(rows.tolist())
-            cohort = cohort.subset(rows)
     params = uploads.params
     device = next((value.device for value in params.values()), task.device)
-    server = method.aggregate(task, to_device(server, device), params, cohort)
-    return aligned(to_device(server, task.device))
+    try:
+        state = method.aggregate(task, to_device(server, device), params, cohort)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
+        return server, "the server's next state can't be computed"
+    name = not_finite(state)
+    problem = None if name is None else f"{name} of the server's next state is not finite"
+    return aligned(to_device(state, task.device)), problem

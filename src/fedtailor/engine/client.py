@@ -19,8 +19,9 @@ from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
 from ..optim import ClientContext
-from ..params import Batch, Params, aligned, split, to_device
+from ..params import Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
+from ..robustness.attacks import AttackConfig, poisoned
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
@@ -88,7 +89,8 @@ class ClientUpdate:
 
     ``packed`` is what it sends, ``private`` its new private state (None where that stays at the
     client's site), ``loss`` the mean over its batches. ``refusal`` says why the update can't be
-    used, if it can't.
+    used, if it can't. ``cpu_seconds`` is the processor time of the training, over all
+    cores; 0 where it is not known.
     """
 
     packed: Params
@@ -97,10 +99,24 @@ class ClientUpdate:
     refusal: Refusal | None
     costs: Costs
     data_seconds: float
+    cpu_seconds: float
 
 
+@dataclass(frozen=True)
 class Training(_Clients):
-    """`client_round`; the result is a `ClientUpdate`."""
+    """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data."""
+
+    attack: AttackConfig = AttackConfig()
+    attackers: frozenset[int] = frozenset()
+
+    def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
+        inputs = super().inputs(received, request)
+        attack = self.attack
+        attacks = request.client in self.attackers and attack.is_on(request.round)
+        if not (attacks and attack.on_data):
+            return inputs
+        classes = len(self.federation.dataset.classes)
+        return replace(inputs, batches=[poisoned(batch, classes) for batch in inputs.batches])
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
@@ -108,7 +124,11 @@ class Training(_Clients):
         return client_round(self.method, self.task, received, private, batches, context)
 
     def finish(
-        self, request: ClientRequest, inputs: ClientInputs, outcome: tuple[Params, Params, Tensor]
+        self,
+        request: ClientRequest,
+        inputs: ClientInputs,
+        outcome: tuple[Params, Params, Tensor],
+        cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss = outcome
         packed = self.method.pack(self.task, upload)
@@ -119,6 +139,7 @@ class Training(_Clients):
             _refusal(self.federation.name(request.client), loss, {**private, **upload}),
             measure(self.task, inputs.received, private, packed),
             inputs.seconds,
+            cpu_seconds,
         )
 
 
@@ -126,15 +147,10 @@ def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
     """Why a client's numbers can't be used: they are not finite."""
     if not loss.isfinite():
         return Refusal(f"the loss of client {client} is {loss.item()}", diverged=True)
-    # sums take a twentieth of the time, and are finite only where all values are
-    sums = [value.sum().double() for value in trained.values()]
-    if not sums or torch.stack(sums).isfinite().all():
+    if (name := not_finite(trained)) is None:
         return None
-    for name, value in trained.items():
-        if not value.isfinite().all():
-            reason = f"client {client} has trained {name} to values that are not finite"
-            return Refusal(reason, diverged=True)
-    return None
+    reason = f"client {client} has trained {name} to values that are not finite"
+    return Refusal(reason, diverged=True)
 
 
 @dataclass(frozen=True)
@@ -169,7 +185,7 @@ class ClientEvaluation(_Clients):
         return self.method.finetune(self.task, state, batches, context)
 
     def finish(
-        self, request: ClientRequest, inputs: ClientInputs, outcome: Params
+        self, request: ClientRequest, inputs: ClientInputs, outcome: Params, cpu_seconds: float
     ) -> ClientEvaluationResult:
         client = request.client
         shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)

@@ -45,6 +45,9 @@ class PrivateStates(Protocol):
     def stage(self, client: int, state: Params | None) -> None:
         """Let the client's state of this round count; None where it lies at the client's site."""
 
+    def unstage(self, client: int) -> None:
+        """Let the client's state of this round not count after all."""
+
     @property
     def staged(self) -> tuple[int, ...]:
         """The clients whose states are staged here."""
@@ -146,6 +149,10 @@ class ClientStore:
             self._staged[client] = {}
         else:
             self._staged[client] = clone(state)
+
+    def unstage(self, client: int) -> None:
+        """Forget a staged state."""
+        self._staged.pop(client, None)
 
     @property
     def staged(self) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from ..data.config import LocalConfig
+from ..data.federation import Federation
+from ..robustness.attacks import AttackConfig
 from ..task.task import Precision
 
 
@@ -44,6 +46,8 @@ class EngineConfig:
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
     # for what a method works out once an example, if all examples' results fit; 0: never
     cache_mb: Annotated[float, Ge(0)] = 2000.0
+    # a client whose numbers are not finite stops the method with that seed, or is left out
+    on_divergence: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class CohortConfig:
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     size: Annotated[int, Gt(0)] | None = None  # instead of fraction
     novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
+    # of a cohort's examples, as uploads are weighed by them; None: no limit
+    max_share: Annotated[float, Gt(0), Le(1)] | None = None
 
     def count(self, num_clients: int) -> int:
         """The cohort's size, at least 1, of ``num_clients`` that take part."""
@@ -96,3 +102,14 @@ class Plan:
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    attack: AttackConfig = AttackConfig()
+
+    def attackers(self, federation: Federation) -> frozenset[int]:
+        """The clients that attack."""
+        return self.attack.attackers(federation.seed, federation.num_clients)
+
+    def evaluated(self, federation: Federation) -> tuple[int, ...]:
+        """The clients that take part and whose models are evaluated: none that attacks."""
+        return federation.evaluation_clients(
+            self.evaluate.clients, self.cohort.novel, self.attackers(federation)
+        )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..params import Params, count
 from ..task.task import Task
@@ -53,7 +55,8 @@ _ORDER = list(_CODES)
 
 @dataclass(frozen=True)
 class Costs:
-    """Scalars a client trains, exchanges and keeps to itself; bytes a client a round, by dtype."""
+    """Scalars a client trains, exchanges and keeps to itself; bytes a client a round, by dtype;
+    ``flops``, the floating-point operations of training on one batch, None if not counted."""
 
     trained: int
     communicated: int
@@ -61,6 +64,7 @@ class Costs:
     model: int
     down: dict[str, int]
     up: dict[str, int]
+    flops: int | None = None
 
 
 def measure(task: Task, received: Params, private: Params, sent: Params) -> Costs:
@@ -73,6 +77,14 @@ def measure(task: Task, received: Params, private: Params, sent: Params) -> Cost
         down=wire_bytes(received),
         up=wire_bytes(sent),
     )
+
+
+def count_flops(train: Callable[[], object]) -> int:
+    """Count the floating-point operations of the matrix products and convolutions in ``train()``,
+    forward and backward, two for each multiplication with its addition."""
+    with FlopCounterMode(display=False) as counter:
+        train()
+    return int(counter.get_total_flops())
 
 
 def peak_memory_mb() -> float:

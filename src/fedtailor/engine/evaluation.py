@@ -52,7 +52,7 @@ class Evaluator:
         out."""
         config, method = self.plan.evaluate, self.method
         novel = sorted(self.federation.novel(self.plan.cohort.novel))
-        clients = self.federation.evaluation_clients(config.clients, self.plan.cohort.novel)
+        clients = self.plan.evaluated(self.federation)
         shared = method.global_state(self.task, server)
         single = shared is not None and self._is_single(server, shared, clients)
         of_global: list[Evaluation] = []

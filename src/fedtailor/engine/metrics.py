@@ -70,6 +70,7 @@ def auc(labels: Labels, probabilities: Probabilities) -> float:
 
 
 METRICS: Mapping[str, MetricFunction] = {"macro_f1": macro_f1, "auc": auc}
+"""The metrics that ``evaluate.metrics`` may name."""
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,20 @@ import numpy as np
 import torch
 
 from .. import random
+from ..data.config import LocalConfig
 from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
 from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
+from ..robustness.attacks import attack_uploads
 from ..task.task import Task
-from .aggregation import Uploads, aggregate, cut_cohort, empty_uploads, training_order
+from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
 from .config import EngineConfig, Plan
-from .costs import Costs
+from .costs import Costs, count_flops
 from .evaluation import Evaluator
 from .executors.choose import executor_for
 from .executors.counted import Counted
@@ -34,16 +36,19 @@ from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
 
+_LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
+
 
 @dataclass(frozen=True)
 class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
     those of the whole cohort. ``diagnostics`` are the method's, after an evaluation:
     ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
-    ``[n, ...]`` of ``clients``.
+    ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 
     Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
-    part, and nothing is sent."""
+    part, and nothing is sent. ``cpu_seconds`` is the processor time of the clients' training, None
+    where it is not known."""
 
     number: int
     server: Server
@@ -58,6 +63,8 @@ class Round:
     diagnostics: Params
     seconds: dict[str, float]
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
+    notes: tuple[str, ...] = ()
+    cpu_seconds: float | None = None
 
 
 def new_store(
@@ -95,6 +102,19 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
 
 
+def check_attack(federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the attack doesn't go with the federation."""
+    plan.attack.check(federation.num_clients)
+    if plan.attack.kind == "none":
+        return
+    if federation.remote:
+        raise InputError("attack: attacks are simulated in one process, not over Flower")
+    if plan.attack.on_data and federation.dataset.labels is None:
+        raise InputError(f"attack.kind = {plan.attack.kind!r}, but the data have no labels")
+    if not plan.evaluated(federation):
+        raise InputError("attack: all evaluated clients attack; lower attack.fraction")
+
+
 def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
     """The part of `check` that needs no model."""
     taking_part = federation.num_clients - plan.cohort.novel
@@ -107,6 +127,10 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
     if plan.engine.executor == "processes":
         check_processes(device)
     method.robust.check(cohort_size)
+    method.robust.check_method(
+        method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
+    )
+    check_attack(federation, plan)
     if plan.local.batch_size < method.min_batch_size:
         raise InputError(
             f"{method.name} does not train on batches of fewer than {method.min_batch_size} "
@@ -183,6 +207,8 @@ def rounds(
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
+    if plan.engine.on_divergence == "skip":
+        quorum = min(quorum, _LEAST)
     federation = with_example_cache(method, task, federation, plan.engine)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
@@ -204,6 +230,31 @@ def rounds(
         runner.close()
 
 
+def first_step(
+    method: Method, task: Task, federation: Federation, plan: Plan
+) -> tuple[dict[str, Work], Server, ClientRequest]:
+    """The first client's training of round 1 on a single batch: the works, the server's state, and
+    the request to the client."""
+    plan = replace(plan, local=LocalConfig(plan.local.batch_size, steps=1))
+    client = draw_cohort(federation, plan, 1).clients[0]
+    private = new_store(method, task, federation).read(client)
+    scale = plan.schedule.factor(1, plan.rounds)
+    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
+    server = to_device(first_server(method, task, federation), task.device)
+    return client_works(method, task, federation, plan), server, request
+
+
+def step_flops(method: Method, task: Task, federation: Federation, plan: Plan) -> int:
+    """Count the floating-point operations of the `first_step`. What is computed once for each
+    example is not counted."""
+    federation = with_example_cache(method, task, federation, plan.engine)
+    works, server, request = first_step(method, task, federation, plan)
+    train = works["train"]
+    assert isinstance(train, Training)
+    inputs = train.prepare(server, request)
+    return count_flops(lambda: train.complete(request, inputs))
+
+
 def client_works(
     method: Method,
     task: Task,
@@ -216,7 +267,7 @@ def client_works(
     public = public_batch(federation, task) if method.needs_public else None
     context = method, task, federation
     return {
-        "train": Training(*context, plan.local, public),
+        "train": Training(*context, plan.local, public, plan.attack, plan.attackers(federation)),
         "evaluate": ClientEvaluation(
             *context, plan.local, public, plan.evaluate.batch_size, wanted
         ),
@@ -290,18 +341,11 @@ class _Loop:
             self.store.prefetch(draw_cohort(federation, plan, number + 1).clients)
         num_batches = [federation.num_steps(client, plan.local) for client in cohort.clients]
         self.store.begin(number)
-        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            uploads = empty_uploads(
-                self.method, cohort, num_batches, plan.engine, folder, complete=self.complete
-            )
-            with clock.phase("train"):
-                results = self._train(server, cohort, num_batches, uploads)
-            clock.move(results.data_seconds / self.executor.processes, "train", "data")
-            self._check_quorum(results, cohort)
-            with clock.phase("aggregate"):
-                present = sorted(results.losses)
-                cohort = cut_cohort(self.method, cohort, uploads, present, complete=self.complete)
-                server = aggregate(self.method, self.task, server, uploads, cohort)
+        results, state = self._next(server, cohort, num_batches, clock)
+        server, present = state.server, state.present
+        notes = self._notes(cohort, results, state)
+        if len(present) < len(cohort.clients):
+            cohort = cohort.subset(torch.tensor(present))
         self.evaluator.forget(cohort.clients)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -321,7 +365,83 @@ class _Loop:
             diagnostics=diagnostics,
             seconds=clock.seconds,
             executor=self.executor.name,
+            notes=notes,
+            cpu_seconds=results.cpu_seconds or None,
         )
+
+    def _next(
+        self, server: Server, cohort: Cohort, num_batches: Sequence[int], clock: Clock
+    ) -> tuple[CohortResults, NextState]:
+        """Train a cohort from ``server`` and aggregate; the uploads are forgotten with that.
+
+        Raises:
+            InputError: too few updates are usable (DivergedError: because they, or the server's
+                next state, are not finite).
+        """
+        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
+            uploads = empty_uploads(
+                self.method,
+                cohort,
+                num_batches,
+                self.plan,
+                folder,
+                complete=self.complete,
+                attacked=self.plan.attack.on_uploads,
+            )
+            with clock.phase("train"):
+                results = self._train(server, cohort, num_batches, uploads)
+            clock.move(results.data_seconds / self.executor.processes, "train", "data")
+            self._check_quorum(results, cohort)
+            with clock.phase("aggregate"):
+                least, max_share = self._least(cohort), self.plan.cohort.max_share
+                context = self.method, self.task, server, uploads, cohort
+                try:
+                    state = next_state(
+                        *context,
+                        sorted(results.losses),
+                        least=least,
+                        max_share=max_share,
+                        attack=self._attack(server),
+                    )
+                except DivergedError as error:
+                    self.store.begin(cohort.round)  # nothing of the round is kept
+                    raise self._diverged(str(error), cohort) from None
+        for position in state.left_out:
+            self.store.unstage(cohort.clients[position])
+        return results, state
+
+    def _attack(self, server: Server) -> Callable[[Params, Cohort], None] | None:
+        """What attackers make of their uploads, if they change them."""
+        attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
+        if not attack.on_uploads:
+            return None
+
+        def change(uploads: Params, cohort: Cohort) -> None:
+            rows = [row for row, client in enumerate(cohort.clients) if client in attackers]
+            if not rows or not attack.is_on(cohort.round):
+                return
+            attacked = {
+                name: value
+                for name, value in uploads.items()
+                if value.is_floating_point() and name not in self.task.buffers
+            }
+            like = {name: value[0] for name, value in attacked.items()}
+            key = random.key(self.federation.seed, cohort.round, "attack")
+            attack_uploads(attack, attacked, self.method.unchanged(server, like), rows, key)
+
+        return change
+
+    def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
+        """Which clients a round has gone on without, and why. What a remote executor has refused,
+        it has said itself."""
+        reasons = {} if self.federation.remote else results.reasons
+        reasons |= {
+            cohort.clients[at]: f"with its upload, {reason}"
+            for at, reason in state.left_out.items()
+        }
+        name = self.federation.name
+        without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        return (*without, *state.notes)
 
     def _train(
         self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads
@@ -338,7 +458,7 @@ class _Loop:
         for request, result in self.executor.map("train", server, requests):
             refusal = result if isinstance(result, Refusal) else result.refusal
             if refusal is not None:
-                results.refusals[request.position] = refusal
+                results.refusals[request.position] = request.client, refusal
                 continue
             position = order[request.position]
             results.add(position, request, result)
@@ -366,31 +486,41 @@ class _Loop:
         if usable >= least:
             return
         self.store.begin(cohort.round)  # nothing of the round is kept
-        diverged = {at: r for at, r in results.refusals.items() if r.diverged}
+        diverged = {at: r for at, (_, r) in results.refusals.items() if r.diverged}
         if usable + len(diverged) >= least:
-            raise DivergedError(
-                f"{diverged[min(diverged)].reason} in round {cohort.round} of {self.method.name}; "
-                "lower the learning rate or set optimiser.clip"
-            )
+            raise self._diverged(diverged[min(diverged)].reason, cohort)
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
             f"usable update, {least} are needed; the same command goes on after round "
             f"{cohort.round - 1}"
         )
 
+    def _diverged(self, reason: str, cohort: Cohort) -> DivergedError:
+        return DivergedError(
+            f"{reason} in round {cohort.round} of {self.method.name}; "
+            "lower the learning rate or set optimiser.clip"
+        )
+
 
 @dataclass
 class CohortResults:
     """The usable results of a cohort's training: ``losses`` by position in the cohort. The costs
-    are those of the first of them in training order; ``refusals`` are by place in that order."""
+    are those of the first of them in training order; ``refusals`` are by place in that order, each
+    with its client."""
 
     losses: dict[int, float] = field(default_factory=dict)
-    refusals: dict[int, Refusal] = field(default_factory=dict)
+    refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     costs: Costs | None = None
     data_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     _first: int = sys.maxsize  # the place in training order behind `costs`
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why clients have no usable update."""
+        return {client: refusal.reason for client, refusal in self.refusals.values()}
 
     def add(self, position: int, request: ClientRequest, update: ClientUpdate) -> None:
         """Take the update of the client at ``position``."""
@@ -398,5 +528,6 @@ class CohortResults:
         self.bytes_down += sum(update.costs.down.values())
         self.bytes_up += sum(update.costs.up.values())
         self.data_seconds += update.data_seconds
+        self.cpu_seconds += update.cpu_seconds
         if request.position < self._first:
             self._first, self.costs = request.position, update.costs

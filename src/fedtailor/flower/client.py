@@ -7,9 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
@@ -22,10 +22,11 @@ from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import client_works, new_store, with_example_cache
+from ..engine.rounds import client_works, first_server, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
 from ..inference.onboard import RESULT_FILE, decide
-from ..params import Params, strip_prefix, to_device
+from ..method import Server
+from ..params import Params, add_prefix, strip_prefix, to_device
 from ..runs.build import (
     backbone_of,
     dataset_of,
@@ -39,12 +40,13 @@ from ..runs.directory import as_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..task.backbone import Backbone
-from .codec import holds, pack, unpack
+from .codec import FAULTS, Limits, holds, pack, unpack
 from .messages import (
     ClientReply,
     JoinReply,
     JoinRequest,
     JoinResult,
+    Kind,
     NodeInfo,
     NodeQuery,
     RoundReply,
@@ -54,9 +56,9 @@ from .messages import (
     digest,
 )
 from .states import States
+from .uploads import Form, any_size, check_form, form_of
 
-# what work for clients may end in beside an InputError; the words may show what stands in the data
-FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError, MemoryError)
+_MOST_RECEIVED = 1 << 34  # bytes of a message from the server
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -154,7 +156,7 @@ class Site:
             InputError: the server runs another experiment; the data can't be used; a metric's
                 function is not here.
         """
-        question, _ = unpack(content, NodeQuery)
+        question, _ = unpack(content, NodeQuery, Limits())
         self._check(question.experiment)
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
@@ -182,10 +184,9 @@ class Site:
         """
         if holds(content, JoinRequest):
             return self._join(content)
-        message, payloads = unpack(content, RoundRequest)
-        self._check_part(message)
-        session = self._session_for(message.label, message.seed)
         served = self._served(node)
+        message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
+        session = self._session_for(message.label, message.seed)
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = home / message.label / f"seed-{message.seed}"
@@ -198,7 +199,7 @@ class Site:
         sent: list[Params] = []
         for request in message.requests:
             try:
-                _check_request(request, served, payloads)
+                _check_request(message, request, served, payloads)
                 received = payloads[request.payload]
                 result, upload = session.answer(message, request, received, States(folder))
             except InputError as error:
@@ -216,8 +217,8 @@ class Site:
 
     def _join(self, content: RecordDict) -> RecordDict:
         """Let new clients join, and keep their models."""
-        message, payloads = unpack(content, JoinRequest)
-        self._check_part(message)
+        limits = partial(self._limits, self._served({}))
+        message, payloads = unpack(content, JoinRequest, limits)
         session = self._session_for(message.label, message.seed)
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -239,8 +240,26 @@ class Site:
                 results.append(JoinResult(client, error=f"{type(error).__name__}; it prints more"))
         return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
 
+    def _limits(self, served: Collection[int], message: RoundRequest | JoinRequest) -> Limits:
+        """What the server's message to the clients that are ``served`` here may have.
+
+        Raises:
+            InputError: it is of another experiment than this one, or of a method, a seed or a round
+                that it doesn't have.
+        """
+        self._check_part(message)
+        clients: Iterable[int] = (
+            message.clients
+            if isinstance(message, JoinRequest)
+            else (request.client for request in message.requests)
+        )
+        here = {*clients} & {*served}
+        return Limits(payloads=len(here), bytes=_MOST_RECEIVED)
+
     def _check_part(self, message: RoundRequest | JoinRequest) -> None:
         self._check(message.experiment)
+        if not 0 < message.round <= self._experiment.rounds:
+            raise InputError(f"round {message.round} of {self._experiment.rounds}")
         experiment = self._experiment
         if message.label not in experiment.methods:
             raise unknown("method", message.label, experiment.methods)
@@ -335,28 +354,49 @@ class Site:
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
         passes = plan.evaluate.novel_passes or 1
-        return _Session(label, seed, first, training, evaluation, passes)
+        server = to_device(first_server(method, task, federation), task.device)
+        return _Session(label, seed, first, server, training, evaluation, passes)
 
 
 def _check_request(
-    request: WireRequest, served: Collection[int], payloads: Sequence[Params]
+    message: RoundRequest, request: WireRequest, served: Collection[int], payloads: Sequence[Params]
 ) -> None:
     if request.client not in served:
         raise InputError(f"client {request.client} is not served here")
+    last = message.round - 1 if message.kind == "train" else message.round
+    if not 0 <= request.best <= request.base <= last:
+        raise InputError(
+            f"a request for round {message.round} that starts from round {request.base}, with "
+            f"round {request.best} as the best one, is out of order"
+        )
     if not 0 <= request.payload < len(payloads):
         raise InputError(f"payload {request.payload} of {len(payloads)} in the message")
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A method with one seed, ready to work; ``first`` has the clients' first states."""
+    """A method with one seed, ready to work; ``first`` has the clients' first states, ``server`` is
+    the server's."""
 
     label: str
     seed: int
     first: ClientStore
+    server: Server
     training: Training
     evaluation: ClientEvaluation
     join_passes: int
+
+    def received(self, kind: Kind | Literal["join"], client: int) -> Form:
+        """The form of what a client receives. Sizes are any: a method may change a client's rank
+        from round to round, or send what it has nothing of at first."""
+        method, task = self.training.method, self.training.task
+        shared = method.global_state(task, self.server) or {}
+        if kind == "global":
+            return any_size(form_of(shared))
+        if kind == "join":
+            received = add_prefix(method.send_new(task, self.server, client), "received/")
+            return any_size(form_of({**received, **add_prefix(shared, "global/")}))
+        return any_size(form_of(method.send(task, self.server, client)))
 
     def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
         """Fit a new client, keep its model and print what it scores; the name of the kept one.
@@ -364,6 +404,7 @@ class _Session:
         Raises:
             DivergedError: it can't be fitted.
         """
+        check_form("the payload", payload, self.received("join", client))
         payload = to_device(payload, self.training.task.device)
         received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
         training = self.training
@@ -389,7 +430,10 @@ class _Session:
             InputError: its private state is missing, or can't be read.
             DivergedError: it has trained to values that aren't finite.
         """
+        check_form("the payload", received, self.received(message.kind, request.client))
         received = to_device(received, self.training.task.device)
+        if message.kind == "train":
+            states.check(request.client, request.base, message.round)
         if message.kind == "global":
             return self._evaluated(request.client, received), None
         private = states.read(request.client, request.base, self.first.read(request.client))

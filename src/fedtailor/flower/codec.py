@@ -3,15 +3,18 @@
 A payload travels as the bytes of a safetensors file, the form whose length is counted as a client's
 bytes, in one Flower array: any dtype (Flower's own arrays know no bfloat16), any shapes, names in
 their order. Beside them stand the version of this layout and a checksum over all that is sent.
+
+Nothing in a message is trusted: sizes are compared with their `Limits` before anything is decoded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import TypeAdapter, ValidationError
@@ -25,13 +28,43 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 3  # of messages; other versions are refused
+SCHEMA = 4  # of messages; other versions are refused
 _ABOUT, _PAYLOADS = "about", "payloads"
 _FORMAT = "safetensors"
+_TEXTS = ("kind", "head", "names", "checksum")  # beside the version
+_WORDS = 500
+
+# what work with data or messages may end in beside an InputError
+FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, OSError, MemoryError)
 
 
 class WireError(InputError):
-    """A message that can't be used."""
+    """A message that can't be used. Its words are fit for a log, whatever they quote."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(words(text))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a message may have: characters of ``text``, ``payloads``, and ``bytes`` of tensors in
+    all."""
+
+    text: int = 1 << 22
+    payloads: int = 0
+    bytes: int = 0
+
+
+def words(text: object, most: int = _WORDS) -> str:
+    """What another machine says, fit for a log: one line of printable characters, cut at ``most``.
+
+    >>> words("no\\x1b[2J data" + 600 * "!", 13)
+    'no?[2J dat...'
+    """
+    line = "".join(
+        c if c.isprintable() else " " if c.isspace() else "?" for c in str(text)[: most + 1]
+    )
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def pack(head: DataclassInstance, payloads: Sequence[Params] = ()) -> RecordDict:
@@ -41,57 +74,84 @@ def pack(head: DataclassInstance, payloads: Sequence[Params] = ()) -> RecordDict
         head: a dataclass of plain values.
         payloads: tensors, for the head to name by their place.
     """
-    text = json.dumps({"head": asdict(head), "names": [list(payload) for payload in payloads]})
+    texts = [
+        type(head).__name__,
+        json.dumps(asdict(head)),
+        json.dumps([list(payload) for payload in payloads]),
+    ]
     data = [encode(_separate(payload)) for payload in payloads]
-    about: Any = {"schema": SCHEMA, "text": text, "checksum": _checksum(text, data)}
+    texts.append(_checksum(texts, data))
+    about: Any = {"schema": SCHEMA, **dict(zip(_TEXTS, texts, strict=True))}
     arrays = {str(at): Array("uint8", (len(part),), _FORMAT, part) for at, part in enumerate(data)}
     return RecordDict({_ABOUT: ConfigRecord(about), _PAYLOADS: ArrayRecord(arrays)})
 
 
-def unpack(content: RecordDict, kind: type[T]) -> tuple[T, list[Params]]:
+def unpack(
+    content: RecordDict, kind: type[T], limits: Limits | Callable[[T], Limits]
+) -> tuple[T, list[Params]]:
     """The head, a ``kind``, and the payloads again, bit by bit.
 
+    Args:
+        content: a message's.
+        kind: the dataclass that the head must be.
+        limits: what the message may have; a function of the head if they depend on it.
+
     Raises:
-        WireError: another schema version, damaged bytes, or a head that is no ``kind``.
+        WireError: another schema version, more than the limits allow, damaged bytes, or a head that
+            is no ``kind``.
     """
     about, arrays = content.get(_ABOUT), content.get(_PAYLOADS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise WireError(f"a message must hold {_ABOUT!r} and {_PAYLOADS!r}, not {list(content)}")
     if about.get("schema") != SCHEMA:
         raise WireError(f"schema version {about.get('schema')!r}; version {SCHEMA} is spoken here")
-    text = about.get("text")
-    if not isinstance(text, str) or list(arrays) != [str(at) for at in range(len(arrays))]:
-        raise WireError(f"a message of schema version {SCHEMA} without its text or its payloads")
-    data = [array.data for array in arrays.values()]
-    if about.get("checksum") != _checksum(text, data):
-        raise WireError("the checksum is wrong: the message was damaged on its way")
+    texts = [text for name in _TEXTS if isinstance(text := about.get(name), str)]
+    if len(texts) < len(_TEXTS):
+        raise WireError(f"a message of schema version {SCHEMA} without {', '.join(_TEXTS)}")
+    known = limits if isinstance(limits, Limits) else Limits()
+    _check_size(sum(map(len, texts)), known.text, "characters of text")
+    name, head_text, names_text, checksum = texts
+    if name != kind.__name__:
+        raise WireError(f"a {name[:50]} instead of a {kind.__name__}")
     try:
-        whole = json.loads(text)
-        head = TypeAdapter(kind).validate_json(json.dumps(whole["head"]), strict=True)
-        payloads = [_ordered(part, n) for part, n in zip(data, whole["names"], strict=True)]
+        head: T = _reader(cast(Any, kind)).validate_json(head_text, strict=True)
+        known = limits if isinstance(limits, Limits) else limits(head)
+        _check_size(len(arrays), known.payloads, "payloads")
+        data = [array.data for array in arrays.values()]
+        _check_size(sum(map(len, data)), known.bytes, "bytes of tensors")
+        if checksum != _checksum(texts[:-1], data):
+            raise WireError("the checksum is wrong: the message was damaged on its way")
+        names = _reader(cast(Any, list[list[str]])).validate_json(names_text, strict=True)
+        return head, [_ordered(part, n) for part, n in zip(data, names, strict=True)]
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WireError(f"{kind.__name__}.{where}: {first['msg']}") from None
-    except (ValueError, LookupError, TypeError, SafetensorError) as error:
-        raise WireError(f"a message that can't be read: {error}".splitlines()[0]) from None
-    return head, payloads
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, (kind.__name__, *first["loc"])))
+        raise WireError(f"{where}: {first['msg']}") from None
+    except InputError:
+        raise
+    except (SafetensorError, *FAULTS) as error:
+        raise WireError(f"a message that can't be read: {error}") from None
 
 
 def holds(content: RecordDict, kind: type[DataclassInstance]) -> bool:
-    """Whether the head of a message has the fields of ``kind``; nothing else is checked."""
+    """Whether a message says that its head is a ``kind``; nothing else is checked."""
     about = content.get(_ABOUT)
-    text = about.get("text") if isinstance(about, ConfigRecord) else None
-    try:
-        head = json.loads(text)["head"] if isinstance(text, str) else None
-        return isinstance(head, dict) and head.keys() == {field.name for field in fields(kind)}
-    except (ValueError, LookupError, TypeError):
-        return False
+    return isinstance(about, ConfigRecord) and about.get("kind") == kind.__name__
 
 
-def _checksum(text: str, data: Sequence[bytes]) -> str:
+@lru_cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise WireError(f"it has {size} {what}; at most {most} are read")
+
+
+def _checksum(texts: Sequence[str], data: Sequence[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (text.encode(), *data):
+    for part in (*(text.encode() for text in texts), *data):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

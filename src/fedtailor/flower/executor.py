@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
-from ..engine.metrics import Metrics, MetricValues
+from ..engine.metrics import Metrics
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..task.task import Task
-from .codec import WireError, pack, unpack
-from .messages import ClientReply, Kind, RoundReply, RoundRequest, WireRequest
+from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
+from .codec import WireError, pack
+from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
-from .uploads import UploadSchema, accept_upload
+from .uploads import UploadSchema
 
 _KINDS: dict[str, Kind] = {
     "train": "train",
@@ -81,6 +81,9 @@ class RemoteStates:
 
     def stage(self, client: int, state: Params | None) -> None:
         self._staged[client] = self._round
+
+    def unstage(self, client: int) -> None:
+        self._staged.pop(client, None)
 
     def read(self, client: int) -> Params | None:
         return None
@@ -161,7 +164,9 @@ class GridExecutor:
     ) -> ClientUpdate | ClientEvaluationResult | None:
         if kind == "train":
             return self._update(reply, payload, send)
-        return None if kind == "keep" else evaluation_of(reply, self.metrics)
+        if kind == "keep":
+            return None
+        return evaluation_of(reply, self.metrics, self.federation)
 
     def close(self) -> None:
         """Nothing is open between two calls."""
@@ -176,7 +181,7 @@ class GridExecutor:
         packed = to_device(payload, self.task.device)
         accept_upload(self.method, self.task, self.schema, reply, packed)
         costs = measure(self.task, send(reply.client), self.first_private, payload)
-        return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0)
+        return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
@@ -192,13 +197,16 @@ class GridExecutor:
         kind = MessageType.TRAIN if message.kind == "train" else MessageType.EVALUATE
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(kind, contents, str(message.round), limit):
+            asked = by_node[node]
+            classes = self.federation.dataset.num_classes if self.metrics.config.confusion else 0
+            limits = reply_limits(message, len(asked), self.schema, classes)
             try:
-                answer, payloads = _open(message, content)
+                answers = read_reply(content, message, asked, limits)
             except WireError as error:
-                for client in by_node[node]:
+                for client in asked:
                     yield client, self._refuse(message, client, str(error))
                 continue
-            yield from self._by_client(message, node, by_node[node], answer, payloads)
+            yield from self._by_client(message, node, asked, answers)
 
     def _content(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
@@ -222,30 +230,16 @@ class GridExecutor:
         message: RoundRequest,
         node: int,
         clients: Sequence[int],
-        answer: RoundReply,
-        payloads: Sequence[Params],
+        answers: Mapping[int, tuple[ClientReply, Params]],
     ) -> Replies:
         """A node's answer, client by client: each of ``clients`` once."""
-        answers: dict[int, tuple[ClientReply, Params]] = {}
-        for reply in answer.results:
-            client, place = reply.client, reply.payload
-            if client not in clients or client in answers:
-                reason = f"node {node} was not asked for it, or has reported on it before"
-                self._refuse(message, client, reason)
-            elif reply.error is None and place is not None and not 0 <= place < len(payloads):
-                error = f"payload {place} of {len(payloads)}"
-                answers[client] = replace(reply, error=error), {}
-            else:
-                empty = reply.error is not None or place is None
-                answers[client] = reply, {} if empty or place is None else payloads[place]
         for client in clients:
             if client not in answers:
                 reason = f"node {node} says nothing of it"
                 yield client, self._refuse(message, client, reason)
-            elif (error_ := answers[client][0].error) is not None:
-                reason = error_.splitlines()[0] if error_ else "an error"
+            elif (error := error_of(answers[client][0])) is not None:
                 diverged = answers[client][0].diverged
-                yield client, self._refuse(message, client, reason, diverged=diverged)
+                yield client, self._refuse(message, client, error, diverged=diverged)
             else:
                 yield client, answers[client]
 
@@ -261,49 +255,3 @@ class GridExecutor:
 
 def _title(message: RoundRequest) -> str:
     return f"{message.label}, seed {message.seed}, round {message.round}"
-
-
-def _open(message: RoundRequest, content: RecordDict | str) -> tuple[RoundReply, list[Params]]:
-    """A node's answer to ``message``.
-
-    Raises:
-        WireError: there is none, it can't be read, or it answers something else.
-    """
-    if isinstance(content, str):
-        raise WireError(content)
-    answer, payloads = unpack(content, RoundReply)
-    if (answer.run, answer.round, answer.kind) != (message.run, message.round, message.kind):
-        raise WireError(
-            f"a report on {answer.kind}, round {answer.round}, instead of {message.kind}, round "
-            f"{message.round}"
-        )
-    return answer, payloads
-
-
-def evaluation_of(reply: ClientReply, metrics: Metrics) -> ClientEvaluationResult:
-    """A client's results.
-
-    Raises:
-        WireError: they can't be: a number that is not finite or negative, more hits than examples,
-            other metrics than those that are asked for.
-    """
-    sums = np.array(reply.sums if reply.sums is not None else np.nan)
-    if not (np.isfinite(sums).all() and (sums >= 0).all() and (sums[:, 1] <= sums[:, 2]).all()):
-        raise WireError(f"its results can't be: {reply.sums}")
-    if not metrics.asked:
-        return ClientEvaluationResult(sums, None)
-    pairs = zip(reply.metrics, sums[:, 2], strict=False)
-    if len(reply.metrics) != len(sums) or not all(_can_be(*pair, metrics) for pair in pairs):
-        raise WireError(f"its metrics can't be: {str(reply.metrics)[:200]}")
-    return ClientEvaluationResult(sums, None, reply.metrics)
-
-
-def _can_be(of_split: MetricValues, examples: float, metrics: Metrics) -> bool:
-    values, counts = of_split.values, of_split.confusion
-    if len(values) != len(metrics.names) or (counts is None) == metrics.config.confusion:
-        return False
-    if not all(value is None or np.isfinite(value) for value in values):
-        return False
-    cells = [cell for row in counts or () for cell in row]
-    square = len(cells) == len(counts or ()) ** 2
-    return square and min(cells, default=0) >= 0 and sum(cells) <= examples

@@ -17,7 +17,7 @@ from ..runs.directory import as_json, locked, read_commit, read_json, write_atom
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
-from .codec import pack, unpack
+from .codec import Limits, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
@@ -133,7 +133,7 @@ def _joined(
     """
     if isinstance(content, str):
         raise InputError(content)
-    reply, _ = unpack(content, JoinReply)
+    reply, _ = unpack(content, JoinReply, Limits())
     if (reply.run, reply.label, reply.seed) != part:
         raise InputError(f"an answer about {reply.label}, seed {reply.seed}")
     results = {result.client: result for result in reply.results if result.client in clients}
@@ -141,9 +141,10 @@ def _joined(
         if client not in results:
             _warn(f"{title}: without the new client {client}: its node says nothing of it")
         elif (error := results[client].error) is not None:
-            _warn(f"{title}: without the new client {client}: {error}")
+            _warn(f"{title}: without the new client {client}: {words(error)}")
         else:
-            _warn(f"{title}: client {client} has joined; it keeps {results[client].kept}")
+            kept = words(results[client].kept)
+            _warn(f"{title}: client {client} has joined; it keeps {kept}")
     return [client for client, result in results.items() if result.error is None]
 
 

@@ -6,21 +6,32 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from ..data.federation import Federation
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
-from .codec import WireError, pack, unpack
-from .messages import NodeInfo, NodeQuery
+from ..runs.experiment import Experiment
+from .border import read_info
+from .codec import WireError, pack, words
+from .messages import NodeInfo, NodeQuery, digest
 
 Counts = list[int]  # of training, validation and test examples
 
+_MOST_REASON = 1 << 12  # characters of an error of which the last line is read
+# what Flower's own decoding ends in where a message is damaged
+_UNREADABLE = (
+    *(DecodeError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
+_MOST_NAMED = 20  # nodes that are refused
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 
 
@@ -38,16 +49,27 @@ class Timeouts:
 class Nodes:
     """The nodes of a Grid, and ``node_of``: the node that serves a client."""
 
-    def __init__(self, grid: Grid, timeouts: Timeouts, experiment: str) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        timeouts: Timeouts,
+        experiment: Experiment,
+        sites: Mapping[int, range] | None = None,
+    ) -> None:
+        """``sites`` has the clients of each node whose key is known; None: keys are not known, and
+        of several nodes that say they serve a client the first one does."""
         self._grid = grid
+        self._sites = sites
         self._timeouts = timeouts
-        self._query = pack(NodeQuery(experiment))
+        self._experiment = experiment
+        self._query = pack(NodeQuery(digest(experiment)))
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
         self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
         self._new: dict[int, tuple[int, ...]] = {}  # by node: what it says of such clients
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
+        self._is_complete = False  # whether every client has a node
 
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
@@ -67,16 +89,34 @@ class Nodes:
                 yield node, "the message could not be sent; the node may have left"
         end = time.monotonic() + limit
         while waiting:
-            for reply in grid.pull_messages(list(waiting)):
-                sender = waiting.pop(reply.metadata.reply_to_message_id, None)
+            for number, answer in self._pull(list(waiting)):
+                sender = waiting.pop(number, None)
                 if sender is not None:
-                    yield sender, _content(reply)
+                    yield sender, answer
             if time.monotonic() > end:
                 break
             if waiting:
                 time.sleep(self._timeouts.poll)
         for node in waiting.values():
             yield node, f"no reply in {limit:g} s"
+
+    def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, RecordDict | str]]:
+        """By the number of the message: an answer, or in words why it can't be read.
+
+        Flower's own decoding may fail. Then messages are pulled one by one, so that only those that
+        can't be read are lost.
+        """
+        try:
+            replies = list(self._grid.pull_messages(numbers))
+        except _UNREADABLE as error:
+            if len(numbers) == 1:
+                yield numbers[0], words(f"Flower can't read its message: {error}")
+                return
+            for number in numbers:
+                yield from self._pull([number])
+            return
+        for reply in replies:
+            yield reply.metadata.reply_to_message_id, _content(reply)
 
     def wait_for_clients(self) -> None:
         """Wait until every client has a node; each thing that is missing is printed once.
@@ -91,6 +131,8 @@ class Nodes:
                 if problem not in printed:
                     print(f"waiting: {problem}", file=sys.stderr)
             printed.update(problems)
+            if self._is_complete:  # nodes that are refused hold up nobody else
+                return
             if time.monotonic() > end:
                 raise InputError("; ".join(problems))
             time.sleep(self._timeouts.poll)
@@ -104,14 +146,17 @@ class Nodes:
             self._new.pop(gone, None)
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
         known = {*self.infos, *self._new}
+        if self._sites is not None:
+            for node in present - self._sites.keys():
+                self._refused[node] = now, "its key is none of the sites'"
+                left.add(node)
         new = [(node, self._query) for node in sorted(present - known - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
             try:
-                if isinstance(content, str):
-                    raise WireError(content)
-                info, _ = unpack(content, NodeInfo)
+                info = read_info(content, self._experiment)
+                self._check_key(node, (*info.clients, *info.new_clients))
                 if info.new_clients:
                     self._add_new(node, info.new_clients)
                     continue
@@ -121,13 +166,17 @@ class Nodes:
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
+        if more := problems[_MOST_NAMED:]:
+            problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
         self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n]}
         self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
         total = next((info.num_clients for info in self.infos.values()), 0)
-        missing = [client for client in range(total) if client not in self.node_of]
+        without_node = (client for client in range(total) if client not in self.node_of)
+        missing = list(islice(without_node, 6))
         if missing or not total:
             listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
+        self._is_complete = bool(total) and not missing
         return problems
 
     def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
@@ -137,29 +186,26 @@ class Nodes:
             if client in taken:
                 text = f"node {node}: new client {client} is served by another node, too"
                 print(text, file=sys.stderr)
+                break
         self._new[node] = clients
 
+    def _check_key(self, node: int, clients: Sequence[int]) -> None:
+        if self._sites is not None and list(clients) != list(self._sites[node]):
+            raise WireError(
+                f"it says that it serves clients {list(clients)}; its key is for "
+                f"{list(self._sites[node])}"
+            )
+
     def _check(self, info: NodeInfo) -> None:
-        if info.clients != tuple(sorted(set(info.clients))):
-            raise WireError("its clients must be in ascending order, each once")
         first = next(iter(self.infos.values()), info)
         for name in ("num_clients", "task", "classes", "picture"):
             mine, theirs = getattr(info, name), getattr(first, name)
             if mine != theirs:
                 raise WireError(f"its {name} is {mine!r}, other nodes' is {theirs!r}")
         for client in info.clients:
-            if not 0 <= client < info.num_clients:
-                raise WireError(f"client {client} of {info.num_clients}")
-            if any(client in other.clients for other in self.infos.values()):
-                raise WireError(f"client {client} is served by another node, too")
-        for sizes in info.sizes:
-            counts = sizes.train, sizes.validation, sizes.test
-            lengths = {len(count) for count in counts}
-            if lengths != {len(info.clients)} or any(n < 0 for count in counts for n in count):
-                raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
-            totals = [sum(parts) for parts in zip(*counts, strict=True)]
-            if sizes.labels and not _count_all(sizes.labels, totals, len(info.classes)):
-                raise WireError(f"its labels for seed {sizes.seed} don't fit its sizes")
+            for node, other in self.infos.items():
+                if client in other.clients:
+                    raise WireError(f"client {client} is served by node {node}, too")
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")
@@ -168,8 +214,8 @@ class Nodes:
 def _content(reply: Message) -> RecordDict | str:
     if not reply.has_error():
         return reply.content
-    reason = (reply.error.reason or "").strip().splitlines()
-    return reason[-1] if reason else f"Flower's error {reply.error.code}"
+    lines = (reply.error.reason or "")[-_MOST_REASON:].strip().splitlines()
+    return words(lines[-1] if lines else f"Flower's error {reply.error.code}")
 
 
 def remote_federation(
@@ -220,14 +266,7 @@ def _counts(info: NodeInfo) -> dict[tuple[int, int], Counts]:
     }
 
 
-def _count_all(labels: Sequence[Sequence[int]], totals: Sequence[int], num_classes: int) -> bool:
-    """Whether each client's labels are counts by class that add up to its examples."""
-    return len(labels) == len(totals) and all(
-        len(row) == num_classes and min(row) >= 0 and sum(row) == total
-        for row, total in zip(labels, totals, strict=True)
-    )
-
-
 def _shares(sizes: Sequence[int]) -> Shares:
     offsets = np.cumsum([0, *sizes], dtype=np.int64)
-    return Shares(np.arange(offsets[-1]), offsets)
+    # numbers of rows that are elsewhere, and take no memory, whatever a client says of their number
+    return Shares(np.broadcast_to(np.int64(0), offsets[-1:].tolist()), offsets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,6 +46,7 @@ def server_app(
     timeouts: Timeouts = Timeouts(),
     names: tuple[str, ...] | None = None,
     new_clients: range = range(0),
+    sites: Mapping[int, range] | None = None,
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
@@ -59,6 +61,7 @@ def server_app(
             timeouts=timeouts,
             names=names,
             new_clients=new_clients,
+            sites=sites,
         )
 
     return app
@@ -73,6 +76,7 @@ def serve(
     timeouts: Timeouts = Timeouts(),
     names: tuple[str, ...] | None = None,
     new_clients: range = range(0),
+    sites: Mapping[int, range] | None = None,
 ) -> Path:
     """Run every method of ``experiment`` with every seed over ``grid``; returns ``out``.
 
@@ -85,6 +89,8 @@ def serve(
         names: what the clients are called in the run directory, by number; None: numbers alone.
         new_clients: the numbers, from K on, of clients that join when the training is over. If it
             is over already and some of them have not joined yet, nothing else is done.
+        sites: the clients that each node may serve, and no other node takes part; None: any node
+            may serve any client, and of several that say so the one that was there first does.
 
     A method that diverges ends there with that seed, and the others go on.
 
@@ -99,7 +105,7 @@ def serve(
     if experiment.start_from.run is not None:
         raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
     check_same(experiment, out)
-    nodes = Nodes(grid, timeouts, digest(experiment))
+    nodes = Nodes(grid, timeouts, experiment, sites)
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
@@ -117,7 +123,7 @@ def serve(
         _run_part(inputs, part, nodes, timeouts)
 
     def is_done(part: Part) -> bool:
-        return part.directory.commit.ended and not clients_without_model(part)
+        return part.directory.commit.finished and not clients_without_model(part)
 
     summary = start_summary(inputs, rounds_left(experiment, out))
     run_parts(experiment, federations, out, run_part, is_done, summary=summary)
@@ -146,7 +152,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )
-    if not directory.commit.ended:
+    if not directory.commit.finished:
         todo = rounds(
             method,
             task,

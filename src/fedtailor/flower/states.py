@@ -50,20 +50,35 @@ class States:
             raise InputError(f"the private state of round {base} is of another model")
         return {name: state[name].clone() for name in like}
 
+    def check(self, client: int, base: int, number: int) -> None:
+        """Check that a client's round ``number`` may start from ``base``, before it trains.
+
+        The server has said that the last but one state here counted, when it was the base of the
+        last one. So it can't go back beyond it, and an order for it would cost a state that counts.
+
+        Raises:
+            InputError: the client has gone on to a later round, or ``base`` is an earlier one.
+        """
+        kept = sorted(self._kept(client))
+        if kept and kept[-1] > number:
+            raise InputError(f"an order for round {number} came after round {kept[-1]}")
+        if len(kept) > 1 and base < kept[-2]:
+            raise InputError(
+                f"an order to start from round {base} came after one to start from round {kept[-2]}"
+            )
+
     def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
         """Keep the state after round ``number``, beside those of ``base`` and ``best``, and no
         other.
 
         Raises:
-            InputError: the client has gone on to a later round; nothing is changed.
+            InputError: as `check` does; nothing is changed.
         """
         if not private:
             return
-        path = self._path(client, number)
+        self.check(client, base, number)
+        kept, path = self._kept(client), self._path(client, number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = {int(m[1]): p for p in path.parent.iterdir() if (m := _NAME.fullmatch(p.name))}
-        if kept and max(kept) > number:
-            raise InputError(f"an order for round {number} came after round {max(kept)}")
         write_atomically(path, encode(private))
         for other, old in kept.items():
             if other not in (base, best, number):
@@ -74,6 +89,11 @@ class States:
         path = self._path(client, 0).with_name(MODEL)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(clone(to_device(state, torch.device("cpu")))))
+
+    def _kept(self, client: int) -> dict[int, Path]:
+        """The states that are here, by round."""
+        paths = self._path(client, 0).parent.glob("round-*")
+        return {int(m[1]): path for path in paths if (m := _NAME.fullmatch(path.name))}
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"

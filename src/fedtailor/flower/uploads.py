@@ -1,4 +1,4 @@
-"""Which uploads are taken: finite ones, of the form that all of the method's uploads have.
+"""The form that a method's uploads have.
 
 The server finds out that form as a client of its own that trains on blank examples. So it depends
 on nothing that clients send, and holds for the first one as for the last.
@@ -7,8 +7,10 @@ on nothing that clients send, and holds for the first one as for the last.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from .. import random
 from ..data.federation import Federation
@@ -20,13 +22,33 @@ from ..optim import ClientContext
 from ..params import Batch, Params, to_device
 from ..task.task import Task
 from .codec import WireError
-from .messages import ClientReply
 
-UploadSchema = dict[str, str]  # type and shape, by name
+Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by name
+
+ANY = -1  # in the shapes of a `Form`: any number of elements along that axis
+
+_HEADER = 1 << 16  # bytes of a safetensors header, beside those of its names
+_ENTRY = 200  # bytes of one name's entry, beside the name
+
+
+@dataclass(frozen=True)
+class UploadSchema:
+    """``form`` is that of uploads; ``packed`` that of what travels, whose shapes may differ from
+    client to client; ``bytes`` is how much travels at most."""
+
+    form: Form
+    packed: Form
+    bytes: int
+
+    @classmethod
+    def of(cls, upload: Params, packed: Params) -> UploadSchema:
+        """The schema of uploads like this one, and of what travels of it."""
+        forms = form_of(upload), form_of(packed)
+        return cls(*forms, max(map(wire_bytes, forms)))
 
 
 def upload_schema(method: Method, task: Task, federation: Federation) -> UploadSchema:
-    """The form of the method's uploads, unpacked."""
+    """The schema of the method's uploads."""
     device, key = task.device, random.key(federation.seed, "form")
     server = to_device(first_server(method, task, federation), device)
     received = to_device(method.send(task, server, 0), device)
@@ -36,7 +58,49 @@ def upload_schema(method: Method, task: Task, federation: Federation) -> UploadS
     context = ClientContext(key.to(device), 1.0, 0, public)
     steps = [to_device(_blank(federation.dataset), device)]
     upload, _, _ = client_round(method, task, received, private, steps, context)
-    return _schema(method.unpack(task, method.pack(task, upload)))
+    packed = method.pack(task, upload)
+    return UploadSchema.of(method.unpack(task, packed), packed)
+
+
+def form_of(params: Params) -> Form:
+    """Type and shape of each tensor."""
+    return {name: (value.dtype, tuple(value.shape)) for name, value in params.items()}
+
+
+def wire_bytes(form: Form) -> int:
+    """How many bytes a payload of such tensors takes at most."""
+    tensors = sum(dtype.itemsize * math.prod(shape) for dtype, shape in form.values())
+    return tensors + _HEADER + sum(len(name.encode()) + _ENTRY for name in form)
+
+
+def any_size(form: Form) -> Form:
+    """The same with any number of elements along each axis."""
+    return {name: (dtype, (ANY,) * len(shape)) for name, (dtype, shape) in form.items()}
+
+
+def check_form(what: str, params: Params, expected: Form) -> None:
+    """Check the names, types and shapes of tensors.
+
+    Raises:
+        WireError: they are something else; the message says of ``what``.
+    """
+    actual = form_of(params)
+    for name in sorted(actual.keys() | expected.keys()):
+        if name not in actual or name not in expected:
+            found, wanted = ("missing", "there") if name in expected else ("there", "left out")
+            raise WireError(f"{name} of {what} is {found}; it must be {wanted}")
+        (dtype, shape), (type_, size) = actual[name], expected[name]
+        if dtype != type_ or not _fits(shape, size):
+            found, wanted = _in_words(dtype, shape), _in_words(type_, size)
+            raise WireError(f"{name} of {what} is {found}; it must be {wanted}")
+
+
+def _fits(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    return len(shape) == len(size) and all(b in (a, ANY) for a, b in zip(shape, size, strict=True))
+
+
+def _in_words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {shape}".replace(str(ANY), "any")
 
 
 def _blank(dataset: Dataset) -> Batch:
@@ -46,35 +110,3 @@ def _blank(dataset: Dataset) -> Batch:
         inputs = Images(np.zeros((2, *dataset.picture), np.uint8))
     labels = np.zeros(2, np.int64) if dataset.task == "classification" else None
     return Dataset(inputs, 2, dataset.task, "blank", labels).batch(np.arange(2))
-
-
-def accept_upload(
-    method: Method, task: Task, schema: UploadSchema, result: ClientReply, packed: Params
-) -> Params:
-    """A client's upload, unpacked.
-
-    Raises:
-        WireError: it can't be aggregated: not finite, or not of this ``schema``.
-    """
-    if result.loss is None or not math.isfinite(result.loss):
-        raise WireError(f"its loss is {result.loss}")
-    for name, value in packed.items():
-        if not value.isfinite().all():
-            raise WireError(f"{name} holds values that are not finite")
-    try:
-        upload = method.unpack(task, to_device(packed, task.device))
-    except (LookupError, ValueError, TypeError, RuntimeError) as error:
-        raise WireError(f"its upload can't be unpacked: {error}".splitlines()[0]) from None
-    actual_schema = _schema(upload)
-    for name in sorted(schema.keys() | actual_schema.keys()):
-        actual, expected = actual_schema.get(name, "missing"), schema.get(name, "left out")
-        if actual != expected:
-            raise WireError(f"{name} of its upload is {actual}; it must be {expected}")
-    return upload
-
-
-def _schema(upload: Params) -> UploadSchema:
-    return {
-        name: f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-        for name, value in upload.items()
-    }

@@ -87,3 +87,4 @@ METHODS: dict[str, type[Method]] = {
     "fedlora": FedLoRA,
     "ffa-lora": FFALoRA,
 }
+"""The class of each method, by the name that it has in experiment files."""

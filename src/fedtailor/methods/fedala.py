@@ -55,6 +55,7 @@ class FedALA(FineTuning):
 
     name: ClassVar[str] = "fedala"
     family: ClassVar[str] = "mixture"
+    sends_updates: ClassVar[bool] = True
     needs_only_mean: ClassVar[bool] = True
 
     mixed_layers: Annotated[int, Gt(0)] = 1

@@ -128,6 +128,7 @@ class FedHFT(Method):
 
     name: ClassVar[str] = "fedhft"
     family: ClassVar[str] = "cluster"
+    sends_updates: ClassVar[bool] = True
 
     clusters: Annotated[int, Gt(0)] = 3
     rank: Ranks = 8

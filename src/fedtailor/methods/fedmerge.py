@@ -148,6 +148,7 @@ class FedMerge(FineTuning):
 
     name: ClassVar[str] = "fedmerge"
     family: ClassVar[str] = "mixture"
+    sends_updates: ClassVar[bool] = True
 
     models: Annotated[int, Gt(0)] = 10
     weights: Literal["dynamic", "fixed"] = "dynamic"

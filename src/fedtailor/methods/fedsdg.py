@@ -154,6 +154,7 @@ class FedSDG(Method):
 
     name: ClassVar[str] = "fedsdg"
     family: ClassVar[str] = "adapter"
+    sends_updates: ClassVar[bool] = True
 
     rank: Annotated[int, Gt(0)] = 8
     lora_alpha: Annotated[float, Gt(0)] = 16.0

@@ -97,6 +97,7 @@ class PFedGate(Method):
 
     name: ClassVar[str] = "pfedgate"
     family: ClassVar[str] = "sparse"
+    sends_updates: ClassVar[bool] = True
 
     min_batch_size: ClassVar[int] = 2
 

@@ -51,6 +51,7 @@ class Scaffold(FineTuning):
 
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "global"
+    sends_updates: ClassVar[bool] = True
 
     variates: Literal["steps", "gradient"] = "steps"
     server_lr: Annotated[float, Gt(0)] = 1.0

@@ -59,6 +59,14 @@ def seconds_of(entry: Entry) -> float:
     return mean(sum(sum(t.seconds.values()) for t in trial.timings) for trial in entry.trials)
 
 
+def cpu_seconds_of(entry: Entry) -> float | None:
+    """Return the processor seconds of the clients' training, mean over seeds; None where they are
+    not known."""
+    timings = [timing for trial in entry.trials for timing in trial.timings if timing.round]
+    known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
+    return sum(known) / len(entry.trials) if known and len(known) == len(timings) else None
+
+
 @dataclass(frozen=True)
 class _Judge:
     """The methods of runs with the same clients."""

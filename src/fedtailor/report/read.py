@@ -97,16 +97,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Timing:
-    """One line of timings.jsonl: seconds by phase, and peak memory in megabytes."""
+    """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
+    of the clients' training in seconds, None where it is not known."""
 
     round: int
     seconds: Mapping[str, float]
     peak_memory_mb: float | None
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype."""
+    """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype;
+    the floating-point operations of training on one batch, None where they were not counted."""
 
     trained: int
     communicated: int
@@ -114,6 +117,7 @@ class Costs:
     down: Mapping[str, int]
     up: Mapping[str, int]
     model: int
+    flops: int | None = None
 
 
 @dataclass(frozen=True)

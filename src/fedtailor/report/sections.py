@@ -65,7 +65,7 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         found["ahead"] = specs.ahead(labels, ranked, metric)
     if content["confusion"]:
         found["confusion"] = maps.confusion()
-    for cost in ("bytes", "seconds") if costs else ():
+    for cost in [cost for cost in specs.COSTS if cost in costs]:
         found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
     for picture in content["pictures"]:
         found.setdefault(f"picture-{picture['method']}", maps.picture(picture))
@@ -115,9 +115,11 @@ def sections(
         "cost",
         "Cost against result",
         f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
-        "until the reported round, and the seconds of the whole training on the machine that ran "
-        "it. The dashed line joins the methods for which no other one is both cheaper and better.",
-        ["pareto-bytes", "pareto-seconds"] if content["costs"] else [],
+        "until the reported round, the floating-point operations of its training until then "
+        "(matrix products and convolutions), and the processor seconds and seconds of the whole "
+        "training on the machine that ran it. The dashed line joins the methods for which no other "
+        "one is both cheaper and better.",
+        [f"pareto-{cost}" for cost in specs.COSTS if cost in content["costs"]],
         drawings=[figures.cost(entries, metric)],
     )
     for position, entry in enumerate(entries):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .clients import ClientRow, client_rows, worst_clients
-from .judge import seconds_of, traffic, verdicts
+from .judge import cpu_seconds_of, seconds_of, traffic, verdicts
 from .majority import majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
-from .read import Run
+from .read import Costs, Run
 from .select import (
     Entry,
     Metric,
@@ -111,7 +111,9 @@ class Row:
     trained: float | None  # None: training diverged in the first round with every seed
     communicated: float | None
     private: float | None
+    flops: float | None  # of a client's training on one batch; None: not counted
     seconds: float  # of all rounds, mean over seeds
+    cpu_seconds: float | None  # of the clients' training, mean over seeds; None: not known
 
 
 @dataclass(frozen=True)
@@ -259,8 +261,15 @@ def _row(entry: Entry, metric: Metric) -> Row:
         trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
         communicated=float(np.mean([cost.communicated for cost in costs])) if costs else None,
         private=float(np.mean([cost.private for cost in costs])) if costs else None,
+        flops=_mean_flops(costs),
         seconds=seconds_of(entry),
+        cpu_seconds=cpu_seconds_of(entry),
     )
+
+
+def _mean_flops(costs: Sequence[Costs]) -> float | None:
+    counted = [cost.flops for cost in costs if cost.flops is not None]
+    return float(np.mean(counted)) if counted else None
 
 
 def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:

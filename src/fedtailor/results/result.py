@@ -349,8 +349,9 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
         flat |= {} if model is None else _columns(name, model.mean)
     flat |= {} if row.before is None else _columns("before", row.before)
-    costs = ("bytes_down", "bytes_up", "trained", "communicated", "private", "seconds")
-    return {**flat, **{name: getattr(row, name) for name in costs}}
+    sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
+    work = ("flops", "seconds", "cpu_seconds")
+    return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}
 
 
 def _columns(name: str, value: Spread) -> dict[str, float]:

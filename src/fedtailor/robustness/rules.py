@@ -1,24 +1,48 @@
-"""Robust aggregation under any method: which of a cohort's uploads the server uses.
+"""Robust aggregation: rules against uploads that are wrong, or made to do harm.
 
-Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. P. Blanchard, E. M. El
-Mhamdi, R. Guerraoui, J. Stainer. NeurIPS 2017.
+A cohort's c uploads u_i, of which f may be false. First, uploads may be changed (``before``):
+    clip: u_i is brought to a distance of at most ``radius`` from the server's own state
+    nnm: u_i becomes the mean of the c - f uploads nearest to it, itself included
+    bucketing: uploads in random order become means of ``bucket`` of them
+Then a rule selects uploads, which the method aggregates with its own weights:
+    krum: the one of the smallest score s(i), the sum of its squared distances to the c - f - 2
+        nearest others; multi-krum: the ``keep`` ones of the smallest scores
+    mda: the c - f uploads whose largest distance from each other is the smallest
+or makes one upload of all, in place of their weighted mean (`combine.combined`):
+    median, trimmed-mean, meamed: by coordinate
+    geometric-median, centred-clipping, bulyan
 
-c uploads V_i, of which f may be false; i -> j for the c - f - 2 uploads V_j nearest to V_i:
-    s(i) = sum_{i -> j} ||V_i - V_j||^2
-    Krum: the upload of the smallest score alone; Multi-Krum: the m uploads of the smallest scores
+Sources, by rule:
+- krum, multi-krum: P. Blanchard et al. Machine Learning with Adversaries. NeurIPS 2017.
+- mda: E. M. El Mhamdi et al. Genuinely Distributed Byzantine Machine Learning. PODC 2020.
+- median, trimmed-mean: D. Yin et al. Byzantine-Robust Distributed Learning. ICML 2018.
+- meamed: C. Xie et al. Generalized Byzantine-tolerant SGD. arXiv 1802.10116.
+- geometric-median: K. Pillutla et al. Robust Aggregation for Federated Learning. IEEE TSP 2022.
+- centred-clipping: S. P. Karimireddy et al. Learning from History. ICML 2021.
+- bulyan: E. M. El Mhamdi et al. The Hidden Vulnerability of Distributed Learning. ICML 2018.
+- nnm: Y. Allouah et al. Fixing by Mixing. AISTATS 2023.
+- bucketing: S. P. Karimireddy et al. Byzantine-Robust Learning on Heterogeneous Datasets via
+  Bucketing. ICLR 2022.
 
-Differs from the paper:
-- The method aggregates the selected uploads, with its own weights; the paper takes the plain mean.
-- Running statistics of batch normalisations follow their upload, but are not scored.
-- In a cohort of three or fewer, where c - f - 2 < 1, the score is the distance of the nearest
-  upload.
-- m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
+Differs from the papers:
+- The method aggregates the selected uploads, with its own weights; Krum's paper takes their mean.
+- Distances leave running statistics of batch normalisations out: they differ between clients by far
+  more than updates do. Statistics get the weights of their upload. Before that each is cut to the
+  range that is left without the f smallest and the f largest values of the cohort.
+- Where members of the cohort are missing, f becomes as small as the others need.
+- In a cohort of three or fewer, where c - f - 2 < 1, Krum's score is the distance of the nearest
+  upload. Multi-Krum's m is c - f - 2 unless ``keep`` says otherwise; the paper leaves it open.
+- ``radius`` is the median distance of the round's uploads from the server's state, unless it is
+  set.
+- The geometric median starts from a mean that weighs far uploads down, not from the plain mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import math
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Annotated, Literal, get_args
 
 import torch
 from annotated_types import Ge, Gt
@@ -28,15 +52,52 @@ from ..errors import InputError
 from ..params import Params
 from ..stacked import squared_distances
 
+Selection = Literal["krum", "multi-krum", "mda"]
+Combination = Literal[
+    "median", "trimmed-mean", "meamed", "geometric-median", "centred-clipping", "bulyan"
+]
+Rule = Literal[
+    "none", "krum", "multi-krum", "mda",
+    "median", "trimmed-mean", "meamed", "geometric-median", "centred-clipping", "bulyan",
+]  # fmt: skip
+Step = Literal["clip", "nnm", "bucketing"]
+SELECTIONS: tuple[str, ...] = get_args(Selection)
+COMBINATIONS: tuple[str, ...] = get_args(Combination)
+_MOST_SUBSETS = 200_000  # that mda tries
+
 
 @dataclass(frozen=True)
 class Robust:
-    """A rule, the number of a cohort's uploads that may be false (f), and the number of uploads
-    that multi-krum selects (m)."""
+    """A rule, and the number of a cohort's uploads that may be false (f).
 
-    rule: Literal["none", "krum", "multi-krum"] = "none"
+    ``before`` are changes before the rule, in their order. ``keep`` is multi-krum's m. ``radius``
+    is that of clip and of centred-clipping; None: the median distance of the uploads from the
+    server's state. ``bucket`` is the number of uploads in a bucket. ``steps`` are those of the
+    iterative rules, geometric-median and centred-clipping.
+    """
+
+    rule: Rule = "none"
     attackers: Annotated[int, Ge(0)] = 0
     keep: Annotated[int, Gt(0)] | None = None  # None: c - f - 2, at least 1
+    before: tuple[Step, ...] = ()
+    radius: Annotated[float, Gt(0)] | None = None
+    bucket: Annotated[int, Gt(0)] = 2
+    steps: Annotated[int, Gt(0)] = 10
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it does anything."""
+        return self.rule != "none" or bool(self.before)
+
+    @property
+    def combines(self) -> bool:
+        """Whether the rule makes one upload of all."""
+        return self.rule in COMBINATIONS
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether distances from the server's own state count."""
+        return "clip" in self.before or self.rule == "centred-clipping"
 
     def check(self, cohort_size: int) -> None:
         """Raise InputError if the cohort is too small for ``attackers`` or ``keep``, or if the rule
@@ -45,59 +106,151 @@ class Robust:
             raise InputError(
                 f"robust.keep = {self.keep} is for rule 'multi-krum'; the rule is {self.rule!r}"
             )
-        if self.rule == "none":
+        if len(set(self.before)) < len(self.before):
+            raise InputError(f"robust.before = {list(self.before)} names a step twice")
+        if self.rule == "none" and "nnm" not in self.before:
             if self.attackers:
                 raise InputError(
                     f"robust.attackers = {self.attackers} without a rule; robust.rule may be "
-                    f"'krum' or 'multi-krum'"
+                    + ", ".join(map(repr, (*SELECTIONS, *COMBINATIONS)))
                 )
             return
-        most = max(0, (cohort_size - 3) // 2)
+        most = self._most_attackers(cohort_size)
         if self.attackers > most:
+            needed = next(c for c in range(1, 10**9) if self._most_attackers(c) >= self.attackers)
             raise InputError(
-                f"robust.attackers = {self.attackers} needs a cohort of more than "
-                f"{2 * self.attackers + 2} clients; it has {cohort_size}; allowed: 0 to {most}"
+                f"robust.attackers = {self.attackers} under {self._title} needs a cohort of at "
+                f"least {needed} clients; it has {cohort_size}; allowed: 0 to {most}"
             )
         if self.keep is not None and self.keep > cohort_size - self.attackers:
             raise InputError(
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
+        subsets = math.comb(self._rows(cohort_size), self.attackers)
+        if self.rule == "mda" and subsets > _MOST_SUBSETS:
+            raise InputError(
+                f"rule 'mda' would try {subsets:,} subsets of {cohort_size} uploads; at most "
+                f"{_MOST_SUBSETS:,}. Take 'multi-krum'"
+            )
+
+    def check_method(self, name: str, *, needs_only_mean: bool, sends_updates: bool) -> None:
+        """Raise InputError if the rule doesn't go with a method of this ``name``."""
+        if needs_only_mean:
+            return
+        if self.combines or "bucketing" in self.before:
+            what = f"robust.rule = {self.rule!r}" if self.combines else "bucketing"
+            raise InputError(
+                f"{what} makes one upload of several, but {name} needs each client's; rules for "
+                f"{name}: {', '.join(map(repr, SELECTIONS))}, after 'clip' or 'nnm'"
+            )
+        if self.needs_state and not sends_updates:
+            raise InputError(
+                f"'clip' needs uploads that can be compared with the server's state; those of "
+                f"{name} can't; allowed in robust.before: 'nnm'"
+            )
+
+    @property
+    def _title(self) -> str:
+        return f"rule {self.rule!r}" + (f" after {', '.join(self.before)}" if self.before else "")
+
+    def _rows(self, cohort_size: int) -> int:
+        """How many uploads the rule gets."""
+        return -(-cohort_size // self.bucket) if "bucketing" in self.before else cohort_size
+
+    def _most_attackers(self, cohort_size: int) -> int:
+        rows = self._rows(cohort_size)
+        if self.rule in ("krum", "multi-krum"):
+            return max(0, (rows - 3) // 2)
+        if self.rule == "bulyan":
+            return max(0, (rows - 3) // 4)
+        return max(0, (rows - 1) // 2)
+
+    def among(self, present: int) -> Robust:
+        """The rule for a round in which so many of the cohort's uploads are there: it withstands as
+        many attackers as they allow. Each member that is missing may have been one of them.
+
+        Raises:
+            InputError: fewer than three are there, which can't show who is false.
+
+        >>> Robust("krum", attackers=2).among(6).attackers
+        1
+        """
+        if self.attackers and present < 3:
+            raise InputError(
+                f"{present} uploads are there; with robust.attackers = {self.attackers} at least 3 "
+                "are needed"
+            )
+        attackers = min(self.attackers, self._most_attackers(present))
+        keep = None if self.keep is None else min(self.keep, present - attackers)
+        return replace(self, attackers=attackers, keep=keep)
+
+    def bound(self, statistics: Tensor) -> Tensor:
+        """``statistics`` ``[c, ...]``, which are not scored, cut to a range that f false ones can't
+        widen: of each the f smallest and the f largest values don't count."""
+        if not self.attackers:
+            return statistics
+        ordered = statistics.sort(0).values
+        return statistics.clamp(ordered[self.attackers], ordered[-1 - self.attackers])
 
     def let_through(self, cohort_size: int) -> int:
-        """How many uploads of a cohort the server uses.
+        """How many uploads of a cohort the method's `aggregate` gets.
 
         >>> [Robust(rule, attackers=1).let_through(7) for rule in ("none", "krum", "multi-krum")]
         [7, 1, 4]
         """
-        if self.rule == "none":
-            return cohort_size
-        kept = 1 if self.rule == "krum" else self.keep or cohort_size - self.attackers - 2
-        return max(1, kept)
+        rows = self._rows(cohort_size)
+        if self.rule == "mda":
+            return rows - self.attackers
+        if self.rule in ("krum", "multi-krum"):
+            kept = 1 if self.rule == "krum" else self.keep or rows - self.attackers - 2
+            return max(1, kept)
+        return 1 if self.combines else rows
 
     def select(self, uploads: Params) -> Tensor | None:
         """The selected rows of uploads stacked ``[c, ...]``, ascending int64 ``[m]``; None: all."""
-        if self.rule == "none" or not uploads:
+        if self.rule not in SELECTIONS or not uploads:
             return None
-        scores = krum_scores(uploads, self.attackers)
-        return scores.argsort(stable=True)[: self.let_through(len(scores))].sort().values
+        d2 = squared_distances(uploads)
+        if self.rule == "mda":
+            return smallest_diameter(d2, len(d2) - self.attackers)
+        scores = krum_scores(d2, self.attackers)
+        # the rows that the rule gets are buckets already
+        kept = 1 if self.rule == "krum" else self.keep or len(d2) - self.attackers - 2
+        return scores.argsort(stable=True)[: max(1, kept)].sort().values
 
 
-def krum_scores(uploads: Params, attackers: int) -> Tensor:
+def krum_scores(d2: Tensor, attackers: int) -> Tensor:
     """s(i) of every upload: the sum of its squared distances to the c - f - 2 nearest others.
 
     Args:
-        uploads: stacked ``[c, ...]``.
+        d2: squared distances ``[c, c]``.
         attackers: f.
 
     Returns:
-        float64 ``[c]``, lowest for the most trusted upload; 0 for a single one.
+        ``[c]``, lowest for the most trusted upload; 0 for a single one.
 
-    >>> krum_scores({"w": torch.tensor([[0.0], [1.0], [2.0], [50.0], [3.0]])}, 1).round().tolist()
+    >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0, 3.0])
+    >>> krum_scores((x[:, None] - x) ** 2, 1).tolist()
     [5.0, 2.0, 2.0, 4513.0, 5.0]
     """
-    d2 = squared_distances(uploads)
     c = len(d2)
     nearest = min(c - 1, max(1, c - attackers - 2))
     others = d2 + torch.diag(d2.new_full((c,), torch.inf))
     return others.sort(1).values[:, :nearest].sum(1)
+
+
+def smallest_diameter(d2: Tensor, size: int) -> Tensor:
+    """The subset of ``size`` rows whose largest distance is the smallest, ascending int64
+    ``[size]``; of equal ones the first.
+
+    >>> x = torch.tensor([0.0, 9.0, 1.0, 2.0])
+    >>> smallest_diameter((x[:, None] - x) ** 2, 3).tolist()
+    [0, 2, 3]
+    """
+    subsets = torch.tensor(list(combinations(range(len(d2)), size)), device=d2.device)
+    widest = torch.zeros(len(subsets), dtype=d2.dtype, device=d2.device)
+    for i in range(size):
+        for j in range(i):
+            widest = torch.maximum(widest, d2[subsets[:, i], subsets[:, j]])
+    return subsets[int(widest.argmin())]

@@ -22,6 +22,7 @@ class Stop(Enum):
 
 
 STOP = Stop.STOP
+"""What a callback returns to stop the method, with this seed, after this round."""
 
 
 @dataclass(frozen=True)

@@ -164,13 +164,13 @@ class Commit:
     rounds: int
     finished: bool
     bytes: dict[str, int]
-    diverged: str | None = None  # why it stopped after that round, and will not go on
+    diverged: str | None = None  # why it stopped after that round; the next run goes on there
     best: dict[str, BestRound] = field(default_factory=dict)
     stopped: bool = False  # a callback stopped it after that round; it can go on
 
     @property
     def ended(self) -> bool:
-        """Whether no round will follow."""
+        """Whether a run would not go on with it by itself: it has finished, or diverged."""
         return self.finished or self.diverged is not None
 
     @property
@@ -228,8 +228,7 @@ class RunDirectory:
             if self.commit.rounds < rounds:
                 self._reopen(rounds)
             return
-        if not self.commit.ended:
-            self.commit = replace(self.commit, rounds=rounds)
+        self.commit = replace(self.commit, rounds=rounds)
         self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
             self._cut(log)
@@ -270,7 +269,9 @@ class RunDirectory:
     def has_begun(self) -> bool:
         """Whether a round is committed: the first is 1, or 0 where the run goes on from another
         one's states."""
-        return (self.path / "commit.json").exists()
+        if not (self.path / "commit.json").exists():
+            return False
+        return self.commit.round > 0 or state_path(self.path, 0).exists()
 
     def restore(self, store: PrivateStates) -> Server | None:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
@@ -373,6 +374,7 @@ class RunDirectory:
 
 
 def _history(done: Round) -> dict[str, Any]:
+    notes = {"notes": list(done.notes)} if done.notes else {}
     return {
         "round": done.number,
         "cohort": list(done.cohort.clients),
@@ -382,6 +384,7 @@ def _history(done: Round) -> dict[str, Any]:
         "lr_scale": done.lr_scale,
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
+        **notes,
     }
 
 
@@ -411,6 +414,7 @@ def _timings(done: Round) -> dict[str, Any]:
         "round": done.number,
         "seconds": seconds,
         "executor": done.executor,
+        "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
 

@@ -21,6 +21,7 @@ from ..errors import InputError, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
+from ..robustness.attacks import AttackConfig
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
@@ -58,6 +59,7 @@ class Experiment:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,15 @@ class Experiment:
     @property
     def plan(self) -> Plan:
         """What the engine needs of it."""
-        return Plan(self.rounds, self.local, self.cohort, self.schedule, self.engine, self.evaluate)
+        return Plan(
+            self.rounds,
+            self.local,
+            self.cohort,
+            self.schedule,
+            self.engine,
+            self.evaluate,
+            self.attack,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
@@ -114,8 +124,8 @@ class Experiment:
 
     @property
     def sources(self) -> dict[str, Origin]:
-        """The user's own code, by its place in a run directory: ``factory/net.py``; that of a
-        package by its module. A metric's or a model's that is not on this machine is left out:
+        """The user's own code, by its place in a run directory such as ``factory/net.py``; that of
+        a package by its module. A metric's or a model's that is not on this machine is left out:
         whoever needs it refuses it, and over Flower metrics are the sites' alone.
 
         Raises:

@@ -292,7 +292,7 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
 def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:
     """The clients whose models are evaluated, ascending; novel ones among them."""
     novel = experiment.cohort.novel
-    clients = federation.evaluation_clients(experiment.evaluate.clients, novel)
+    clients = experiment.plan.evaluated(federation)
     return tuple(sorted({*clients, *federation.novel(novel)}))
 
 

@@ -55,7 +55,7 @@ class Part:
 
 def has_ended(part: Part) -> bool:
     """Whether no round of the part is left to run."""
-    return part.directory.commit.ended
+    return part.directory.commit.finished
 
 
 def chosen(
@@ -136,22 +136,17 @@ def run_parts(
 
 
 def nothing_left(experiment: Experiment, out: Path, parts: Iterable[tuple[int, str]]) -> bool:
-    """Whether ``parts`` of ``out``, pairs (seed, label), have all ended. The run directory alone
-    says so; what a kill left there inside the last clean-up is removed.
-
-    Raises:
-        DivergedError: every one of them has diverged.
-    """
+    """Whether ``parts`` of ``out``, pairs (seed, label), have all finished. The run directory alone
+    says so; what a kill left there inside the last clean-up is removed."""
     folders = [out / "methods" / label / f"seed-{seed}" for seed, label in parts]
     if not all((folder / "commit.json").exists() for folder in folders):
         return False
     commits = [read_commit(folder) for folder in folders]
-    if not all(one.ended and (one.diverged or one.rounds >= experiment.rounds) for one in commits):
+    if not all(one.finished and one.rounds >= experiment.rounds for one in commits):
         return False
     with locked(out):
         for folder in folders:
             RunDirectory(folder, experiment.rounds)
-    _check_any_converged([one.diverged for one in commits])
     return True
 
 
@@ -174,7 +169,7 @@ def _start(part: Part) -> str:
 def _stage(part: Part, experiment: Experiment) -> Stage:
     """What the progress has to know of a part."""
     federation, cohort = part.federation, experiment.cohort
-    evaluated = federation.evaluation_clients(experiment.evaluate.clients, cohort.novel)
+    evaluated = experiment.plan.evaluated(federation)
     clients = {
         "train": cohort.count(federation.num_clients - cohort.novel),
         "evaluate": len(evaluated),
@@ -215,6 +210,8 @@ def commit_rounds(
         part.progress.say(f"{part.title}: {_start(part)}")
     for round_ in rounds:
         part.directory.write(round_, store)
+        for note in round_.notes:
+            part.progress.say(f"{part.title}, round {round_.number}: {note}")
         part.progress.round(round_)
         if on_round and _stops(on_round, part, round_):
             store.commit()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,7 +13,7 @@ from ..data.sources import task_of_data
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import new_store, rounds
+from ..engine.rounds import Round, new_store, rounds, step_flops
 from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
@@ -267,8 +267,15 @@ def _run_part(
         on_result=part.progress.on_result,
         metrics=inputs.metrics,
     )
+    if number <= 1 and not part.federation.remote:
+        todo = _with_flops(todo, step_flops(part.method, task, part.federation, plan))
     followed = trace.follow(todo, part.title) if trace else todo
     commit_rounds(part, followed, store, on_round)
+
+
+def _with_flops(todo: Iterator[Round], flops: int) -> Iterator[Round]:
+    for done in todo:
+        yield done if done.costs is None else replace(done, costs=replace(done.costs, flops=flops))
 
 
 def _advise(inputs: Inputs) -> None:

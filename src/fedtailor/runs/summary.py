@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,14 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from ..data.config import LocalConfig
 from ..data.federation import Federation
 from ..data.names import FEW
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
-from ..engine.executors.work import ClientRequest
-from ..engine.rounds import (
-    client_works,
-    draw_cohort,
-    first_server,
-    new_store,
-    with_example_cache,
-)
+from ..engine.rounds import draw_cohort, first_step, with_example_cache
 from ..method import FineTuning, Method
-from ..params import to_device
 from ..report.numbers import si
 from ..task.backbone import Backbone
 from ..user_code import portable
@@ -291,8 +282,7 @@ def rounds_left(
         if out is not None:
             path = out / "methods" / label / f"seed-{seed}" / "commit.json"
             commit = read_json(path) if path.exists() else commit
-        ended = commit.get("diverged") is not None
-        left[label, seed] = 0 if ended else max(0, experiment.rounds - commit["round"])
+        left[label, seed] = max(0, experiment.rounds - commit["round"])
     return left
 
 
@@ -325,16 +315,10 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
 def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float]:
     """Return what a client's round costs, and the seconds of one of its steps. The first step also
     warms up, so it is the second one that is measured."""
-    seed, plan = federation.seed, inputs.experiment.plan
-    task = inputs.task(method, seed)
-    local = LocalConfig(plan.local.batch_size, steps=1)
+    plan = inputs.experiment.plan
+    task = inputs.task(method, federation.seed)
     federation = with_example_cache(method, task, federation, plan.engine)
-    works = client_works(method, task, federation, replace(plan, local=local))
-    client = draw_cohort(federation, plan, 1).clients[0]
-    private = new_store(method, task, federation).read(client)
-    scale = plan.schedule.factor(1, plan.rounds)
-    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
-    server = to_device(first_server(method, task, federation), task.device)
+    works, server, request = first_step(method, task, federation, plan)
     # one thread, as `processes` has it: a pool of threads would not survive a fork
     threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
     runner = Sequential(works, threads)

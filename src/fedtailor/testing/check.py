@@ -49,7 +49,7 @@ def check_method(method: Method, on: Sequence[Subject] = ()) -> None:
         CheckFailedError: one line for each check that failed.
         InputError: the method refuses all models.
 
-    >>> from ..methods.fedavg import FedAvg
+    >>> from fedtailor import FedAvg
     >>> check_method(FedAvg(), on=[pictures()])
     """
     done = list(outcomes(method, on))

@@ -33,7 +33,9 @@ class Doubling(ClientWork):
             raise torch.OutOfMemoryError(f"{clients} clients")
         return 2 * private["x"]
 
-    def finish(self, request: ClientRequest, job: ClientInputs, outcome: Any) -> Any:
+    def finish(
+        self, request: ClientRequest, job: ClientInputs, outcome: Any, cpu_seconds: float
+    ) -> Any:
         return outcome.item()
 
 

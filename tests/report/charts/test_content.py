@@ -88,6 +88,10 @@ def test_costs_are_those_until_the_reported_round(make_run: MakeRun) -> None:
     costs = _content(make_run(methods=("fedavg", "local")))["costs"]
     # 4 rounds of 2 clients, 4000 bytes down and 2000 up, over 6 clients
     assert costs["bytes"] == [pytest.approx(4 * 2 * 6000 / K), 0]
+    assert (
+        costs["flops"] == [pytest.approx(4 * 3 * 6000 / K)] * 2
+    )  # 3 steps a round, of both clients
+    assert costs["cpu"] == [12, 12]
     assert costs["seconds"] == [16, 16]
     assert costs["bytesFront"] == [True, True]
 

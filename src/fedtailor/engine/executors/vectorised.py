@@ -90,7 +90,7 @@ class Vectorised:
         chunk: Sequence[tuple[Any, ClientInputs]],
         concurrency: AdaptiveChunk,
     ) -> Iterator[tuple[Any, Any]]:
-        outcomes = None
+        outcomes, start = None, time.process_time()
         try:
             outcomes = _vectorised(work, [inputs for _, inputs in chunk])
         except torch.OutOfMemoryError:
@@ -102,9 +102,10 @@ class Vectorised:
             for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
                 yield from self._together(work, part, concurrency)
             return
+        cpu_seconds = (time.process_time() - start) / len(chunk)
         for index, (request, inputs) in enumerate(chunk):
             outcome = map_leaves(itemgetter(index), outcomes)
-            yield request, work.finish(request, inputs, outcome)
+            yield request, work.finish(request, inputs, outcome, cpu_seconds)
 
     def close(self) -> None:
         """Nothing to be done."""

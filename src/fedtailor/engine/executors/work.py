@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,8 +123,10 @@ class ClientWork(ABC):
         """Pure; for one client, or under ``torch.func.vmap`` for several."""
 
     @abstractmethod
-    def finish(self, request: ClientRequest, inputs: ClientInputs, outcome: Any) -> Any:
-        """The result, from what `run` returned."""
+    def finish(
+        self, request: ClientRequest, inputs: ClientInputs, outcome: Any, cpu_seconds: float
+    ) -> Any:
+        """The result, from what `run` returned after ``cpu_seconds`` of all cores."""
 
     def one(self, server: Params, item: ClientRequest) -> Any:
         """All three for one client."""
@@ -131,5 +134,6 @@ class ClientWork(ABC):
 
     def complete(self, request: ClientRequest, inputs: ClientInputs) -> Any:
         """The result, from what the client has and receives."""
+        start = time.process_time()
         outcome = self.run(inputs.received, inputs.private, inputs.batches, inputs.context)
-        return self.finish(request, inputs, outcome)
+        return self.finish(request, inputs, outcome, time.process_time() - start)

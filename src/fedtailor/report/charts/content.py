@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..differences import Division, division_of
-from ..judge import seconds_of
+from ..judge import cpu_seconds_of, seconds_of
 from ..numbers import scale_of
 from ..read import Partition, Trial
 from ..select import (
@@ -232,21 +232,31 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
 
 
+_COSTS = ("bytes", "flops", "cpu", "seconds")
+
+
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """The mean test result beside the bytes of a client until the reported round, and beside the
-    seconds of the whole training; means over seeds."""
+    """The mean test result beside what it cost: bytes and floating-point operations of a client
+    until the reported round, and the seconds of the whole training; means over seeds. What was not
+    measured is None."""
     for position, entry in enumerate(entries):
-        traffic, results = [], []
+        traffic, flops, results = [], [], []
         for trial, selected in _selected(entry):
             rounds = [record for record in trial.history if record.round <= selected.round]
             total = sum(record.bytes_down + record.bytes_up for record in rounds)
-            traffic.append(total / entry.run.partitions[trial.seed].clients)
+            clients = entry.run.partitions[trial.seed].clients
+            traffic.append(total / clients)
+            if trial.costs is not None and trial.costs.flops is not None:
+                steps = sum(sum(record.steps) for record in rounds)
+                flops.append(trial.costs.flops * steps / clients)
             results.append(scale_of(metric)[0] * summary(selected.test, metric).mean)
         if results and math.isfinite(float(np.mean(results))):
             yield {
                 "method": position,
                 "value": number(float(np.mean(results))),
                 "bytes": number(float(np.mean(traffic))),
+                "flops": number(float(np.mean(flops))) if len(flops) == len(results) else None,
+                "cpu": number(cpu_seconds) if (cpu_seconds := cpu_seconds_of(entry)) else None,
                 "seconds": number(seconds_of(entry)),
             }
 
@@ -268,13 +278,16 @@ def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> l
 
 
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
+    """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
+    measured = [cost for cost in _COSTS if all(row[cost] is not None for row in rows)]
     on = {
         cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
-        for cost in ("bytes", "seconds")
+        for cost in measured
     }
     for position, row in enumerate(rows):
-        yield row | {f"{cost}Front": found[position] for cost, found in on.items()}
+        kept = {name: row[name] for name in ("method", "value", *measured)}
+        yield kept | {f"{cost}Front": found[position] for cost, found in on.items()}
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:

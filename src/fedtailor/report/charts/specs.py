@@ -237,15 +237,19 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
     return chart("results", f"{axis} of every client", {"step": 40}, layers)
 
 
+COSTS = {  # what a chart of costs says below its axis, and the unit
+    "bytes": ("bytes per client (down and up)", "B"),
+    "flops": ("floating-point operations of a client's training", "FLOP"),
+    "cpu": ("processor seconds of all clients' training", "s"),
+    "seconds": ("seconds of the whole training", "s"),
+}
+
+
 def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
     """Results beside a cost; a line joins the methods that none beats in both. Without ``ticks``
     the cost's axis is linear."""
     axis = f"mean test {metric}{unit_of(metric)}"
-    is_bytes = cost == "bytes"
-    name = "bytes per client (down and up)" if is_bytes else (
-        "seconds of the whole training"
-    )  # fmt: skip
-    unit = "B" if is_bytes else "s"
+    name, unit = COSTS[cost]
     number = "format(datum.value, '.2~s')"
     axis_of_cost: Json = {
         "title": name,

@@ -1,0 +1,223 @@
+"""The border: here what a node sends becomes values that the server relies on, or a `WireError`.
+
+Everything is checked against what the server knows by itself: the experiment, the request, the
+form of the method's uploads, and the examples that clients had when they were counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import RecordDict
+
+from ..data.federation import Federation
+from ..engine.client import ClientEvaluationResult
+from ..engine.metrics import Metrics, MetricValues
+from ..engine.scoring import SPLITS
+from ..method import Method
+from ..params import Params, not_finite, to_device
+from ..runs.experiment import Experiment
+from ..task.task import Task
+from .codec import FAULTS, Limits, WireError, unpack, words
+from .messages import ClientReply, NodeInfo, RoundReply, RoundRequest
+from .uploads import UploadSchema, any_size, check_form, form_of
+
+MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
+MOST_CLASSES = 10**5
+_MOST = 1e60  # of a loss or a metric; sums over all clients stay finite
+_MOST_TOKENS = 1 << 20  # of an example
+_MOST_PIXELS = 1 << 26  # values of a picture
+_INFO = 1 << 20  # characters in which a node describes its data ...
+_A_CLIENT = 1 << 10  # ... and of a client with one seed, its counts by class among them
+_REPLY = 1 << 16  # characters of a client's reply, without its confusion matrices
+
+
+def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
+    """What a node says of itself, as far as it can be judged without the others.
+
+    Raises:
+        WireError: it can't be so.
+    """
+    if isinstance(content, str):
+        raise WireError(content)
+    seeds, total, data = experiment.seeds, experiment.split.clients, experiment.data
+    limits = Limits(_INFO + _A_CLIENT * (total or 1 << 12) * len(seeds))
+    info, _ = unpack(content, NodeInfo, limits)
+    _check_clients(info, total)
+    if data.task not in (None, info.task):
+        raise WireError(f"its task is {info.task}, the experiment's is {data.task}")
+    if len(info.classes) > MOST_CLASSES:
+        raise WireError(f"it has {len(info.classes)} classes; at most {MOST_CLASSES} are read")
+    if data.classes and info.classes != data.classes:
+        raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
+    picture = info.picture
+    if picture is not None and (
+        len(picture) != 3 or min(picture) < 1 or math.prod(picture) > _MOST_PIXELS
+    ):
+        raise WireError(f"its picture is {picture}; must be channels, height and width")
+    _check_sizes(info, seeds)
+    return replace(
+        info,
+        classes=tuple(map(words, info.classes)),
+        data=words(info.data),
+        sizes=tuple(replace(sizes, partition=words(sizes.partition)) for sizes in info.sizes),
+    )
+
+
+def _check_clients(info: NodeInfo, total: int | None) -> None:
+    served = info.clients + info.new_clients
+    if served != tuple(sorted(set(served))) or (info.clients and info.new_clients):
+        raise WireError("its clients must be in ascending order, each once")
+    if total is not None and info.clients and info.num_clients != total:
+        raise WireError(f"its num_clients is {info.num_clients}; split.clients is {total}")
+    if not 0 < info.num_clients <= MOST_EXAMPLES:
+        raise WireError(f"its num_clients is {info.num_clients}")
+    for client in info.clients:
+        if not 0 <= client < info.num_clients:
+            raise WireError(f"client {client} of {info.num_clients}")
+
+
+def _check_sizes(info: NodeInfo, seeds: Sequence[int]) -> None:
+    told = [sizes.seed for sizes in info.sizes]
+    if sorted(told) != sorted(seeds):
+        raise WireError(f"its sizes are of seeds {told}, not of {list(seeds)}")
+    for sizes in info.sizes:
+        counts = sizes.train, sizes.validation, sizes.test
+        if {len(count) for count in counts} != {len(info.clients)}:
+            raise WireError(f"its sizes for seed {sizes.seed} don't fit its clients")
+        for client, train, *others in zip(info.clients, *counts, strict=True):
+            if not 0 < train <= MOST_EXAMPLES or not all(0 <= n <= MOST_EXAMPLES for n in others):
+                raise WireError(
+                    f"client {client} has {train} training examples, and {others} others; allowed: "
+                    f"1 to {MOST_EXAMPLES}, and 0 to {MOST_EXAMPLES}"
+                )
+        totals = [sum(parts) for parts in zip(*counts, strict=True)]
+        if sizes.labels and not _count_all(sizes.labels, totals, len(info.classes)):
+            raise WireError(f"its labels for seed {sizes.seed} don't fit its sizes")
+
+
+def _count_all(labels: Sequence[Sequence[int]], totals: Sequence[int], num_classes: int) -> bool:
+    """Whether each client's labels are counts by class that add up to its examples."""
+    return len(labels) == len(totals) and all(
+        len(row) == num_classes and min(row, default=0) >= 0 and sum(row) == total
+        for row, total in zip(labels, totals, strict=True)
+    )
+
+
+def reply_limits(
+    message: RoundRequest, clients: int, schema: UploadSchema, num_classes: int
+) -> Limits:
+    """What a node's answer to a request to so many ``clients`` may have."""
+    names = 4 * len(schema.packed) + 2 * sum(map(len, schema.packed))
+    text = _REPLY + clients * (_REPLY + names + 64 * num_classes**2)
+    uploads = clients if message.kind == "train" else 0
+    return Limits(text, uploads, uploads * schema.bytes)
+
+
+def read_reply(
+    content: RecordDict | str, message: RoundRequest, clients: Collection[int], limits: Limits
+) -> dict[int, tuple[ClientReply, Params]]:
+    """A node's answer to ``message``: the reply and the payload of each of its ``clients`` of which
+    it says something; an error is in words fit for a log.
+
+    Raises:
+        WireError: there is no answer, it can't be read, or it answers something else.
+    """
+    if isinstance(content, str):
+        raise WireError(content)
+    answer, payloads = unpack(content, RoundReply, limits)
+    if (answer.run, answer.round, answer.kind) != (message.run, message.round, message.kind):
+        raise WireError(
+            f"a report on {answer.kind}, round {answer.round}, instead of {message.kind}, round "
+            f"{message.round}"
+        )
+    if len(answer.results) > len(clients):
+        raise WireError(f"{len(answer.results)} results for {len(clients)} clients")
+    replies: dict[int, tuple[ClientReply, Params]] = {}
+    for reply in answer.results:
+        if reply.client not in clients or reply.client in replies:
+            raise WireError(f"client {reply.client} was not asked for, or is reported on twice")
+        replies[reply.client] = reply, _payload(reply, payloads)
+    return replies
+
+
+def _payload(reply: ClientReply, payloads: Sequence[Params]) -> Params:
+    if reply.error is not None or reply.payload is None:
+        return {}
+    if not 0 <= reply.payload < len(payloads):
+        raise WireError(f"payload {reply.payload} of {len(payloads)}")
+    return payloads[reply.payload]
+
+
+def error_of(reply: ClientReply) -> str | None:
+    """Why a client has no result, in words fit for a log; None if it has one."""
+    return None if reply.error is None else words(reply.error or "an error")
+
+
+def accept_upload(
+    method: Method, task: Task, schema: UploadSchema, reply: ClientReply, packed: Params
+) -> Params:
+    """A client's upload, unpacked.
+
+    Raises:
+        WireError: it can't be aggregated: not finite, or not of this ``schema``.
+    """
+    if reply.loss is None or not abs(reply.loss) <= _MOST:
+        raise WireError(f"its loss is {reply.loss}")
+    check_form("its upload", packed, any_size(schema.packed))
+    try:
+        upload = method.unpack(task, to_device(packed, task.device))
+        same = form_of(method.pack(task, upload)) == form_of(packed)
+    except FAULTS as error:
+        raise WireError(f"its upload can't be unpacked: {error}") from None
+    check_form("its upload", upload, schema.form)
+    if not same:
+        raise WireError("its upload is not packed as the method packs it")
+    if (name := not_finite(upload)) is not None:
+        raise WireError(f"{name} holds values that are not finite")
+    return upload
+
+
+def evaluation_of(
+    reply: ClientReply, metrics: Metrics, federation: Federation
+) -> ClientEvaluationResult:
+    """A client's results.
+
+    Raises:
+        WireError: they can't be: a number that is not finite or negative, more hits than
+            predictions, predictions of other examples than the client's, other metrics than those
+            that are asked for.
+    """
+    sums = np.array(reply.sums if reply.sums is not None else np.nan)
+    in_order = (sums >= 0).all() and (sums <= _MOST).all() and (sums[:, 1] <= sums[:, 2]).all()
+    if not in_order:
+        raise WireError(f"its results can't be: {reply.sums}")
+    examples = [len(federation.rows(reply.client, split)) for split in SPLITS]
+    for said, counted in zip(sums[:, 2].tolist(), examples, strict=True):
+        # a language model predicts every token of an example
+        is_lm = federation.dataset.task == "causal-lm"
+        if said != counted and not (is_lm and said <= counted * _MOST_TOKENS):
+            raise WireError(f"its results are of {sums[:, 2].tolist()} examples, not of {examples}")
+    if not metrics.asked:
+        return ClientEvaluationResult(sums, None)
+    classes = federation.dataset.num_classes
+    pairs = zip(reply.metrics, examples, strict=False)
+    if len(reply.metrics) != len(sums) or not all(_can_be(*p, metrics, classes) for p in pairs):
+        raise WireError(f"its metrics can't be: {reply.metrics}")
+    return ClientEvaluationResult(sums, None, reply.metrics)
+
+
+def _can_be(of_split: MetricValues, examples: int, metrics: Metrics, classes: int) -> bool:
+    values, counts = of_split.values, of_split.confusion
+    if len(values) != len(metrics.names) or (counts is None) == metrics.config.confusion:
+        return False
+    if not all(value is None or abs(value) <= _MOST for value in values):
+        return False
+    if counts:
+        cells = [cell for row in counts for cell in row]
+        square = [len(row) for row in counts] == [classes] * classes
+        return square and min(cells) >= 0 and sum(cells) <= examples
+    return counts is None or not examples

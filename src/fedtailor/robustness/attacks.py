@@ -1,0 +1,149 @@
+"""Attacks in simulation: what some clients train on or send instead of the truth.
+
+A client's update is its upload minus an upload that changes nothing. mu is the mean of the honest
+members' updates, and sigma their sample standard deviation; s is ``strength``. Instead of
+its own update an attacker sends
+    sign-flip: -s mu (s = 1)
+    scaling: s times its own update (s = 10)
+    gaussian: values from N(0, s^2) (s = 1)
+    inner-product: -s mu (s = 2)
+    little-is-enough: mu + s sigma (s = 1.5)
+    mimic: the update of the first honest member
+    free-rider: no change
+or it trains on labels C - 1 - y instead of y, of C classes (label-flip).
+
+Sources:
+- sign-flip: Z. Allen-Zhu et al. Byzantine-Resilient Non-Convex SGD. ICLR 2021.
+- inner-product: C. Xie et al. Fall of Empires. UAI 2019.
+- little-is-enough: M. Baruch et al. A Little Is Enough. NeurIPS 2019.
+- mimic: S. P. Karimireddy et al. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing.
+  ICLR 2022.
+
+Attackers know all honest updates, as these papers assume. They leave tensors that are not of floats
+and running statistics as they trained them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from .. import random
+from ..errors import InputError
+from ..params import Batch, Params
+
+Kind = Literal[
+    "none", "label-flip", "sign-flip", "scaling", "gaussian", "inner-product", "little-is-enough",
+    "mimic", "free-rider",
+]  # fmt: skip
+STRENGTHS = {
+    "sign-flip": 1.0, "scaling": 10.0, "gaussian": 1.0, "inner-product": 2.0,
+    "little-is-enough": 1.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """Which clients attack, how, and in which rounds: ``fraction`` of all clients, drawn by key, or
+    ``clients`` by number."""
+
+    kind: Kind = "none"
+    fraction: Annotated[float, Gt(0), Le(1)] = 0.2
+    clients: tuple[Annotated[int, Ge(0)], ...] = ()
+    strength: float | None = None  # None: as the table of attacks says
+    first_round: Annotated[int, Gt(0)] = 1
+    last_round: Annotated[int, Gt(0)] | None = None
+
+    def check(self, num_clients: int) -> None:
+        """Raise InputError if the settings don't fit each other or the federation."""
+        if self.strength is not None and self.kind not in STRENGTHS:
+            raise InputError(
+                f"attack.strength = {self.strength} is for the kinds {', '.join(STRENGTHS)}; "
+                f"attack.kind is {self.kind!r}"
+            )
+        if unknown := [client for client in self.clients if client >= num_clients]:
+            raise InputError(
+                f"attack.clients has {unknown[0]}; the {num_clients} clients are 0 to "
+                f"{num_clients - 1}"
+            )
+
+    def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
+        """The clients that attack; fractions are rounded."""
+        if self.kind == "none":
+            return frozenset()
+        if self.clients:
+            return frozenset(self.clients)
+        order = random.generator(seed, "attackers").permutation(num_clients)
+        return frozenset(order[: round(self.fraction * num_clients)].tolist())
+
+    def is_on(self, number: int) -> bool:
+        """Whether round ``number`` is attacked."""
+        last = number if self.last_round is None else self.last_round
+        return self.kind != "none" and self.first_round <= number <= last
+
+    @property
+    def on_data(self) -> bool:
+        """Whether attackers train on wrong data, and send what they trained."""
+        return self.kind == "label-flip"
+
+    @property
+    def on_uploads(self) -> bool:
+        """Whether attackers change what they send."""
+        return self.kind != "none" and not self.on_data
+
+
+def poisoned(batch: Batch, num_classes: int) -> Batch:
+    """The batch of an attacker on data: labels y become C - 1 - y.
+
+    >>> poisoned({"labels": torch.tensor([0, 1, 3])}, 4)
+    {'labels': tensor([3, 2, 0])}
+    """
+    return {**batch, "labels": num_classes - 1 - batch["labels"]}
+
+
+def attack_uploads(
+    attack: AttackConfig,
+    uploads: Params,
+    unchanged: Params,
+    attackers: Sequence[int],
+    key: Tensor,
+) -> None:
+    """Put what attackers send into ``uploads``, in place.
+
+    Args:
+        attack: of a kind `AttackConfig.on_uploads`.
+        uploads: of the cohort, stacked ``[c, ...]``; those that can be attacked.
+        unchanged: the upload that changes nothing, by name ``[...]``.
+        attackers: their rows. Where all members attack, each knows only its own update.
+        key: for the values of ``gaussian``.
+    """
+    strength = STRENGTHS.get(attack.kind, 0.0) if attack.strength is None else attack.strength
+    for at, (name, value) in enumerate(sorted(uploads.items())):
+        honest = torch.ones(len(value), dtype=torch.bool)
+        honest[list(attackers)] = False
+        if not honest.any():
+            honest[:] = True
+        base = unchanged[name].double()
+        updates = value.double() - base  # [c, ...]
+        known = updates[honest.to(value.device)]
+        for row in attackers:
+            if attack.kind in ("sign-flip", "inner-product"):
+                sent = -strength * known.mean(0)
+            elif attack.kind == "scaling":
+                sent = strength * updates[row]
+            elif attack.kind == "little-is-enough":
+                spread = known.std(0, correction=1 if len(known) > 1 else 0)
+                sent = known.mean(0) + strength * spread
+            elif attack.kind == "mimic":
+                sent = known[0]
+            elif attack.kind == "gaussian":
+                place = random.fold_in(random.fold_in(key, at), row)
+                sent = strength * random.normal(place, base.shape).to(base)
+            else:
+                sent = torch.zeros_like(base)
+            value[row] = (base + sent).to(value.dtype)

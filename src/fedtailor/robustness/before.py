@@ -1,0 +1,70 @@
+"""Changes of a cohort's uploads before a rule: clipping, nearest-neighbour mixing, bucketing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from ..params import Params, pick
+from ..stacked import column_chunks, combine, squared_distances
+from .distances import squared_distances_from
+from .rules import Robust
+
+
+def changed(
+    robust: Robust, uploads: Params, state: Params, scored: Collection[str], order: Tensor
+) -> Params:
+    """The uploads after the steps ``robust.before``.
+
+    Args:
+        robust: the steps and their settings.
+        uploads: stacked ``[c, ...]``; they may be changed in place.
+        state: the server's own state as an upload, by name ``[...]``; read by clip alone.
+        scored: the names of the tensors whose distances count.
+        order: a random order of the uploads, int64 ``[c]``, for bucketing.
+
+    Returns:
+        ``[m, ...]`` by name; m is c, or with bucketing the number of buckets.
+    """
+    for step in robust.before:
+        counting = pick(uploads, scored)
+        if step == "clip":
+            uploads = _clipped(uploads, counting, state, robust.radius)
+        elif step == "nnm":
+            d2 = squared_distances(counting)
+            size = len(d2) - min(robust.attackers, len(d2) - 1)
+            nearest = d2.argsort(dim=1, stable=True)[:, :size]
+            weights = torch.zeros_like(d2).scatter_(1, nearest, 1 / size)
+            uploads = {name: mixed(value, weights) for name, value in uploads.items()}
+        else:
+            groups = [order[at : at + robust.bucket] for at in range(0, len(order), robust.bucket)]
+            weights = torch.zeros(len(groups), len(order), dtype=torch.float64)
+            for row, group in zip(weights, groups, strict=True):
+                row[group] = 1 / len(group)
+            uploads = {name: mixed(value, weights) for name, value in uploads.items()}
+    return uploads
+
+
+def mixed(stacked: Tensor, weights: Tensor) -> Tensor:
+    """``weights @ stacked`` of the type of ``stacked``, ``[m, ...]``.
+
+    >>> mixed(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    tensor([[2.]])
+    """
+    weights = weights.to(stacked.device)
+    parts = [combine(weights, chunk).to(stacked.dtype) for chunk in column_chunks(stacked)]
+    return torch.cat(parts, 1).view(len(weights), *stacked.shape[1:])
+
+
+def _clipped(uploads: Params, counting: Params, state: Params, radius: float | None) -> Params:
+    """Each upload no further than ``radius`` from the server's own state."""
+    distances = squared_distances_from(counting, state).sqrt()
+    bound = distances.median() if radius is None else torch.tensor(radius).to(distances)
+    for row in (distances > bound).nonzero().flatten().tolist():
+        left = (bound / distances[row]).item()
+        for name, value in uploads.items():
+            base = state[name].to(value.device, torch.float64)
+            value[row] = (base + left * (value[row].double() - base)).to(value.dtype)
+    return uploads

@@ -1,0 +1,330 @@
+"""What a hostile node sends ends, at worst, in that node's refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from safetensors.torch import load_file
+
+from fedtailor.engine.config import EvaluateConfig
+from fedtailor.engine.metrics import Metrics, MetricValues
+from fedtailor.errors import InputError
+from fedtailor.flower import codec, serve
+from fedtailor.flower.border import evaluation_of
+from fedtailor.flower.codec import WireError, pack, unpack
+from fedtailor.flower.messages import ClientReply, NodeInfo, RoundReply, Sizes
+from fedtailor.flower.nodes import remote_federation
+from fedtailor.params import Params
+from tests.flower.grid import ANY, QUICK, DirectGrid, experiment, grid
+from tests.small import digits_backbone
+
+Spoil = Callable[[RecordDict], RecordDict]
+
+
+def sends(change: Callable[[Params], Params]) -> Spoil:
+    """A reply with another upload."""
+
+    def spoil(content: RecordDict) -> RecordDict:
+        reply, (sent,) = unpack(content, RoundReply, ANY)
+        return pack(reply, [change(sent)])
+
+    return spoil
+
+
+def conv(value: torch.Tensor | float) -> Spoil:
+    """A reply with other values, or another tensor, in one place."""
+    like = value if isinstance(value, torch.Tensor) else None
+    return sends(
+        lambda sent: {
+            **sent,
+            "conv.weight": torch.full_like(sent["conv.weight"], value) if like is None else like,
+        }
+    )
+
+
+def with_head(change: Callable[[str], str]) -> Spoil:
+    """A reply with another text, of which the checksum is right."""
+
+    def spoil(content: RecordDict) -> RecordDict:
+        about, arrays = content["about"], content["payloads"]
+        assert isinstance(about, ConfigRecord)
+        assert isinstance(arrays, ArrayRecord)
+        head = change(str(about["head"]))
+        data = [array.data for array in arrays.values()]
+        checksum = codec._checksum((str(about["kind"]), head, str(about["names"])), data)
+        about = ConfigRecord({**about, "head": head, "checksum": checksum})
+        return RecordDict({"about": about, "payloads": arrays})
+
+    return spoil
+
+
+def payloads(number: int) -> Spoil:
+    def spoil(content: RecordDict) -> RecordDict:
+        reply, (sent,) = unpack(content, RoundReply, ANY)
+        return pack(reply, [sent] * number)
+
+    return spoil
+
+
+def replies(change: Callable[[RoundReply], RoundReply]) -> Spoil:
+    def spoil(content: RecordDict) -> RecordDict:
+        reply, sent = unpack(content, RoundReply, ANY)
+        return pack(change(reply), sent)
+
+    return spoil
+
+
+def loss(value: float) -> Spoil:
+    return replies(lambda reply: replace(reply, results=(replace(reply.results[0], loss=value),)))
+
+
+HOSTILE: dict[int, tuple[Spoil, str]] = {  # by client: its reply, and the words that name it
+    1: (with_head(lambda text: "[" * 30_000 + "]" * 30_000), "recursion limit"),
+    2: (conv(torch.ones(6, 1, 3, 3).to(torch.float8_e4m3fn)), "conv.weight of its upload is float"),
+    3: (conv(torch.ones(6, 1, 3, 3, dtype=torch.complex64)), "conv.weight of its upload is comp"),
+    4: (sends(lambda sent: {**sent, "more": torch.zeros(2_000_000)}), "bytes of tensors; at most"),
+    5: (payloads(500), "500 payloads; at most 1"),
+    6: (with_head(lambda text: text + " " * 10_000_000), "characters of text; at most"),
+    7: (loss(1e308), "its loss is 1e+308"),
+    8: (with_head(lambda text: text.replace('d": 1', 'd": 1' + "0" * 4000)), "round 1000"),
+    9: (conv(torch.ones(6, 1, 3, 3, 1)), "is float32 (6, 1, 3, 3, 1); it must"),
+    10: (replies(lambda reply: replace(reply, results=3 * reply.results)), "3 results for 1 c"),
+}  # fmt: skip
+
+
+class BrokenGrid(DirectGrid):
+    """Flower can't read the reply of a node to an order: as its own Grid, it raises."""
+
+    broken = 111
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for number in message_ids:
+            reply = self.waiting.get(number)
+            train = reply is not None and reply.metadata.message_type == MessageType.TRAIN
+            if train and reply is not None and reply.metadata.src_node_id == self.broken:
+                del self.waiting[number]
+                raise ValueError("not a RecordDict")
+        return super().pull_messages(message_ids)
+
+
+def test_no_message_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = {"scheme": "iid", "clients": 13, "max_examples": 12}
+    chosen = experiment("fedavg", rounds=1, split=split, cohort={})
+    direct = BrokenGrid(grid(chosen, tmp_path / "clients", nodes=13).apps)
+
+    def change(message: Message, reply: Message) -> Message:
+        client = message.metadata.dst_node_id - 100
+        if message.metadata.message_type == MessageType.TRAIN and client in HOSTILE:
+            reply.content = HOSTILE[client][0](reply.content)
+        return reply
+
+    direct.change = change
+    timeouts = replace(QUICK, least=0.1)
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=timeouts)
+    folder = out / "methods/fedavg/seed-0"
+    (only,) = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert only["cohort"] == [0, 12]
+    lines = list(map(json.loads, (folder / "refused.jsonl").read_text().splitlines()))
+    reasons = {line["client"]: line["reason"] for line in lines}
+    assert reasons.keys() == HOSTILE.keys() | {11}
+    for client, (_, reason) in HOSTILE.items():
+        assert reason in reasons[client]
+        assert len(reasons[client]) <= 500
+    assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
+
+
+def test_finite_values_that_break_the_sums_are_left_out(tmp_path: Path) -> None:
+    """LoRA-FAIR can't solve its equation with them."""
+    chosen = experiment("lora-fair", rounds=2, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == MessageType.TRAIN and metadata.dst_node_id == 103:
+            spoil = sends(lambda sent: {n: torch.full_like(v, 1e20) for n, v in sent.items()})
+            reply.content = spoil(reply.content)
+        return reply
+
+    direct.change = change
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    folder = out / "methods/lora-fair/seed-0"
+    history = list(map(json.loads, (folder / "history.jsonl").read_text().splitlines()))
+    assert [line["cohort"] for line in history] == [[0, 1, 2, 4]] * 2
+    assert "without client 3: " in history[0]["notes"][0]
+    assert "without client 3: " in (out / "run.log").read_text()
+
+
+def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Callable[..., Message]:
+    def spoil(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == MessageType.QUERY and metadata.dst_node_id == node:
+            info, _ = unpack(reply.content, NodeInfo, ANY)
+            reply.content = pack(change(info))
+        return reply
+
+    return spoil
+
+
+def counted(info: NodeInfo, train: int) -> NodeInfo:
+    (sizes,) = info.sizes
+    return replace(info, sizes=(replace(sizes, train=(train, *sizes.train[1:])),))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda info: replace(info, classes=tuple(f"class {k}" for k in range(1_000_000))),
+            "characters of text; at most",
+        ),
+        (lambda info: replace(info, picture=(10**6, 10**6, 3)), "its picture is (1000000"),
+        (lambda info: replace(info, num_clients=10**9), "its num_clients is 1000000000; split.cl"),
+        (lambda info: replace(info, clients=(0, 3)), "client 0 is served by node 100, too"),
+        (lambda info: counted(info, 2**62), "client 1 has 4611686018427387904 training examples"),
+        (lambda info: counted(info, 0), "client 1 has 0 training examples"),
+        (lambda info: counted(info, -5), "client 1 has -5 training examples"),
+        (lambda info: replace(info, sizes=info.sizes * 3), "its sizes are of seeds [0, 0, 0]"),
+    ],
+)
+def test_what_a_node_says_of_itself_is_bounded(
+    change: Callable[[NodeInfo], NodeInfo], reason: str, tmp_path: Path
+) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients")
+    direct.change = spoilt_info(change)
+    with pytest.raises(InputError) as raised:
+        serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    assert re.search(f"node 101: .*{re.escape(reason)}", str(raised.value))
+
+
+GOOD = MetricValues((0.5, None), ((1, 0), (1, 2)))
+
+
+FOUR = remote_federation(  # a client with four validation and four test examples
+    {
+        1: NodeInfo(
+            (0,), 1, "classification", ("a", "b"), (1, 8, 8), "", (Sizes(0, "", (3,), (4,), (4,)),)
+        )
+    },
+    seed=0,
+)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        GOOD,
+        None,
+        replace(GOOD, values=(0.5,)),
+        replace(GOOD, values=(0.5, float("inf"))),
+        replace(GOOD, confusion=None),
+        replace(GOOD, confusion=((1, 0), (1, -1))),
+        replace(GOOD, confusion=((1, 0), (1, 3))),
+        replace(GOOD, confusion=((1, 0),)),
+        replace(GOOD, confusion=((1, 0, 0), (1, 1, 0), (0, 0, 0))),
+        replace(GOOD, values=(1e300, None)),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(second: MetricValues | None) -> None:
+    metrics = Metrics(EvaluateConfig(metrics=("macro_f1", "auc"), confusion=True))
+    values = (GOOD,) if second is None else (GOOD, second)
+    reply = ClientReply(0, sums=((1.0, 2.0, 4.0), (1.0, 2.0, 4.0)), metrics=values)
+    if second is GOOD:
+        assert evaluation_of(reply, metrics, FOUR).metrics == values
+    else:
+        with pytest.raises(WireError, match="its metrics can't be"):
+            evaluation_of(reply, metrics, FOUR)
+
+
+@pytest.mark.parametrize(
+    ("sums", "words"),
+    [
+        (((1.0, 2.0, 4.0), (1.0, 2.0, 40.0)), r"of \[4.0, 40.0\] examples, not of \[4, 4\]"),
+        (((1.0, 2.0, 4.0), (1.0, 2.0, 0.0)), "its results can't be"),
+        (((1e300, 2.0, 4.0), (1.0, 2.0, 4.0)), "its results can't be"),
+        (((float("nan"), 2.0, 4.0), (1.0, 2.0, 4.0)), "its results can't be"),
+        (None, "its results can't be: None"),
+    ],
+)
+def test_results_are_of_the_examples_that_were_counted(sums: Any, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        evaluation_of(ClientReply(0, sums=sums), Metrics(EvaluateConfig()), FOUR)
+
+
+def test_a_key_is_bound_to_its_clients(tmp_path: Path) -> None:
+    """Node 102 has no key of a site, and 100 says that it serves the other site's client."""
+    split = {"scheme": "iid", "clients": 2, "max_examples": 12}
+    chosen = experiment("fedavg", rounds=1, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients")
+    direct.apps[102] = direct.apps[100]
+    sites = {100: range(1), 101: range(1, 2)}
+    given = {"backbone": digits_backbone(), "timeouts": QUICK, "sites": sites}
+    direct.change = spoilt_info(lambda info: replace(info, clients=(1,)), node=100)
+    with pytest.raises(InputError) as raised:
+        serve(direct, chosen, tmp_path / "out", **given)
+    assert "node 102: its key is none of the sites'" in str(raised.value)
+    assert "node 100: it says that it serves clients [1]; its key is for [0]" in str(raised.value)
+    assert {message.metadata.dst_node_id for message in direct.sent} == {100, 101}
+    direct.change = lambda message, reply: reply
+    serve(direct, chosen, tmp_path / "out", **given)
+
+
+def test_words_of_a_node_fill_no_log_and_control_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+    wild = "\x1b[2J\x1b]0;owned\x07 \u202e\r\nround 1: all is well\n" + "x" * 30_000
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type != MessageType.TRAIN:
+            return reply
+        if metadata.dst_node_id == 102:
+            return Message(Error(2, wild), reply_to=message)
+        if metadata.dst_node_id == 103:
+            spoil = replies(lambda report: replace(report, results=(ClientReply(3, error=wild),)))
+            reply.content = spoil(reply.content)
+        if metadata.dst_node_id == 104:
+            many = tuple(ClientReply(k, error=wild[:40]) for k in range(20_000))
+            reply.content = replies(lambda report: replace(report, results=many))(reply.content)
+        return reply
+
+    direct.change = change
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    lines = (out / "methods/fedavg/seed-0/refused.jsonl").read_text().splitlines()
+    reasons = {line["client"]: line["reason"] for line in map(json.loads, lines)}
+    assert len(lines) == len(reasons) == 3
+    assert reasons[3].startswith("?[2J?]0;owned? ?  round 1: all is well xxx")
+    for text in (*reasons.values(), *capsys.readouterr().err.splitlines()):
+        assert text.isprintable()
+        assert len(text) < 600
+
+
+def test_names_of_classes_are_fit_for_a_terminal(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    names = tuple(f"\x1b[{k}m" for k in range(10))
+    direct.change = spoilt_info(lambda info: replace(info, classes=names), node=100)
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    assert json.loads((out / "partitions/seed-0.json").read_text())["classes"][3] == "?[3m"
+
+
+def test_nodes_without_number_are_named_in_few_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients")
+    direct.apps.update(dict.fromkeys(range(200, 300), direct.apps[100]))
+    serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    told = [line for line in capsys.readouterr().err.splitlines() if "round" not in line]
+    assert sum("is served by node" in line for line in told) <= 20
+    assert any("80 more nodes are refused" in line for line in told)

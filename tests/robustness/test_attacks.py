@@ -1,0 +1,64 @@
+"""What attackers send, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor import random
+from fedtailor.errors import InputError
+from fedtailor.robustness.attacks import AttackConfig, attack_uploads, poisoned
+
+BASE = np.array([1.0, -2.0, 0.5])
+X = np.random.default_rng(2).normal(size=(5, 3)) + BASE
+ATTACKERS = (1, 4)
+HONEST = X[[0, 2, 3]] - BASE
+
+
+def sent(kind: str, **settings: float) -> np.ndarray:
+    values = torch.tensor(X)
+    uploads = {"a": values[:, :2].clone(), "b": values[:, 2].clone()}
+    base = torch.tensor(BASE)
+    attack = AttackConfig(kind, **settings)  # type: ignore[arg-type]
+    unchanged = {"a": base[:2], "b": base[2]}
+    attack_uploads(attack, uploads, unchanged, ATTACKERS, random.key(0))
+    found = np.column_stack([uploads["a"].numpy(), uploads["b"].numpy()])
+    np.testing.assert_array_equal(found[[0, 2, 3]], X[[0, 2, 3]])
+    return found[list(ATTACKERS)] - BASE
+
+
+def test_attacks_on_uploads() -> None:
+    mean, std = HONEST.mean(0), HONEST.std(0, ddof=1)
+    np.testing.assert_allclose(sent("sign-flip"), [-mean, -mean])
+    np.testing.assert_allclose(sent("inner-product"), [-2 * mean, -2 * mean])
+    np.testing.assert_allclose(sent("little-is-enough"), [mean + 1.5 * std] * 2)
+    np.testing.assert_allclose(sent("mimic"), [HONEST[0], HONEST[0]])
+    np.testing.assert_allclose(sent("free-rider"), np.zeros((2, 3)), atol=1e-12)
+    np.testing.assert_allclose(sent("scaling", strength=3.0), 3 * (X[[1, 4]] - BASE))
+    first, second = sent("gaussian", strength=0.1)
+    assert 0 < abs(first).max() < 1
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(sent("gaussian", strength=0.1), [first, second])
+
+
+def test_labels_are_turned_round() -> None:
+    batch = {"labels": torch.tensor([0, 1, 9]), "x": torch.ones(3)}
+    assert poisoned(batch, 10)["labels"].tolist() == [9, 8, 0]
+
+
+def test_who_attacks_depends_on_the_seed_alone() -> None:
+    attack = AttackConfig("sign-flip", fraction=0.2)
+    assert len(attack.attackers(0, 20)) == 4
+    assert attack.attackers(0, 20) == attack.attackers(0, 20) != attack.attackers(1, 20)
+    assert AttackConfig("sign-flip", clients=(3, 5)).attackers(0, 20) == {3, 5}
+    assert AttackConfig().attackers(0, 20) == frozenset()
+    later = AttackConfig("sign-flip", first_round=3, last_round=4)
+    assert [later.is_on(number) for number in range(2, 6)] == [False, True, True, False]
+
+
+def test_bad_settings_are_told() -> None:
+    with pytest.raises(InputError, match=r"strength = 2.0 is for the kinds .* is 'mimic'"):
+        AttackConfig("mimic", strength=2.0).check(5)
+    with pytest.raises(InputError, match=r"clients has 5; the 5 clients are 0 to 4"):
+        AttackConfig("sign-flip", clients=(1, 5)).check(5)
