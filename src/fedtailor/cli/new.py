@@ -137,8 +137,7 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         hint = f"; --client takes {_listed(candidates)}" if candidates else ""
         yield f"clients: no column names them, so the rows are divided at random{hint}"
         return
-    sizes = clients.sizes.values()
-    yield f"clients: {len(sizes)}, by {roles.client!r}, with {min(sizes):,} to {max(sizes):,} rows"
+    yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows}"
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
         yield f"left out, with fewer than 10 rows: {_listed(small)}"
