@@ -115,10 +115,11 @@ def test_every_method_has_its_picture() -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_say_what_methods_cost() -> None:
+@pytest.mark.parametrize("name", ["fedsdg", "fedmerge", "flora", "scaffold", "pfedgate", "fedsq"])
+def test_a_page_says_what_its_method_costs(name: str) -> None:
+    """Of some methods; `make docs` measures all of them."""
     script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
-    for name in METHODS:
-        assert page(name) == script["with_costs"](name), f"run: python docs/method_costs.py {name}"
+    assert page(name) == script["with_costs"](name), f"run: python docs/method_costs.py {name}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/methods").glob("*.md")), ids=lambda p: p.stem)
