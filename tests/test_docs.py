@@ -117,7 +117,7 @@ def test_every_method_has_its_picture() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedsdg", "fedmerge", "flora", "scaffold", "pfedgate", "fedsq"])
 def test_a_page_says_what_its_method_costs(name: str) -> None:
-    """Of some methods; `make docs` measures all of them."""
+    """Of some methods; the script measures all of them in two minutes."""
     script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
     assert page(name) == script["with_costs"](name), f"run: python docs/method_costs.py {name}"
 
