@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,7 @@ class ModelConfig:
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # "frozen": training uses the running statistics and leaves them as they are
     batch_norm: Literal["train", "frozen"] = "train"
-    image_size: Annotated[int, Gt(0)] | None = None  # the side; None: the model's own
-    width: Annotated[float, Gt(0)] = 1.0  # a factor on the channels of resnet9, cnn and lenet
+    image_size: Annotated[int, Gt(0), Le(4096)] | None = None  # the side; None: the model's own
+    width: Annotated[float, Gt(0), Le(16)] = (
+        1.0  # a factor on the channels of resnet9, cnn and lenet
+    )
