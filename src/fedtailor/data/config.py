@@ -21,6 +21,7 @@ class DataConfig:
     path: str | None = None  # csv, jsonl, parquet or arrow file
     test_path: str | None = None  # the official test split of a local file
     subset: str | None = None  # the configuration of a Hugging Face data set
+    revision: str | None = None  # of a Hugging Face data set: a commit, a branch or a tag
     train_split: str = "train"
     test_split: str | None = "test"  # None, or absent in the data: no official test split
     task: Literal["classification", "causal-lm"] | None = None  # None: the built-in's

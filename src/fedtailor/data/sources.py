@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..disk_cache import cache_dir
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from ..run_format import FROM_PYTHON
 from . import cells, packages
 from . import columns as source_columns
@@ -32,6 +33,7 @@ Task = Literal["classification", "causal-lm"]
 
 FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _TIMEOUT = 5.0  # seconds for the hub to answer
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -244,10 +246,20 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path is not None:
+        if config.revision is not None:
+            raise InputError(
+                f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
+                "out beside data.path"
+            )
         train, test = _local_tables(config.path, config.test_path, config, cache)
         return source_columns.of_tables(train, test, config, cache)
     if config.name in BUILTIN:
         return _builtin(config, cache)
+    if not _HUB_NAME.fullmatch(str(config.name)):
+        raise InputError(
+            f"data.name = {brief(config.name)}: a hub data set is written owner/set, a file is "
+            f"data.path; built-in: {', '.join(BUILTIN)}"
+        )
     try:
         return _hub(config, cache)
     except ConnectionError as error:
@@ -276,7 +288,7 @@ def _local_tables(
 def _builtin(config: DataConfig, cache: Path) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
-    for field in ("test_path", "subset", "text", "image", "label", "client"):
+    for field in ("test_path", "subset", "revision", "text", "image", "label", "client"):
         value = getattr(config, field)
         if value is not None and not (field == "client" and value == builtin.client):
             raise InputError(
@@ -352,7 +364,7 @@ def _hub(config: DataConfig, cache: Path) -> Columns:
 
     try:
         _reach_hub()
-        splits = load_dataset(config.name, config.subset)
+        splits = load_dataset(config.name, config.subset, revision=config.revision)
     except (DatasetNotFoundError, HTTPError) as error:
         raise ConnectionError(_one_line(error)) from error
     except (DatasetsError, ValueError, RuntimeError) as error:

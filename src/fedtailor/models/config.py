@@ -13,6 +13,7 @@ class ModelConfig:
     """The model, and how its outputs become logits."""
 
     name: str = "minilm"  # built-in, hub name "owner/model", or a folder in Hugging Face's format
+    revision: str | None = None  # of a hub model: a commit, a branch or a tag; None: the newest
     pretrained: bool = True  # False: the architecture with random weights
     # instead of a name: "file.py:function", which returns an nn.Module or `fedtailor.from_module`'s
     # backbone; the path is relative to the experiment file
