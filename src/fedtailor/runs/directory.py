@@ -34,6 +34,7 @@ from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
+from ..report.checked import Count, load_object, record
 from ..report.select import Metric
 from .best import BestRound, best_rounds
 
@@ -79,14 +80,9 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: no such file, or it holds no JSON object.
     """
     try:
-        value = json.loads(path.read_text())
+        return load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}; it must hold an object")
-    return value
 
 
 def as_json(value: Any) -> bytes:
@@ -160,10 +156,10 @@ def locked(folder: Path) -> Iterator[None]:
 class Commit:
     """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
 
-    round: int
-    rounds: int
+    round: Count
+    rounds: Count
     finished: bool
-    bytes: dict[str, int]
+    bytes: dict[str, Count]
     diverged: str | None = None  # why it stopped after that round; the next run goes on there
     best: dict[str, BestRound] = field(default_factory=dict)
     stopped: bool = False  # a callback stopped it after that round; it can go on
@@ -193,13 +189,18 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
-    best = content["best"]
-    if any(about.keys() != {"round", "validation"} for about in best.values()):
-        raise InputError(f"{path}: each of best must hold round and validation")
-    best = {model: BestRound(**about) for model, about in best.items()}
-    return Commit(**{**content, "best": best})
+    if not names - {"stopped"} <= content.keys() <= names:
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
+    if not isinstance(content["best"], dict):
+        raise InputError(f"{path}: best must hold an object")
+    best = {
+        model: record(BestRound, about, f"{path}: best.{model}")
+        for model, about in content["best"].items()
+    }
+    commit = record(Commit, {**content, "best": best}, str(path))
+    if commit.bytes.keys() != set(LOGS):
+        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
+    return commit
 
 
 class RunDirectory:

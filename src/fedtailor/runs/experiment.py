@@ -22,6 +22,7 @@ from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..robustness.attacks import AttackConfig
+from ..run_format import check_folder_name
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
@@ -29,7 +30,6 @@ from . import builtin
 T = TypeVar("T")
 
 _MOST_NESTED = 16  # tables and lists within one another
-_LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Experiment:
         """Refuse what would only show when it is too late."""
         if not self.methods:
             raise InputError("no methods; name at least one, for example [methods.fedsdg]")
-        _check_names_folder("name", self.name)
+        check_folder_name("name", self.name)
         if self.rounds < 1 or not self.seeds:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
@@ -174,16 +174,6 @@ def source_place(reference: str, folder: str) -> str:
     """
     place = reference.rpartition(":")[0]
     return f"{folder}/{place}" if place.endswith(".py") else place
-
-
-def _check_names_folder(what: str, name: str) -> None:
-    """Raise InputError unless ``name`` can name a folder, and be printed."""
-    fits = name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME
-    if not fits or "/" in name or name.startswith("."):
-        raise InputError(
-            f"{what} {brief(name)} can't name a folder; allowed: 1 to {_LONGEST_NAME} printable "
-            "characters, no '/', no leading '.'"
-        )
 
 
 def check_nesting(content: Any, where: str) -> None:
@@ -342,7 +332,7 @@ def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 
 def _method(label: str, fields: Any) -> Method:
-    _check_names_folder("method label", label)
+    check_folder_name("method label", label)
     if not isinstance(fields, Mapping):
         raise InputError(f"methods.{label} must be a table of fields")
     changes = {k: v for k, v in fields.items() if k not in ("name", "class", "sha256")}
