@@ -23,7 +23,7 @@ from .columns import Columns
 from .config import DataConfig
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
-from .text_files import check_text_file
+from .text_files import check_text_file, reason_of
 from .tokens import tokenise
 
 if TYPE_CHECKING:
@@ -146,6 +146,11 @@ def load_data(
         labels, classes = source_columns.encode_labels(columns, config.classes)
         rows = rows[labels[rows] >= 0]
     groups, client_names = source_columns.encode_clients(columns)
+    if groups is not None:
+        nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
+        drawn = np.setdiff1d(drawn, nobodys)
+    else:
+        nobodys = drawn[:0]
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
     of_clients, of_labels = (
@@ -153,6 +158,7 @@ def load_data(
         for one in (columns.clients, columns.labels if task == "classification" else None)
     )
     omissions = [
+        *of_rows("no-client", nobodys, "without a client, left out", None, None),
         *of_rows(
             "client-blanks",
             of_clients,
@@ -317,7 +323,8 @@ def local_table(name: str, cache: Path) -> Any:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise InputError(f"no file {name!r}")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
+        raise InputError(f"no file {name!r}{where}")
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:
@@ -353,7 +360,7 @@ def local_table(name: str, cache: Path) -> Any:
             enable_progress_bar()
     if "corresponds to no data" in problem:
         raise InputError(f"{name!r} has no rows")
-    raise InputError(f"can't read {name!r}: {problem}")
+    raise InputError(f"can't read {name!r}: {reason_of(problem)}")
 
 
 def _hub(config: DataConfig, cache: Path) -> Columns:

@@ -271,18 +271,29 @@ def _pairs(settings: Settings) -> dict[str, Any]:
 
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:
     """Give the whole paths of the user's own files, which are relative to the experiment file: of
-    methods (``class``), of the model (``factory``) and of metrics."""
+    methods (``class``), of the model (``factory``) and of metrics; and of data that are not in the
+    current folder."""
     tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
     for table in tables:
         for key in ("class", "factory"):
             if isinstance(table, dict) and isinstance(table.get(key), str):
                 table[key] = absolute(table[key], folder)
+    for section in (content.get("data"), content.get("public")):
+        for key in ("path", "test_path"):
+            if isinstance(section, dict) and isinstance(section.get(key), str):
+                section[key] = _data_path(section[key], folder)
     evaluate = content.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
         evaluate["metrics"] = [
             absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
             for metric in evaluate["metrics"]
         ]
+
+
+def _data_path(name: str, folder: Path) -> str:
+    """A file of data, which counts from the current folder, or else from ``folder``."""
+    beside = folder / name
+    return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
 
 
 def read_toml(path: Path) -> dict[str, Any]:
