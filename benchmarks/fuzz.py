@@ -202,11 +202,11 @@ def wire(folder: Path) -> Attempt:
     return attempt
 
 
-def run_directories(folder: Path) -> Attempt:
-    """Compare a run of which one text file is mutated."""
+def run_directories(folder: Path, run: Path | None = None) -> Attempt:
+    """Compare a run, a new one if none is given, of which one text file is mutated."""
     from fedtailor.report import compare
 
-    out = small_run(folder)
+    out = small_run(folder) if run is None else run
     files = [p for p in sorted(out.rglob("*")) if p.suffix in (".json", ".jsonl")]
 
     def attempt(rng: random.Random) -> Change:
@@ -299,7 +299,7 @@ class _MutatedFile:
             path.write_bytes(content)
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """The input was refused in one line."""
 
 
@@ -309,7 +309,7 @@ def _read(action: Callable[[], Any], allowed: tuple[type[Exception], ...] = (Inp
     except allowed as error:
         if "\n" in str(error):
             raise AssertionError(f"a message of several lines: {error}") from error
-        raise _RefusedError from None
+        raise RefusedError from None
 
 
 _START: dict[str, Callable[[Path], Attempt]] = {
@@ -339,7 +339,7 @@ def fuzz(kind: str, numbers: Sequence[int], seed: int, seconds: float, show: boo
             change = attempt(random.Random(f"{seed} {kind} {number}"))
             if change.is_of_another_type:
                 accepted[f"{change.place}: {change.types}"] += 1
-        except _RefusedError:
+        except RefusedError:
             told += 1
         except (Exception, Hang) as error:  # noqa: BLE001
             signal.setitimer(signal.ITIMER_PROF, 0)

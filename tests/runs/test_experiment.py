@@ -101,6 +101,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ('preset=["a"]', r"unknown preset"),
         ('methods.x.name=["x"]', r"unknown method"),
         ("split.clients=true", r"split\.clients must not be true"),
+        ("seeds=[true]", r"seeds must not be true"),
         ("split.alpha=inf", r"split\.alpha must be finite"),
         ("rounds", r"--set takes key=value, got 'rounds'"),
         ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),
@@ -172,3 +173,24 @@ def test_rows_that_a_client_could_hold_are_refused() -> None:
     for past, data in ((109, {"skip": 10, "limit": 100}), (1000, {})):
         with pytest.raises(InputError, match="public names the clients' own data"):
             near(past, **data)
+
+
+def test_data_are_found_in_the_current_folder_or_else_beside_the_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path.parent / "visits.csv").write_text("text,label\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    settings = {"data.name": "none", "data.path": "visits.csv"}
+    assert load(path, settings).data.path == str(path.parent / "visits.csv")
+    (elsewhere / "visits.csv").write_text("text,label\n")
+    assert load(path, settings).data.path == "visits.csv"
+    assert load(path, {**settings, "data.path": "nope.csv"}).data.path == "nope.csv"
+
+
+def test_what_is_neither_a_file_nor_a_run_is_told() -> None:
+    with pytest.raises(
+        InputError, match=r"^runs/nope is neither an experiment file nor a run dire"
+    ):
+        ft.run("runs/nope")

@@ -21,10 +21,6 @@ _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
         "the quote that opens in row {0} after the header is never closed",
     ),
     (r"Buffer overflow caught", "a line does not end, or has far more cells than the others"),
-    (
-        r"Column\(/?(.*?)\) (?:was|changed from) (\w+) to (\w+) in row (\d+)",
-        "column {0} holds a {1} in some rows and a {2} after row {3}; a column has one type",
-    ),
     (r"JSON parse error: .* in row (\d+)", "the line after row {0} is not a JSON object"),
     (r"Parquet magic bytes not found|Parquet file size is", "it is no whole parquet file"),
     (r"Not an Arrow file|metadata bytes|Invalid flatbuffers", "it is no whole Arrow file"),

@@ -445,10 +445,11 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
     try:
-        if isinstance(value, bool) and hint is not bool:
-            raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(value).lower()}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {value}")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool) and hint is not bool:
+                raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(one).lower()}")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {one}")
         return _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
