@@ -54,7 +54,7 @@ def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> N
         state = trained.client_state(name)
         alone = PersonalModel(trained, name, state).predict([texts[row] for row in rows])
         assert [found[row] for row in rows] == alone
-    with pytest.raises(InputError, match="no client nobody"):
+    with pytest.raises(InputError, match="no client 'nobody'; allowed: ward 0"):
         predict_by_client(trained, texts, [*clients[:3], "nobody"])
 
 

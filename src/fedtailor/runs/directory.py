@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, staged_path
@@ -281,7 +281,8 @@ class RunDirectory:
         path = state_path(self.path, self.commit.round)
         if not path.exists():
             raise InputError(f"{path} is missing; restore it, or choose another --out")
-        state = load_file(path)
+        with _readable(path):
+            state = load_file(path)
         self._keep_best(store)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
@@ -436,7 +437,8 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
     path = folder / "server.safetensors" if last else state_path(folder, number)
     if not path.exists():
         raise InputError(f"{path} is missing; restore it")
-    state = load_file(path)
+    with _readable(path):
+        state = load_file(path)
     return aligned(state if last else strip_prefix(state, "server/"))
 
 
@@ -450,7 +452,7 @@ def model_seed(folder: Path, seed: int) -> int:
 
 def read_private(path: Path, client: int) -> Params:
     """A client's tensors in a store's file; empty if it never trained."""
-    with safe_open(path, "pt") as file:
+    with _readable(path), safe_open(path, "pt") as file:
         return _row(file, client) if file.get_slice(SEEN)[client] else {}
 
 
@@ -459,12 +461,21 @@ def read_private_after(folder: Path, number: int, client: int) -> Params:
     trained."""
     path = best_path(folder / PRIVATE_FILE, number)
     if path.exists():
-        with safe_open(path, "pt") as file:
+        with _readable(path), safe_open(path, "pt") as file:
             where = file.get_slice(KEPT)[client]
             if where:
                 return _row(file, client) if where == HERE else {}
     path = folder / PRIVATE_FILE
     return read_private(path, client) if path.exists() else {}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what safetensors says of a damaged file into an InputError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}; restore it") from None
 
 
 def _row(file: Any, client: int) -> Params:
