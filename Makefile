@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full evidence-full docs clean
+.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench: $(VENV)/.installed ## Measure fedtailor beside bare loops and the librari
 
 bench-full: $(VENV)/.installed ## Install other libraries and measure everything (an hour)
 	$(BIN)/python -m benchmarks.peers --install
+
+fuzz: $(VENV)/.installed ## Read 10,000 mutated inputs of each kind (an hour); FUZZ="--seconds 60" for a minute each
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz $(FUZZ)
 
 evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight minutes; the same command goes on
 	$(BIN)/python -m evidence.run --manifest evidence/manifest-full.toml --minutes 8 $(EVIDENCE)

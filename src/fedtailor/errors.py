@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -12,6 +13,29 @@ class InputError(ValueError):
 
 class DivergedError(InputError):
     """Training whose loss or state is no longer finite. Other settings may still work."""
+
+
+def one_line(text: object) -> str:
+    """Return a text fit for a terminal's line: what is not printable becomes a space or ``?``.
+
+    >>> one_line("no\\x1b[2J\\ndata")
+    'no?[2J data'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in str(text))
+
+
+def brief(value: Any, most: int = 120) -> str:
+    """Return a value as a message quotes it: one line of at most ``most`` characters.
+
+    >>> brief("xpu"), brief([1, 2, 3], 6), brief(1 << 99999)
+    ("'xpu'", '[1,...', 'a number of 100000 bits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
+        return f"a number{bits}" if bits else "a value with a very large number"
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def unknown(
@@ -30,7 +54,7 @@ def unknown(
     unknown method 'fedsgd'; did you mean 'fedsdg' or 'fedavg'? allowed: fedavg, fedsdg
     """
     names = sorted(allowed)
-    similar = difflib.get_close_matches(name, names, n=2)
+    similar = difflib.get_close_matches(name[:100], names, n=2)
     hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
     place = f" in {where}" if where else ""
-    return InputError(f"unknown {what} {name!r}{place}{hint} {kind}: {', '.join(names)}")
+    return InputError(f"unknown {what} {brief(name)}{place}{hint} {kind}: {', '.join(names)}")

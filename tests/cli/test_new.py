@@ -13,9 +13,11 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.data import load_data
 from fedtailor.data.survey import survey
 from fedtailor.errors import InputError
 from fedtailor.methods import METHODS
+from fedtailor.models import load_tokenizer
 from fedtailor.runs.draft import draft
 from fedtailor.runs.experiment import load
 
@@ -87,6 +89,20 @@ def test_one_row_without_a_label_is_told(visits: Path, capsys: pytest.CaptureFix
     assert "\n1 row has no label\n" in capsys.readouterr().out
 
 
+def test_rows_without_a_client_are_left_out_by_new_and_by_run(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with visits.open("a") as file:
+        file.write("the ward was clean and kind,ok,\nthe ward was dirty,bad, \n")
+    assert main(["new", str(visits)]) == 0
+    said = capsys.readouterr().out
+    assert "\n2 rows have no client: the run leaves them out\n" in said
+    assert "clients: 3, by 'hospital', with 14 to 24 rows" in said
+    data = load_data(load("visits.toml").data, load_tokenizer(ft.ModelConfig("minilm")))
+    assert len(data.inputs) == sum(SIZES.values())
+    assert [one.text for one in data.omissions] == ["2 rows without a client, left out"]
+
+
 def test_every_method_can_be_named(visits: Path) -> None:
     table = survey(str(visits))
     roles = table.roles(None, None, None)
@@ -110,6 +126,12 @@ def test_every_method_can_be_named(visits: Path) -> None:
             "unknown column 'outcom' in visits.csv; did you mean",
         ),
         (["visits.csv", "--methods", "fedsgd"], "unknown method 'fedsgd'; did you mean 'fedsdg'"),
+        (
+            ["visits.csv", "--label", "report"],
+            "text 'report', label 'report', client None: each must",
+        ),
+        (["visits.csv", "--model", "nope"], "unknown model 'nope'; a hub model is written owner/m"),
+        (["visits.csv", "--model", "lenet"], "model 'lenet' is for image data, not text data"),
         (["visits.csv", "--out", "visits.csv", "--overwrite"], "name ends with .toml"),
     ],
 )

@@ -95,12 +95,21 @@ def test_clients_are_numbered_and_keep_their_names(clients):
     assert groups.dtype == np.int64
 
 
-@pytest.mark.parametrize("clients", [["zoe", None], [1.5, 2.5], [1, "zoe"]])
+@pytest.mark.parametrize("clients", [["zoe", 2.5], [1.5, 2.5], [1, "zoe"]])
 def test_bad_clients(clients):
     with pytest.raises(
         InputError, match="client column must hold all integers or all text; it has"
     ):
         encode_clients(columns([0, 0], clients=clients))
+
+
+@pytest.mark.parametrize("clients", [["zoe", None, "al"], [70.0, None, 9.0], ["zoe", " ", "al"]])
+def test_an_empty_cell_names_no_client(clients):
+    groups, names = encode_clients(columns([0, 0], [0], clients=clients))
+    assert groups.tolist() == [1, -1, 0]
+    assert names in (("al", "zoe"), ("9", "70"))
+    with pytest.raises(InputError, match="no row has a client"):
+        encode_clients(columns([0], [0], clients=[None, ""]))
 
 
 def test_train_only_drops_the_test_rows():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtailor.data import SplitConfig, partition
+from fedtailor.data.partition import without_held_out
 from fedtailor.errors import InputError
 from tests.data.small import LABELLED, counts, rows_of, table, train_and_validation
 
@@ -170,3 +171,13 @@ def test_a_name_that_cant_be_written_is_refused(digits):
     named = replace(digits, groups=groups, client_names=("oslo", "b\ud800"))
     with pytest.raises(InputError, match=r"client name 'b\\ud800': '\\ud800' is half of a char"):
         partition(named, SplitConfig(scheme="natural"), seed=0)
+
+
+def test_clients_with_few_test_rows_left_are_named(digits):
+    parts = partition(digits, SplitConfig(clients=3, test=0.25), seed=0)
+    known = np.zeros(len(digits.inputs), bool)
+    known[parts.test[1][:-4]] = True  # four are left
+    known[parts.test[2][:9]] = True
+    few = without_held_out(parts, known, "were seen").omissions[-1]
+    assert few.kind == "few-test-rows"
+    assert few.text == "1 client with fewer than 5 test rows left by this: 1 (4)"

@@ -229,6 +229,15 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
     [
         (DataConfig(), "give either data.name or data.path"),
         (DataConfig(name="digits", path="a.csv"), "give either data.name or data.path"),
+        *(
+            (DataConfig(name=name), "a hub data set is written owner/set, a file is data.path")
+            for name in ("/", "../..", "a/b/c", "", "a b", "/tmp", "own/../x")
+        ),
+        (
+            DataConfig(path="a.csv", revision="v1"),
+            "data.revision = 'v1' is for data sets of the hub",
+        ),
+        (DataConfig(name="digits", revision="v1"), "data.revision = 'v1' doesn't apply"),
         (DataConfig(name="digits", label="y"), "data.label = 'y' doesn't apply to .* 'digits'"),
         (DataConfig(name="chitchat", client="user"), "data.client = 'user' doesn't apply"),
         (DataConfig(name="digits", task="causal-lm"), "needs text; this data set holds images"),

@@ -19,7 +19,7 @@ from fedtailor.errors import InputError
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("latin-1"), "not UTF-8; save it as UTF-8"),
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("utf-16"), "not UTF-8; save it as UTF-8"),
         ("a.jsonl", '{"note": "caf\u00e9"}\n'.encode("latin-1"), "not UTF-8; save it as UTF-8"),
-        ("a.csv", b"note,label\na,b\na,b,c,d\n", "Expected 2 fields in line 3, saw 4"),
+        ("a.csv", b"note,label\na,b\na,b,c,d\n", "line 3 has 4 cells, and the lines before it 2"),
         ("a.jsonl", b"no json\n", "can't read"),
     ],
 )
@@ -44,3 +44,23 @@ def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\ufeffnote,label\nclean; kind; quiet\u00e9,ok\n", encoding="utf-8")
     assert local_table(str(path), tmp_path / "cache")[0]["note"] == "clean; kind; quiet\u00e9"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\na,b\nc,d,e\n", "line 3 has 3 cells, and the lines before it 2; put"),
+        ("a.csv", 'text,label\na,b\n"c,d\n', "the quote that opens in row 2 after the header is"),
+        ("a.jsonl", '{"text": "a"}\nno\n', "the line after row 1 is not a JSON object"),
+        ("a.parquet", "no parquet file at all", "it is no whole parquet file"),
+        ("a.arrow", "no arrow file at all", "it is no whole Arrow file"),
+    ],
+)
+def test_what_readers_say_is_told_in_plain_words(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError) as caught:
+        local_table(str(tmp_path / name), tmp_path / "cache")
+    assert str(caught.value).startswith(f"can't read {str(tmp_path / name)!r}: {message}")
+    assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -81,7 +82,11 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     assert sorted(labels) == sorted("0123456789")
     assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
     assert sorted(values, reverse=True) == list(values)
-    assert len((out / "use.py").read_text().splitlines()) <= 10
+    assert len((out / "use.py").read_text().splitlines()) <= 14
+    missing = [sys.executable, out / "use.py", str(tmp_path / "nope.png")]
+    told = subprocess.run(missing, capture_output=True, text=True)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert re.fullmatch(r"can't read .*nope\.png: .*No such file.*\n", told.stderr)
     card = (out / "README.md").read_text()
     assert "| client | client 1 |" in card
     assert "| data | digits, divided at random among 3 clients |" in card

@@ -14,7 +14,7 @@ import fedtailor as ft
 from fedtailor.data.table import Images, Tokens
 from fedtailor.errors import InputError
 from fedtailor.inference.examples import picture_examples, text_examples
-from fedtailor.inference.model import PersonalModel, load_model
+from fedtailor.inference.model import PersonalModel, load_model, predict_by_client
 from fedtailor.runs.experiment import parse
 from tests.flower.test_sites import CLASSES, bert, news, write
 from tests.inference.conftest import FEDERATION, NEW
@@ -42,6 +42,20 @@ def of_texts(tmp_path_factory: pytest.TempPathFactory) -> PersonalModel:
     })  # fmt: skip
     ft.run(experiment, folder / "run", backbone=bert())
     return load_model(folder / "run", "fedsdg", 1, backbone=bert())
+
+
+def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> None:
+    trained, texts = of_texts.trained, ["clean", "dirty", "kind", "rude"]
+    names = trained.data["names"]
+    clients = [names[1], names[0], names[1], names[0]]
+    found = predict_by_client(trained, texts, clients)
+    for name in names:
+        rows = [row for row in range(4) if clients[row] == name]
+        state = trained.client_state(name)
+        alone = PersonalModel(trained, name, state).predict([texts[row] for row in rows])
+        assert [found[row] for row in rows] == alone
+    with pytest.raises(InputError, match="no client 'nobody'; allowed: ward 0"):
+        predict_by_client(trained, texts, [*clients[:3], "nobody"])
 
 
 def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fedtailor.data.config import DataConfig
 from fedtailor.errors import InputError
 from fedtailor.inference.model import Prediction
-from fedtailor.inference.rows import Rows, accuracy, as_csv, as_objects, read_rows
+from fedtailor.inference.rows import Rows, accuracy, as_csv, as_objects, clients_of, read_rows
 
 DATA = DataConfig(path="train.csv")
 
@@ -114,3 +114,20 @@ def test_results_are_lines_of_csv_or_json() -> None:
         "file,label,probability,p(a),p(b)", '"x,.png",a,0.75,0.75,0.25', "y.png,b,1.0,0,1",
     ]  # fmt: skip
     assert list(as_csv(as_objects(Rows(["x"]), ["so, on"]))) == ["text", '"so, on"']
+
+
+def test_rows_name_their_clients(tmp_path: Path) -> None:
+    data = DataConfig(path="train.csv", client="ward")
+    made = table(tmp_path / "a.csv", "text,ward\none, oslo \ntwo,7\n")
+    rows = read_rows(made, data, images=False)
+    assert clients_of(rows, made, data) == ["oslo", "7"]
+    results = [Prediction("x", 1.0, {"x": 1.0})] * 2
+    assert [o["client"] for o in as_objects(rows, results, rows.clients)] == ["oslo", "7"]
+    with pytest.raises(InputError, match=r"no column of clients .data\.client.; use --client"):
+        clients_of(rows, made, DATA)
+    other = table(tmp_path / "b.csv", "text\none\n")
+    with pytest.raises(InputError, match=r"b\.csv has no column 'ward'"):
+        clients_of(read_rows(other, data, images=False), other, data)
+    empty = table(tmp_path / "c.csv", "text,ward\none,oslo\ntwo,\n")
+    with pytest.raises(InputError, match=r"c\.csv, row 2: 'ward' is empty"):
+        clients_of(read_rows(empty, data, images=False), empty, data)

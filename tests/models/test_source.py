@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from fedtailor.errors import InputError
 from fedtailor.models import BUILTIN, ModelConfig
 from fedtailor.models import load_model as load
 from fedtailor.models.packages import minilm
-from fedtailor.models.source import first_line, locate, origin, transformers_config
+from fedtailor.models.source import first_line, hub_in_reach, locate, origin, transformers_config
 from tests.models.small import ENCODERS, save
 
 
@@ -48,6 +49,35 @@ def test_a_folders_configuration_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't read model") as caught:
         transformers_config(str(folder), config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_model_has_the_revision_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub_in_reach.cache_clear()
+    stored = tmp_path / "models--own--tiny"
+    for number, (branch, commit) in enumerate({"main": "a" * 40, "old": "b" * 40}.items()):
+        folder = save(stored / "snapshots" / commit, ENCODERS["bert"], "AutoModel")
+        fields = {**json.loads((folder / "config.json").read_text()), "pad_token_id": number}
+        (folder / "config.json").write_text(json.dumps(fields))
+        (stored / "refs").mkdir(exist_ok=True)
+        (stored / "refs" / branch).write_text(commit)
+    for revision, number in ((None, 0), ("old", 1), ("b" * 40, 1)):
+        config = ModelConfig("own/tiny", revision=revision)
+        assert transformers_config("own/tiny", config).pad_token_id == number
+    with pytest.raises(InputError, match="model 'own/tiny' at revision 'new' is not a folder, was"):
+        transformers_config("own/tiny", ModelConfig("own/tiny", revision="new"))
+    hub_in_reach.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("minilm", "built in"), (".", "a folder")])
+def test_only_models_of_the_hub_have_a_revision(name: str, kind: str) -> None:
+    with pytest.raises(
+        InputError, match=f"model.revision = 'v1' is for .* is {kind}; leave it out"
+    ):
+        locate(ModelConfig(name, revision="v1"), None)
 
 
 def test_of_an_error_its_first_line_is_told_or_its_type() -> None:

@@ -64,7 +64,7 @@ def _run(
             ]  # fmt: skip
             size = (sent or {}).get(label, 0 if label == "local" else 1000)
             history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
-                       "losses": [], "steps": [], "lr_scale": 1.0,
+                       "losses": [1.0] * clients, "steps": [1] * clients, "lr_scale": 1.0,
                        "bytes_down": size * clients, "bytes_up": size * clients}  # fmt: skip
             timing = {"round": 1, "seconds": {"train": 2.0 + size / 1000}, "peak_memory_mb": None}
             folder = path / f"methods/{label}/seed-{seed}"

@@ -1,6 +1,9 @@
 import json
+import math
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +96,11 @@ def test_damaged_files_are_refused(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("experiment.json", {"format": FORMAT, "name": "x"}, "lacks methods, rounds, seeds"),
+        (
+            "experiment.json",
+            {"format": FORMAT, "name": "x"},
+            "lacks rounds, seeds, methods; needed: name",
+        ),
         ("experiment.json", {"name": "x"}, "the run format 1 of an older version of fedtailor"),
         ("experiment.json", {"format": FORMAT + 1}, "of a newer version of fedtailor"),
         (
@@ -113,6 +120,7 @@ def test_damaged_files_are_refused(make_run: MakeRun) -> None:
             "lacks the length of history.jsonl",
         ),
         ("methods/fedavg/seed-0/costs.json", [1], "must hold an object, not list"),
+        ("environment.json", [1], "must hold an object, not list"),
     ],
 )
 def test_unusable_json_is_refused(
@@ -146,3 +154,60 @@ def test_observations_are_read_up_to_the_last_committed_round(make_run: MakeRun)
     (folder / "diagnostics-000003.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match=r"diagnostics-000003\.safetensors is damaged"):
         trial.diagnostics()
+
+
+TRIAL = "methods/fedavg/seed-0/"
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "message"),
+    [
+        ("experiment.json", ["methods"], {}, "methods = {}: input should be an instance of Se"),
+        ("experiment.json", ["methods", 0, "label"], 1, "label = 1: input should be a valid str"),
+        ("experiment.json", ["methods", 0, "label"], "../x", "'../x' can't name a folder; allowed"),
+        ("experiment.json", ["methods", 0, "label"], "fedsdg", "the labels ['fedsdg', 'fedsdg'] m"),
+        ("experiment.json", ["seeds"], [0, 0], "the seeds [0, 0] must differ"),
+        ("experiment.json", ["seeds", 0], "0", "seeds[0] = '0': input should be a valid integer"),
+        ("experiment.json", ["evaluate"], [], "evaluate = []: input should be a valid dictionary"),
+        ("experiment.json", ["evaluate", "select"], 3, "evaluate: select = 3: input should be a"),
+        ("partitions/seed-0.json", ["clients"], "6", "clients = '6': input should be a valid int"),
+        ("partitions/seed-0.json", ["clients"], 7, "must be whole numbers [7, 3]"),
+        ("partitions/seed-0.json", ["names"], ["a"], "has 1 names for 6 clients"),
+        ("partitions/seed-0.json", ["omissions"], [{}], "omission lacks text"),
+        (f"{TRIAL}commit.json", ["round"], 1e999, "round = inf: input should be a valid integer"),
+        (f"{TRIAL}commit.json", ["bytes"], [1], "bytes = [1]: input should be a valid dictionary"),
+        (f"{TRIAL}commit.json", ["bytes", "clients"], -1, "should be greater than or equal to 0"),
+        (f"{TRIAL}costs.json", ["trained"], 10**40, "should be less than or equal to 10000000000"),
+        (f"{TRIAL}costs.json", ["down"], {"float32": "4"}, "down = '4': input should be a valid"),
+        (f"{TRIAL}history.jsonl", ["cohort"], [1, 1], "[1, 1]: must differ and be below 6"),
+        (f"{TRIAL}history.jsonl", ["losses"], [], "losses has 0 values for 2 clients"),
+        (f"{TRIAL}clients.jsonl", ["clients", 0], 9, "must differ and be below 6"),
+        (f"{TRIAL}clients.jsonl", ["loss", 0], 1e300, "loss has 1e+300; at most 1e+60 is read"),
+        (f"{TRIAL}clients.jsonl", ["loss"], "x", "loss = 'x': 'str' instances are not allowed"),
+        (f"{TRIAL}clients.jsonl", ["accuracy", 0], {}, "accuracy[0] = {}: input should be a valid"),
+        (f"{TRIAL}timings.jsonl", ["seconds"], None, "seconds = None: input should be a valid dic"),
+        (f"{TRIAL}timings.jsonl", ["seconds", "train"], math.nan, "seconds = nan: input should be"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_or_size_are_refused(
+    make_run: MakeRun, name: str, place: list[Any], value: object, message: str
+) -> None:
+    path = make_run(tail=b"") / name
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    *parents, last = place
+    reduce(lambda values, key: values[key], parents, lines[0])[last] = value
+    text = "\n".join(map(json.dumps, lines)) + "\n"
+    path.write_text(text)
+    if path.suffix == ".jsonl":  # all of it is committed
+        commit = path.with_name("commit.json")
+        content = json.loads(commit.read_text())
+        content["bytes"][path.stem] = len(text)
+        commit.write_text(json.dumps(content))
+    run = path.parents[len(Path(name).parts) - 1]
+    assert message in _error(run)
+
+
+def test_json_that_is_too_deep_is_refused(make_run: MakeRun) -> None:
+    path = make_run()
+    (path / "environment.json").write_text(99999 * "[")
+    assert "has lists or objects too deep within one another" in _error(path)

@@ -80,7 +80,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("round=3", r"unknown key 'round'; did you mean 'rounds'\? fields: cohort, data"),
+        ("round=3", r"unknown key 'round'; did you mean 'rounds'\? fields: attack, cohort, data"),
         (
             "methods.fedsdg.learnig_rate=1",
             r"unknown key 'learnig_rate' in methods\.fedsdg; did you mean 'lr_",
@@ -101,11 +101,34 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ('preset=["a"]', r"unknown preset"),
         ('methods.x.name=["x"]', r"unknown method"),
         ("split.clients=true", r"split\.clients must not be true"),
+        ("seeds=[true]", r"seeds must not be true"),
         ("split.alpha=inf", r"split\.alpha must be finite"),
         ("rounds", r"--set takes key=value, got 'rounds'"),
         ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),
         ("methods=[]", r"no methods; name at least one"),
         ("methods.a/b.name=local", r"can't name a folder"),
+        ('name="../x"', r"name '\.\./x' can't name a folder"),
+        ("engine.device=", r"engine\.device = '': allowed are 'auto', 'cpu', 'cuda' and 'cuda:1'"),
+        ("engine.device=natural", r"engine\.device = 'natural': allowed are"),
+        ("engine.device=xpu", r"engine\.device = 'xpu': allowed are"),
+        ("engine.device=meta", r"engine\.device = 'meta': allowed are"),
+        ("split.max_examples=2147483648", r"should be less than or equal to 2147483647"),
+        ("data.max_length=1000000000", r"should be less than or equal to 1000000"),
+        (
+            "model.width=1e9",
+            r"model\.width = 1000000000\.0: input should be less than or equal to 16",
+        ),
+        ("model.image_size=100000", r"should be less than or equal to 4096"),
+        ("engine.clients_per_step=99999999999", r"should be less than or equal to 1000000"),
+        ("local.batch_size=99999999999", r"should be less than or equal to 1000000"),
+        ("split.clients=99999999999", r"should be less than or equal to 1000000000"),
+        ("split.clients=0x" + "f" * 9999, r"split\.clients = a number of 39996 bits"),
+        (
+            "split.alpha=" + "[" * 100 + "]" * 100,
+            r"--set split\.alpha has tables or lists more than 16",
+        ),
+        ("split.alpha=" + "[" * 9999 + "]" * 9999, r"has lists too deep within one another"),
+        ("a" + ".a" * 9999 + "=1", r"tables or lists more than 16 deep"),
     ],
 )
 def test_bad_settings_are_told_in_one_line(path: Path, setting: str, message: str) -> None:
@@ -114,12 +137,31 @@ def test_bad_settings_are_told_in_one_line(path: Path, setting: str, message: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("label", ["", "a\0", "a\nb", "a\x1b[2J", "..", "a/b", "\ud800", "x" * 999])
+def test_a_label_or_a_name_must_be_fit_for_a_folder(label: str) -> None:
+    for content in ({"methods": {label: {}}}, {"methods": {"local": {}}, "name": label}):
+        with pytest.raises(InputError, match="can't name a folder; allowed: 1 to 200 printable"):
+            parse(content)
+
+
+def test_a_label_stands_once() -> None:
+    with pytest.raises(InputError, match="the labels 'a', 'a' must differ"):
+        parse({"methods": [{"label": "a", "name": "local"}, {"label": "a", "name": "fedavg"}]})
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no experiment file"):
         load(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("rounds = ")
-    with pytest.raises(InputError, match="is not TOML"):
-        load(tmp_path / "bad.toml")
+    for content, message in {
+        "rounds = ": "is not TOML",
+        "rounds = " + 5000 * "9": "is not TOML: Exceeds the limit",
+        "seeds = " + 9999 * "[": "has tables or lists too deep within one another",
+        "seeds = " + 100 * "[" + 100 * "]": "has tables or lists more than 16 deep",
+        "[presets.x" + 3000 * ".a" + "]\nb = 1": "has tables or lists more than 16 deep",
+    }.items():
+        (tmp_path / "bad.toml").write_text(content)
+        with pytest.raises(InputError, match=message):
+            load(tmp_path / "bad.toml")
 
 
 def test_rows_that_a_client_could_hold_are_refused() -> None:
@@ -131,3 +173,24 @@ def test_rows_that_a_client_could_hold_are_refused() -> None:
     for past, data in ((109, {"skip": 10, "limit": 100}), (1000, {})):
         with pytest.raises(InputError, match="public names the clients' own data"):
             near(past, **data)
+
+
+def test_data_are_found_in_the_current_folder_or_else_beside_the_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path.parent / "visits.csv").write_text("text,label\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    settings = {"data.name": "none", "data.path": "visits.csv"}
+    assert load(path, settings).data.path == str(path.parent / "visits.csv")
+    (elsewhere / "visits.csv").write_text("text,label\n")
+    assert load(path, settings).data.path == "visits.csv"
+    assert load(path, {**settings, "data.path": "nope.csv"}).data.path == "nope.csv"
+
+
+def test_what_is_neither_a_file_nor_a_run_is_told() -> None:
+    with pytest.raises(
+        InputError, match=r"^runs/nope is neither an experiment file nor a run dire"
+    ):
+        ft.run("runs/nope")

@@ -154,3 +154,25 @@ def test_a_missing_file_of_the_best_round_is_told(finished: Path, tmp_path: Path
     path.unlink()
     with pytest.raises(InputError, match=f"{path.name} is missing; restore it"):
         opened(out, "fedper")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("partitions/seed-0.json", '{"clients": 5}', "lacks task, modality, classes; needed: clie"),
+        ("experiment.json", '{"format": 3, "name": 1, "rounds": 1, "seeds": 1, "methods": []}',
+         "name = 1: input should be a valid string"),
+        ("methods/fedper/seed-0/commit.json", "{}", "must hold best, bytes, diverged, finished"),
+        ("methods/fedper/seed-0/private.safetensors", "x", "is damaged: "),
+        ("methods/fedper/seed-0/server.safetensors", 99 * "x", "is damaged: "),
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_is_told_in_one_line(
+    finished: Path, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    (copy / name).write_text(content)
+    with pytest.raises(InputError) as caught:
+        opened(copy, "fedper", "last").client_state(0)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import fedtailor
 
-from ..errors import InputError, unknown
+from ..errors import InputError, one_line, unknown
 from . import (
     advise,
     check_method,
@@ -63,13 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.command(options)
         sys.stdout.flush()
     except InputError as error:
-        print(f"fedtailor: {error}", file=sys.stderr)
+        print(f"fedtailor: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever read stdout has enough, as `head` has after ten lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(f"fedtailor: {error.filename or 'i/o'}: {error.strerror or error}", file=sys.stderr)
+        problem = f"{error.filename or 'i/o'}: {error.strerror or error}"
+        print(f"fedtailor: {one_line(problem)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedtailor: interrupted; the same command goes on from here", file=sys.stderr)

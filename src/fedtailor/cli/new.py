@@ -137,6 +137,10 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         hint = f"; --client takes {_listed(candidates)}" if candidates else ""
         yield f"clients: no column names them, so the rows are divided at random{hint}"
         return
+    nobodys = table.rows - sum(table.counts(roles.client).values())
+    if nobodys:
+        rows = "1 row has" if nobodys == 1 else f"{nobodys:,} rows have"
+        yield f"{rows} no client: the run leaves them out"
     yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows}"
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]

@@ -14,7 +14,12 @@ from .options import add_trained, add_which
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
-    parser.add_argument("--client", help="a client's name or number; default: the global model")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--client", help="a client's name or number; default: the global model")
+    whose.add_argument(
+        "--by-client", action="store_true",
+        help="each row with the model of the client that its column names (the run's data.client)",
+    )  # fmt: skip
     add_which(parser)
     parser.add_argument(
         "--input", required=True, metavar="FILE",
@@ -32,24 +37,31 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     import json
 
-    from ..inference.model import load_model
-    from ..inference.rows import accuracy, as_csv, as_objects, read_rows
+    from ..inference.model import load_model, predict_by_client
+    from ..inference.rows import accuracy, as_csv, as_objects, clients_of, read_rows
+    from ..runs.trained import open_trained
 
     if options.out is not None and options.out.resolve() == Path(options.input).resolve():
         raise InputError(f"--out {options.out} is the input itself; name another file")
-    model = load_model(
-        options.run, options.method, options.client, options.seed, which=options.which
-    )
-    trained = model.trained
-    images = trained.data["modality"] == "image"
-    rows = read_rows(options.input, trained.experiment.data, images=images, text=options.text)
-    results = model.predict(rows.inputs, max_new_tokens=options.max_new_tokens)
+    which, most = options.which, options.max_new_tokens
+    if options.by_client:
+        trained = open_trained(options.run, options.method, options.seed, which=which)
+    else:
+        model = load_model(options.run, options.method, options.client, options.seed, which=which)
+        trained = model.trained
+    data, images = trained.experiment.data, trained.data["modality"] == "image"
+    rows = read_rows(options.input, data, images=images, text=options.text)
+    clients = clients_of(rows, options.input, data) if options.by_client else None
+    if clients is None:
+        results = model.predict(rows.inputs, max_new_tokens=most)
+    else:
+        results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
     right = ""
-    if rows.labels is not None and model.kind == "classification":
-        right = accuracy(results, rows.labels, model.classes)
-    objects = as_objects(rows, results)
+    if rows.labels is not None and trained.data["task"] == "classification":
+        right = accuracy(results, rows.labels, trained.data["classes"])
+    objects = as_objects(rows, results, clients)
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
-    if options.client is None:
+    if options.client is None and not options.by_client:
         print("fedtailor: the global model predicted; --client names another", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)

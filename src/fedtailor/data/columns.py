@@ -242,22 +242,28 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     """Number the natural clients in sorted order. Blanks around a name don't count.
 
     Returns:
-        The client of each row, int64 ``[N]``, and the clients' names in the order of their numbers;
+        The client of each row, int64 ``[N]`` (-1 where the cell is empty), and the clients'
+        names in the order of their numbers;
         None and None if the source has no column of clients.
 
     Raises:
-        InputError: a row has no client, or clients are neither all integers nor all text.
+        InputError: no row has a client, or clients are neither all integers nor all text.
     """
     if columns.clients is None:
         return None, None
-    values = [trimmed(value) for value in columns.clients]
+    cells = [trimmed(value) for value in _whole(columns.clients) or ()]
+    values = [value for value in cells if not _is_missing(value)]
+    if not values:
+        raise InputError("no row has a client: the client column is empty; name another column")
     if not all(isinstance(value, str) for value in values) and not all(
         isinstance(value, int) for value in values
     ):
-        wrong = columns.clients[values.index(None)] if None in values else values[0]
+        wrong = next((v for v in values if not isinstance(v, str | int)), values[0])
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
-    names, groups = np.unique(np.array(values), return_inverse=True)
-    return groups.astype(np.int64), tuple(map(str, names.tolist()))
+    names, numbers = np.unique(np.array(values), return_inverse=True)
+    groups = np.full(len(cells), -1, np.int64)
+    groups[[row for row, value in enumerate(cells) if not _is_missing(value)]] = numbers
+    return groups, tuple(map(str, names.tolist()))
 
 
 def trimmed(value: Any) -> Any:

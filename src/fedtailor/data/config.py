@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
+MOST_ROWS = 2**31 - 1  # of a table or of a client: rows are counted in 32 bits
+Rows = Annotated[int, Gt(0), Le(MOST_ROWS)]
+Few = Annotated[int, Gt(0), Le(1_000_000)]  # what a machine has room for, by a wide margin
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class DataConfig:
     path: str | None = None  # csv, jsonl, parquet or arrow file
     test_path: str | None = None  # the official test split of a local file
     subset: str | None = None  # the configuration of a Hugging Face data set
+    revision: str | None = None  # of a Hugging Face data set: a commit, a branch or a tag
     train_split: str = "train"
     test_split: str | None = "test"  # None, or absent in the data: no official test split
     task: Literal["classification", "causal-lm"] | None = None  # None: the built-in's
@@ -26,29 +30,32 @@ class DataConfig:
     label: str | None = None
     client: str | None = None  # the natural client: a user, a hospital, a role
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
-    max_length: Annotated[int, Gt(1)] = 128  # tokens; longer texts are truncated
-    limit: Annotated[int, Gt(0)] | None = None  # at most so many training rows, drawn by key
-    skip: Annotated[int, Ge(0)] = 0  # so many drawn training rows are left out first
-    limit_test: Annotated[int, Gt(0)] | None = None
+    max_length: Annotated[int, Gt(1), Le(1_000_000)] = 128  # tokens; longer texts are truncated
+    limit: Rows | None = None  # at most so many training rows, drawn by key
+    skip: Annotated[int, Ge(0), Le(MOST_ROWS)] = 0  # so many drawn training rows are left out first
+    limit_test: Rows | None = None
 
 
 @dataclass(frozen=True)
 class SplitConfig:
     """How the rows are divided among clients."""
 
-    clients: Annotated[int, Gt(0)] | None = None  # None, only for scheme "natural": all clients
+    # None, only for scheme "natural": all clients
+    clients: Annotated[int, Gt(0), Le(1_000_000_000)] | None = None
     scheme: Literal["iid", "dirichlet", "pathological", "shards", "natural", "clusters"] = "iid"
-    alpha: float = 0.5  # dirichlet: concentration, > 0
-    classes_per_client: Annotated[int, Gt(0)] = 2  # pathological
-    shards_per_client: Annotated[int, Gt(0)] = 2  # shards
-    clusters: Annotated[int, Gt(0)] = 5  # clusters: groups of labels
-    cluster_sizes: tuple[int, ...] | None = None  # clients in each cluster; None: near-equal
-    min_examples: Annotated[int, Ge(1)] = 10  # fewer: drawn again (dirichlet), left out (natural)
-    max_examples: Annotated[int, Gt(0)] | None = None  # of a client; these are drawn by key
+    alpha: Annotated[float, Gt(0)] = 0.5  # dirichlet: concentration
+    classes_per_client: Few = 2  # pathological
+    shards_per_client: Few = 2  # shards
+    clusters: Few = 5  # clusters: groups of labels
+    cluster_sizes: tuple[Rows, ...] | None = None  # clients in each cluster; None: near-equal
+    min_examples: Annotated[int, Ge(1), Le(MOST_ROWS)] = (
+        10  # fewer: drawn again (dirichlet), left out (natural)
+    )
+    max_examples: Rows | None = None  # of a client; these are drawn by key
     shuffled: Fraction = 0.0  # of the clients: the labels of their training rows are shuffled
     validation: Fraction = 0.1  # of a client's training rows
     test: Fraction = 0.2  # of a client's rows, where there is no official test split
-    seed: int | None = None  # None: the run's seed
+    seed: Annotated[int, Ge(0), Lt(2**63)] | None = None  # None: the run's seed
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,9 @@ class LocalConfig:
     A pass goes over the client's data once; where ``steps`` is set, it is that many batches.
     """
 
-    batch_size: Annotated[int, Gt(0)] = 16
-    epochs: Annotated[int, Gt(0)] = 1
-    steps: Annotated[int, Gt(0)] | None = None  # instead of epochs
+    batch_size: Few = 16
+    epochs: Few = 1
+    steps: Few | None = None  # instead of epochs
 
     @property
     def passes(self) -> int:

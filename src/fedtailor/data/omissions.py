@@ -27,6 +27,7 @@ Kind = Literal[
     "no-test-row",
     "other-client",
     "trained-before",
+    "few-test-rows",
     "not-checked",
 ]
 

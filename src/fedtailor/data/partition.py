@@ -22,6 +22,7 @@ from .omissions import Omission, of_clients, of_held_out, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
 _CHUNK = 1 << 16  # rows that are hashed together
+_FEW_TEST_ROWS = 5  # fewer say little of a client
 _NOT_SCORED = "without a test row, not scored"
 _RECENT = 10_000  # clients whose held-out rows stay in memory
 
@@ -120,6 +121,10 @@ def without_held_out(parts: Partition, leave_out: NDArray[np.bool_], what: str) 
     omissions = [one for one in parts.omissions if one.kind != "no-test-row"]
     omissions.append(of_held_out("trained-before", less, what, parts.names))
     omissions += of_clients("no-test-row", np.array(without), _NOT_SCORED, parts.names)
+    sizes, fewer = test.sizes(), test.sizes() < parts.test.sizes()
+    few = np.flatnonzero(fewer & (sizes > 0) & (sizes < _FEW_TEST_ROWS))
+    what = f"with fewer than {_FEW_TEST_ROWS} test rows left by this"
+    omissions += of_clients("few-test-rows", few, what, parts.names, sizes[few])
     return replace(
         parts,
         train=Shares.of([parts.train[client] for client in clients]),

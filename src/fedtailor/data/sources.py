@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..disk_cache import cache_dir
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from ..run_format import FROM_PYTHON
 from . import cells, packages
 from . import columns as source_columns
@@ -22,7 +23,7 @@ from .columns import Columns
 from .config import DataConfig
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
-from .text_files import check_text_file
+from .text_files import check_text_file, reason_of
 from .tokens import tokenise
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ Task = Literal["classification", "causal-lm"]
 
 FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _TIMEOUT = 5.0  # seconds for the hub to answer
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,11 @@ def load_data(
         labels, classes = source_columns.encode_labels(columns, config.classes)
         rows = rows[labels[rows] >= 0]
     groups, client_names = source_columns.encode_clients(columns)
+    if groups is not None:
+        nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
+        drawn = np.setdiff1d(drawn, nobodys)
+    else:
+        nobodys = drawn[:0]
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
     of_clients, of_labels = (
@@ -151,6 +158,7 @@ def load_data(
         for one in (columns.clients, columns.labels if task == "classification" else None)
     )
     omissions = [
+        *of_rows("no-client", nobodys, "without a client, left out", None, None),
         *of_rows(
             "client-blanks",
             of_clients,
@@ -244,10 +252,20 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path is not None:
+        if config.revision is not None:
+            raise InputError(
+                f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
+                "out beside data.path"
+            )
         train, test = _local_tables(config.path, config.test_path, config, cache)
         return source_columns.of_tables(train, test, config, cache)
     if config.name in BUILTIN:
         return _builtin(config, cache)
+    if not _HUB_NAME.fullmatch(str(config.name)):
+        raise InputError(
+            f"data.name = {brief(config.name)}: a hub data set is written owner/set, a file is "
+            f"data.path; built-in: {', '.join(BUILTIN)}"
+        )
     try:
         return _hub(config, cache)
     except ConnectionError as error:
@@ -276,7 +294,7 @@ def _local_tables(
 def _builtin(config: DataConfig, cache: Path) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
-    for field in ("test_path", "subset", "text", "image", "label", "client"):
+    for field in ("test_path", "subset", "revision", "text", "image", "label", "client"):
         value = getattr(config, field)
         if value is not None and not (field == "client" and value == builtin.client):
             raise InputError(
@@ -305,7 +323,8 @@ def local_table(name: str, cache: Path) -> Any:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise InputError(f"no file {name!r}")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
+        raise InputError(f"no file {name!r}{where}")
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:
@@ -341,7 +360,7 @@ def local_table(name: str, cache: Path) -> Any:
             enable_progress_bar()
     if "corresponds to no data" in problem:
         raise InputError(f"{name!r} has no rows")
-    raise InputError(f"can't read {name!r}: {problem}")
+    raise InputError(f"can't read {name!r}: {reason_of(problem)}")
 
 
 def _hub(config: DataConfig, cache: Path) -> Columns:
@@ -352,7 +371,7 @@ def _hub(config: DataConfig, cache: Path) -> Columns:
 
     try:
         _reach_hub()
-        splits = load_dataset(config.name, config.subset)
+        splits = load_dataset(config.name, config.subset, revision=config.revision)
     except (DatasetNotFoundError, HTTPError) as error:
         raise ConnectionError(_one_line(error)) from error
     except (DatasetsError, ValueError, RuntimeError) as error:

@@ -85,6 +85,11 @@ class Survey:
         source = self._source(text)
         named = None if client in (None, "none") else self._client(str(client))
         label = self._label(label, {source, named})
+        if len({source, label, named}) < 3:
+            raise InputError(
+                f"columns of {self.path}: text {source!r}, label {label!r}, client {named!r}: each "
+                "must be another one"
+            )
         if client is None:
             named = self._guessed_client({source, label})
         return Roles(source, label, named)
@@ -115,11 +120,7 @@ class Survey:
 
     def client_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
-        found = [
-            column
-            for column in self._of_few_values(taken)
-            if column.kind in ("text", "integer") and column.missing == 0
-        ]
+        found = [c for c in self._of_few_values(taken) if c.kind in ("text", "integer")]
         found.sort(key=lambda c: (not _is_called(c.name, _CLIENTS), c.distinct))
         return found
 
@@ -161,6 +162,16 @@ class Survey:
                 f"column {name!r} of {self.path} holds one class only ({only}); classification "
                 "needs two"
             )
+        if column.distinct > _MAX_CLASSES and 2 * column.distinct > self.rows - column.missing:
+            raise InputError(
+                f"column {name!r} of {self.path} has {column.distinct:,} values in {self.rows:,} "
+                "rows; a label has a few values, each in many rows"
+            )
+        if column.distinct == self.rows - column.missing:
+            raise InputError(
+                f"column {name!r} of {self.path} has another value in each row; a label has a few "
+                "values, each in many rows"
+            )
         if column.kind == "integer" and min(values) < 0:
             raise InputError(
                 f"column {name!r} of {self.path} holds {min(values)}; labels are words or whole "
@@ -176,23 +187,22 @@ class Survey:
         ]
 
     def _guessed_client(self, taken: set[str | None]) -> str | None:
-        """Raise InputError if the only columns with a client's name have empty cells."""
-        full = [c.name for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
-        if full:
-            return full[0]
-        for column in self._of_few_values(taken):  # whole numbers beside empty cells: "number"
-            if column.missing and column.kind != "other" and _is_called(column.name, _CLIENTS):
+        """The first column with a client's name; one without empty cells goes first.
+
+        Raises:
+            InputError: the only one holds numbers beside empty cells.
+        """
+        found = [c for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
+        found.sort(key=lambda column: column.missing > 0)
+        if found:
+            return found[0].name
+        for column in self._of_few_values(taken):  # whole numbers beside empty cells, in parquet
+            if column.missing and column.kind == "number" and _is_called(column.name, _CLIENTS):
                 return self._client(column.name)
         return None
 
     def _client(self, name: str) -> str:
         column = self.column(name)
-        if column.missing:
-            rows = "1 row" if column.missing == 1 else f"{column.missing:,} rows"
-            raise InputError(
-                f"column {name!r} of {self.path} is empty in {rows}; every row needs a client "
-                "(--client none divides the rows at random)"
-            )
         if column.kind not in ("text", "integer"):
             raise InputError(
                 f"column {name!r} of {self.path} holds {column.kind}s; clients are words or whole "

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import codecs
+import re
 from pathlib import Path
 
 from ..errors import InputError
 
 _BLOCK = 1 << 20
 _SEPARATORS = {";": "';'", "\t": "tabs"}
+
+_REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
+    (
+        r"Expected (\d+) fields in line (\d+), saw (\d+)",
+        "line {1} has {2} cells, and the lines before it {0}; put cells with commas in quotes",
+    ),
+    (
+        r"EOF inside string starting at row (\d+)",
+        "the quote that opens in row {0} after the header is never closed",
+    ),
+    (r"Buffer overflow caught", "a line does not end, or has far more cells than the others"),
+    (r"JSON parse error: .* in row (\d+)", "the line after row {0} is not a JSON object"),
+    (r"Parquet magic bytes not found|Parquet file size is", "it is no whole parquet file"),
+    (r"Not an Arrow file|metadata bytes|Invalid flatbuffers", "it is no whole Arrow file"),
+)
+
+
+def reason_of(problem: str) -> str:
+    """Return what pandas or pyarrow say is wrong with a file, in words for who wrote the file.
+
+    >>> reason_of("Error tokenizing data. C error: Expected 2 fields in line 3, saw 4")
+    'line 3 has 4 cells, and the lines before it 2; put cells with commas in quotes'
+    """
+    for pattern, words in _REASONS:
+        if found := re.search(pattern, problem):
+            return words.format(*found.groups())
+    return problem
 
 
 def check_text_file(path: Path, name: str) -> None:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from ..data.config import LocalConfig
+from ..data.config import Few, LocalConfig
 from ..data.federation import Federation
+from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
 from ..task.task import Precision
+
+_DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """When and on whom models are evaluated."""
 
-    every: Annotated[int, Gt(0)] = 1  # rounds; the last round always is
+    every: Few = 1  # rounds; the last round always is
     clients: Annotated[int, Gt(0)] | None = None  # a fixed sample of so many clients; None: all
-    batch_size: Annotated[int, Gt(0)] = 64
+    batch_size: Few = 64
     global_model: bool = True  # beside the personal models
-    novel_passes: Annotated[int, Ge(0)] = 1  # local training of a client that never took part
+    novel_passes: Annotated[int, Ge(0), Le(1_000_000)] = (
+        1  # local training of a client that never took part
+    )
     # beside loss and accuracy: "macro_f1", "auc", or a function of one's own, "FILE.py:FUNCTION"
     metrics: tuple[str, ...] = ()
     confusion: bool = False  # keep each client's confusion matrix
@@ -39,8 +45,8 @@ class EngineConfig:
 
     executor: Literal["auto", "sequential", "vectorised", "processes"] = "auto"
     # vectorised: clients trained at once; None: 5 on a CPU or a rank, as many as pays on a GPU
-    clients_per_step: Annotated[int, Gt(0)] | None = None
-    processes: Annotated[int, Gt(0)] | None = None  # at most; None: one a core
+    clients_per_step: Few | None = None
+    processes: Annotated[int, Gt(0), Le(4096)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
     upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
@@ -48,6 +54,14 @@ class EngineConfig:
     cache_mb: Annotated[float, Ge(0)] = 2000.0
     # a client whose numbers are not finite stops the method with that seed, or is left out
     on_divergence: Literal["stop", "skip"] = "stop"
+
+    def __post_init__(self) -> None:
+        """Refuse a device of another kind."""
+        if not _DEVICE.fullmatch(self.device):
+            raise InputError(
+                f"engine.device = {brief(self.device)}: allowed are 'auto', 'cpu', 'cuda' and "
+                "'cuda:1' (a GPU's number)"
+            )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +142,41 @@ class PersonalModel:
             for row, tokens in zip(rows, new, strict=True):
                 texts[row] = backbone.tokenizer.decode(tokens, skip_special_tokens=True)
         return texts
+
+
+def predict_by_client(
+    trained: TrainedMethod,
+    inputs: Sequence[Any],
+    clients: Sequence[str],
+    *,
+    max_new_tokens: int = 32,
+) -> list[Any]:
+    """Predict each input with the model of its own client.
+
+    Args:
+        trained: one method with one seed of a finished run.
+        inputs: as `PersonalModel.predict` takes them.
+        clients: the name or number of the client of each input.
+        max_new_tokens: of a language model's text.
+
+    Returns:
+        The results in the order of the inputs.
+
+    Raises:
+        InputError: there is no such client.
+    """
+    for client in dict.fromkeys(clients):  # before anything is predicted
+        if trained.onboarded(client) is None:
+            trained.number(client)
+    results: list[Any] = [None] * len(inputs)
+    for client in dict.fromkeys(clients):
+        state = to_device(trained.client_state(client), trained.task.device)
+        rows = [row for row, name in enumerate(clients) if name == client]
+        model = PersonalModel(trained, client, state)
+        found = model.predict([inputs[row] for row in rows], max_new_tokens=max_new_tokens)
+        for row, result in zip(rows, found, strict=True):
+            results[row] = result
+    return results
 
 
 def load_model(

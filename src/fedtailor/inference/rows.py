@@ -22,10 +22,12 @@ TABLES = (".csv", ".jsonl", ".txt")
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs in their order: texts, or paths of pictures; and their labels, if they have any."""
+    """Inputs in their order: texts, or paths of pictures; and their labels and clients, if they
+    have any."""
 
     inputs: Sequence[str] | Sequence[Path]
     labels: Sequence[str] | None = None
+    clients: Sequence[str] | None = None
 
     @property
     def are_pictures(self) -> bool:
@@ -100,7 +102,30 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
         if not isinstance(row.get(name), str):
             raise InputError(f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a text")
     labels = None if label not in columns else [str(row.get(label, "")).strip() for row in table]
-    return Rows([row[name] for row in table], labels)
+    clients = None
+    if data.client is not None and data.client in columns:
+        clients = [_client(row.get(data.client)) for row in table]
+    return Rows([row[name] for row in table], labels, clients)
+
+
+def _client(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def clients_of(rows: Rows, source: str, data: DataConfig) -> Sequence[str]:
+    """Return the client of each row.
+
+    Raises:
+        InputError: the run has no column of clients, the rows don't have it, or a cell is empty.
+    """
+    if data.client is None:
+        raise InputError("the run's data have no column of clients (data.client); use --client")
+    if rows.clients is None:
+        raise InputError(f"{source} has no column {data.client!r}, which names each row's client")
+    if "" in rows.clients:
+        number = rows.clients.index("") + 1
+        raise InputError(f"{source}, row {number}: {data.client!r} is empty; name a client")
+    return rows.clients
 
 
 def _lines(content: str) -> list[str]:
@@ -169,10 +194,15 @@ def accuracy(
     return f"accuracy {right / len(known):.4f}: {right} of {len(known)} rows"
 
 
-def as_objects(rows: Rows, results: Iterable[Prediction | str]) -> Iterator[dict[str, Any]]:
-    """A JSON object for each result; pictures have the name of their ``file``."""
-    for value, result in zip(rows.inputs, results, strict=True):
+def as_objects(
+    rows: Rows, results: Iterable[Prediction | str], clients: Sequence[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """A JSON object for each result; pictures have the name of their ``file``, and rows that
+    ``clients`` predicted the name of theirs."""
+    whose = [None] * len(rows.inputs) if clients is None else clients
+    for value, result, client in zip(rows.inputs, results, whose, strict=True):
         of = {"file": str(value)} if rows.are_pictures else {}
+        of |= {} if client is None else {"client": client}
         if isinstance(result, str):
             yield {**of, "text": result}
         else:

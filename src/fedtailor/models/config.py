@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class ModelConfig:
     """The model, and how its outputs become logits."""
 
     name: str = "minilm"  # built-in, hub name "owner/model", or a folder in Hugging Face's format
+    revision: str | None = None  # of a hub model: a commit, a branch or a tag; None: the newest
     pretrained: bool = True  # False: the architecture with random weights
     # instead of a name: "file.py:function", which returns an nn.Module or `fedtailor.from_module`'s
     # backbone; the path is relative to the experiment file
@@ -26,5 +27,7 @@ class ModelConfig:
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # "frozen": training uses the running statistics and leaves them as they are
     batch_norm: Literal["train", "frozen"] = "train"
-    image_size: Annotated[int, Gt(0)] | None = None  # the side; None: the model's own
-    width: Annotated[float, Gt(0)] = 1.0  # a factor on the channels of resnet9, cnn and lenet
+    image_size: Annotated[int, Gt(0), Le(4096)] | None = None  # the side; None: the model's own
+    width: Annotated[float, Gt(0), Le(16)] = (
+        1.0  # a factor on the channels of resnet9, cnn and lenet
+    )

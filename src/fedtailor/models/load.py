@@ -138,7 +138,9 @@ def load_tokenizer(
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **origin(source))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, **origin(source, config.revision)
+        )
     except (OSError, ValueError) as error:
         raise InputError(
             f"can't load the tokenizer of {config.name!r}: {first_line(error)}"
@@ -208,7 +210,7 @@ def from_module(
 def _own_backbone(config: ModelConfig, kind: Kind, seed: int) -> Backbone:
     """The backbone of ``config.factory``."""
     default = ModelConfig()
-    for name in ("name", "pooling", "dropout", "image_size", "width"):
+    for name in ("name", "revision", "pooling", "dropout", "image_size", "width"):
         if getattr(config, name) != getattr(default, name):
             raise InputError(
                 f"model.{name} = {getattr(config, name)!r} does not apply to model.factory; "

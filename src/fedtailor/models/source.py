@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..disk_cache import cache_dir
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from ..run_format import FROM_PYTHON
 from .config import ModelConfig
 from .packages import BUILTIN
@@ -24,14 +24,19 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
     name = config.name
     if name.startswith(FROM_PYTHON):
         raise InputError("the run's model was given from Python; give it again: backbone=...")
+    path = Path(name).expanduser()
+    if config.revision is not None and (name in BUILTIN or path.is_dir()):
+        raise InputError(
+            f"model.revision = {brief(config.revision)} is for models of the hub, and {name!r} is "
+            f"{'built in' if name in BUILTIN else 'a folder'}; leave it out"
+        )
     if name in BUILTIN:
-        path = BUILTIN[name].find(cache_dir() if cache is None else cache)
-        if path is None:
+        found = BUILTIN[name].find(cache_dir() if cache is None else cache)
+        if found is None:
             raise InputError(
                 f"model {name!r} isn't on this machine; get it with: {BUILTIN[name].get}"
             )
-        return str(path)
-    path = Path(name).expanduser()
+        return str(found)
     if path.is_dir():
         return str(path)
     if path.exists() or name.startswith((".", "~", "/")) or name.count("/") > 1:
@@ -42,10 +47,12 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
     return name
 
 
-def origin(source: str) -> dict[str, Any]:
-    """Return arguments of from_pretrained: whether to ask the hub, and to run no code from it."""
+def origin(source: str, revision: str | None = None) -> dict[str, Any]:
+    """Return arguments of from_pretrained: whether to ask the hub, for which revision, and to run
+    no code from it."""
     local = Path(source).is_dir() or not hub_in_reach()
-    return {"local_files_only": local, "trust_remote_code": False}
+    wanted = {} if revision is None else {"revision": revision}
+    return {"local_files_only": local, "trust_remote_code": False, **wanted}
 
 
 @functools.cache
@@ -77,14 +84,18 @@ def transformers_config(source: str, config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source, **origin(source))
+        return AutoConfig.from_pretrained(source, **origin(source, config.revision))
     except (OSError, ValueError) as error:
         if not Path(source).is_dir():
             raise InputError(
-                f"model {config.name!r} is not a folder, was not downloaded before, and can't be "
-                f"read from the Hugging Face hub: {first_line(error)}"
+                f"model {config.name!r}{_at(config)} is not a folder, was not downloaded before, "
+                f"and can't be read from the Hugging Face hub: {first_line(error)}"
             ) from error
         raise InputError(f"can't read model {config.name!r}: {first_line(error)}") from error
+
+
+def _at(config: ModelConfig) -> str:
+    return "" if config.revision is None else f" at revision {brief(config.revision)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -116,7 +116,7 @@ def _load_weights(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
-            **origin(source),
+            **origin(source, config.revision),
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"can't load model {config.name!r}: {first_line(error)}") from error
@@ -176,9 +176,10 @@ def _processor(config: ModelConfig, source: str) -> dict[str, Any]:
     """Return the fields of the model's preprocessor_config.json."""
     from transformers import ImageProcessingMixin
 
-    local = origin(source)["local_files_only"]
+    options = origin(source, config.revision)
+    del options["trust_remote_code"]
     try:
-        fields, _ = ImageProcessingMixin.get_image_processor_dict(source, local_files_only=local)
+        fields, _ = ImageProcessingMixin.get_image_processor_dict(source, **options)
         return dict(fields)
     except OSError as error:
         if not config.pretrained:

@@ -65,10 +65,12 @@ def summarise(
     worst = -math.inf if higher_is_better else math.inf
     order = np.argsort(np.where(np.isnan(x), worst, x), kind="stable")
     worst_first = x[order if higher_is_better else order[::-1]]
+    with np.errstate(invalid="ignore"):  # of infinite losses the spread is not a number
+        mean, weighted, std = float(x.mean()), float((x * n).sum() / n.sum()), float(x.std())
     return Summary(
-        mean=float(x.mean()),
-        weighted=float((x * n).sum() / n.sum()),
-        std=float(x.std()),
+        mean=mean,
+        weighted=weighted,
+        std=std,
         bottom_decile=float(worst_first[len(x) // 10]),
         worst=float(worst_first[0]),
         clients=len(x),

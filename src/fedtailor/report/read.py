@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
+from annotated_types import Ge, Le, MinLen
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from ..run_format import check_format
+from ..errors import InputError, brief
+from ..run_format import check_folder_name, check_format
+from .checked import Amount, Count, Results, check_results, load_json, load_object, record
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Counts = NDArray[np.integer]
+_COUNTS = {"train", "validation", "test", "labels", "clusters", "majority", "majority_correct"}
 StrPath = str | os.PathLike[str]
 
 
@@ -36,7 +38,7 @@ class Partition:
     """
 
     digest: str
-    clients: int
+    clients: Annotated[int, Ge(1), Le(10**9)]
     train: Counts
     validation: Counts
     test: Counts
@@ -58,10 +60,10 @@ class Partition:
 class Commit:
     """The progress of a trial: the last complete round, all rounds, the logs' lengths in bytes."""
 
-    round: int
-    rounds: int
+    round: Count
+    rounds: Count
     finished: bool
-    bytes: Mapping[str, int]
+    bytes: Mapping[str, Count]
     diverged: str | None = None  # the reason, if training diverged in the next round
     stopped: bool = False  # a callback has stopped it after that round
 
@@ -70,14 +72,14 @@ class Commit:
 class Round:
     """One line of history.jsonl; the bytes are those of the whole cohort."""
 
-    round: int
-    cohort: Sequence[int]
+    round: Count
+    cohort: Sequence[Count]
     train_loss: float | None
-    losses: Sequence[float | None]
-    steps: Sequence[int]
-    lr_scale: float
-    bytes_down: int
-    bytes_up: int
+    losses: Results
+    steps: Sequence[Count]
+    lr_scale: Amount
+    bytes_down: Count
+    bytes_up: Count
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,14 @@ class Evaluation:
     """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
     experiment's own by name, None where one is undefined."""
 
-    round: int
+    round: Count
     model: str
     split: str
-    clients: Sequence[int]
-    num_examples: Sequence[int]
-    loss: Sequence[float | None]
-    accuracy: Sequence[float | None]
-    metrics: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    clients: Sequence[Count]
+    num_examples: Sequence[Count]
+    loss: Results
+    accuracy: Results
+    metrics: Mapping[str, Results] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,10 @@ class Timing:
     """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
     of the clients' training in seconds, None where it is not known."""
 
-    round: int
-    seconds: Mapping[str, float]
-    peak_memory_mb: float | None
-    cpu_seconds: float | None = None
+    round: Count
+    seconds: Mapping[str, Amount]
+    peak_memory_mb: Amount | None
+    cpu_seconds: Amount | None = None
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,66 @@ class Costs:
     """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype;
     the floating-point operations of training on one batch, None where they were not counted."""
 
-    trained: int
-    communicated: int
-    private: int
-    down: Mapping[str, int]
-    up: Mapping[str, int]
-    model: int
-    flops: int | None = None
+    trained: Count
+    communicated: Count
+    private: Count
+    down: Mapping[str, Count]
+    up: Mapping[str, Count]
+    model: Count
+    flops: Annotated[int, Ge(0), Le(10**30)] | None = None
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """What a reader of an experiment.json relies on."""
+
+    name: str
+    rounds: Count
+    seeds: Annotated[Sequence[Annotated[int, Ge(0), Le(2**63 - 1)]], MinLen(1)]
+    methods: Sequence[dict[str, Any]]
+    data: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
+    cohort: dict[str, Any] = field(default_factory=dict)
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    start_from: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Method:
+    label: str
+    name: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class _Model:
+    factory: str | None = None
+
+
+@dataclass(frozen=True)
+class _Cohort:
+    novel: Count = 0
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    select: str | None = None
+    metrics: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Start:
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class _Omission:
+    text: str
+    count: Count = 0
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,28 +276,11 @@ def tensor_names(path: Path) -> list[str]:
         return sorted(file.keys())
 
 
-def _json(path: Path) -> Any:
+def _object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        return load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
-
-
-def _record(kind: type[Record], values: Any, source: str) -> Record:
-    if not isinstance(values, dict):
-        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
-    needed = [
-        field.name
-        for field in fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING
-    ]
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
-    names = [field.name for field in fields(kind) if field.name in values]
-    return kind(**{name: values[name] for name in names})
 
 
 def read_log(
@@ -278,11 +316,7 @@ def read_log(
     records = []
     for number, line in enumerate(committed.splitlines(), start=1):
         source = f"{path} line {number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{source} is not valid JSON: {error}") from None
-        records.append(_record(kind, values, source))
+        records.append(record(kind, load_json(line, source), source))
     return records
 
 
@@ -292,7 +326,7 @@ def read_commit(folder: Path) -> Commit:
     Raises:
         InputError: the file is missing or damaged.
     """
-    return _record(Commit, _json(folder / "commit.json"), str(folder / "commit.json"))
+    return record(Commit, _object(folder / "commit.json"), str(folder / "commit.json"))
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
@@ -312,7 +346,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=read_log(Round, folder / "history.jsonl", commit.bytes),
         evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
         timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
-        costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
+        costs=record(Costs, _object(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
 
@@ -331,15 +365,29 @@ def read_experiment(run: Path) -> dict[str, Any]:
     path = run / "experiment.json"
     if not path.is_file():
         raise InputError(f"{run} is not a run directory: it has no experiment.json")
-    experiment: dict[str, Any] = _json(path)
+    experiment = _object(path)
     check_format(experiment, path.parent)
-    needed = {"name", "rounds", "seeds", "methods"}
-    if missing := needed - set(experiment):
-        raise InputError(f"{path} lacks {', '.join(sorted(missing))}")
-    for method in experiment["methods"]:
-        if missing := {"label", "name"} - set(method):
-            raise InputError(f"{path}: a method lacks {', '.join(sorted(missing))}: {method}")
+    check_experiment(experiment, path)
     return experiment
+
+
+def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
+    """Check the content of the experiment.json at ``path``: what readers rely on is there.
+
+    Raises:
+        InputError: it lacks something, or a value is of another type.
+    """
+    checked = record(_Experiment, experiment, str(path))
+    record(_Cohort, checked.cohort, f"{path}: cohort")
+    record(_Evaluate, checked.evaluate, f"{path}: evaluate")
+    record(_Model, checked.model, f"{path}: model")
+    record(_Start, checked.start_from, f"{path}: start_from")
+    labels = [record(_Method, method, f"{path}: a method").label for method in checked.methods]
+    for label in labels:
+        check_folder_name(f"{path}: method label", label)
+    for name, values in (("labels", labels), ("seeds", checked.seeds)):
+        if len(set(values)) < len(values):
+            raise InputError(f"{path}: the {name} {brief(values)} must differ")
 
 
 def read(path: Path, only: tuple[str, int] | None = None) -> Run:
@@ -364,13 +412,53 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     ]
     if not trials:
         raise InputError(f"{path} has no committed round yet, so there is nothing to show")
-    partitions = {}
-    for seed in sorted({trial.seed for trial in trials}):
-        file = path / "partitions" / f"seed-{seed}.json"
-        content = _json(file) | tensors(file.with_suffix(".safetensors"))
-        partitions[seed] = _record(Partition, content, str(file))
-    environment = _json(path / "environment.json")
+    partitions = {seed: _read_partition(path, seed) for seed in sorted({t.seed for t in trials})}
+    for trial in trials:
+        _check_clients(trial, partitions[trial.seed].clients)
+    environment = _object(path / "environment.json")
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
+
+
+def _read_partition(run: Path, seed: int) -> Partition:
+    path = run / "partitions" / f"seed-{seed}.json"
+    held = path.with_suffix(".safetensors")
+    counts = tensors(held)
+    texts = {name: value for name, value in _object(path).items() if name not in _COUNTS}
+    found = record(Partition, texts | counts, str(path))
+    K = found.clients
+    for name in sorted(_COUNTS & counts.keys()):
+        shape = (K, len(found.classes)) if name == "labels" else (K,)
+        if counts[name].shape != shape or counts[name].dtype.kind not in "iu":
+            raise InputError(
+                f"{held}: {name} is {counts[name].dtype} {list(counts[name].shape)}; must be "
+                f"whole numbers {list(shape)}"
+            )
+    if found.names is not None and len(found.names) != K:
+        raise InputError(f"{path} has {len(found.names)} names for {K} clients")
+    for omission in found.omissions:
+        record(_Omission, omission, f"{path}: an omission")
+    return found
+
+
+def _check_clients(trial: Trial, clients: int) -> None:
+    """Raise InputError where a line has another number of values than clients, or unknown ones."""
+    for number, line in enumerate(trial.history, 1):
+        source = f"{trial.folder / 'history.jsonl'} line {number}"
+        check_results(line.losses, len(line.cohort), f"{source}: losses")
+        check_results(line.steps, len(line.cohort), f"{source}: steps")
+        check_results([line.train_loss], 1, f"{source}: train_loss")
+        _check_known(line.cohort, clients, f"{source}: cohort")
+    for number, result in enumerate(trial.evaluations, 1):
+        source = f"{trial.folder / 'clients.jsonl'} line {number}"
+        by_name = {name: getattr(result, name) for name in ("num_examples", "loss", "accuracy")}
+        for name, values in (by_name | dict(result.metrics)).items():
+            check_results(values, len(result.clients), f"{source}: {name}")
+        _check_known(result.clients, clients, f"{source}: clients")
+
+
+def _check_known(found: Sequence[int], clients: int, source: str) -> None:
+    if len(set(found)) < len(found) or max(found, default=0) >= clients:
+        raise InputError(f"{source} {brief(found)}: must differ and be below {clients}")
 
 
 def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..engine.rounds import Round
 from ..engine.scoring import EvaluatedModel
+from ..report.checked import Count
 from ..report.metrics import best_round
 from ..report.select import Metric, higher_is_better, summary
 
@@ -18,7 +19,7 @@ class BestRound:
     """A round, and the mean over clients of its ``validation`` results; None where no client has
     validation examples."""
 
-    round: int
+    round: Count
     validation: float | None
 
 

@@ -190,6 +190,12 @@ def device_of(engine: EngineConfig) -> torch.device:
         device = "cuda" if cuda else "cpu"
     if device.startswith("cuda") and not cuda:
         raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
+    number = torch.device(device).index or 0
+    if cuda and device != "cpu" and number >= torch.cuda.device_count():
+        raise InputError(
+            f"engine.device = {device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices "
+            "here, and the first one is cuda:0"
+        )
     return torch.device(device)
 
 

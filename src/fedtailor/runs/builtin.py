@@ -56,6 +56,8 @@ def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> P
     if path.name == str(path) and not path.suffix:
         raise unknown(what, str(path), builtin, kind="no file has that name; built-in")
     hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""
+    if what == "experiment" and not path.suffix:
+        raise InputError(f"{path} is neither an experiment file nor a run directory{hint}")
     raise InputError(f"no {what} file {path}{hint}")
 
 

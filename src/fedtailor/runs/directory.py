@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, staged_path
@@ -35,6 +35,7 @@ from ..engine.scoring import Evaluation
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
+from ..report.checked import Count, load_object, record
 from ..report.select import Metric
 from .best import BestRound, best_rounds
 
@@ -81,14 +82,9 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: no such file, or it holds no JSON object.
     """
     try:
-        value = json.loads(path.read_text())
+        return load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}; it must hold an object")
-    return value
 
 
 def as_json(value: Any) -> bytes:
@@ -166,10 +162,10 @@ def locked(folder: Path) -> Iterator[None]:
 class Commit:
     """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
 
-    round: int
-    rounds: int
+    round: Count
+    rounds: Count
     finished: bool
-    bytes: dict[str, int]
+    bytes: dict[str, Count]
     diverged: str | None = None  # why it stopped after that round; the next run goes on there
     best: dict[str, BestRound] = field(default_factory=dict)
     stopped: bool = False  # a callback stopped it after that round; it can go on
@@ -199,13 +195,18 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if not names - {"stopped"} <= content.keys() <= names or content["bytes"].keys() != set(LOGS):
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}, and bytes of {LOGS}")
-    best = content["best"]
-    if any(about.keys() != {"round", "validation"} for about in best.values()):
-        raise InputError(f"{path}: each of best must hold round and validation")
-    best = {model: BestRound(**about) for model, about in best.items()}
-    return Commit(**{**content, "best": best})
+    if not names - {"stopped"} <= content.keys() <= names:
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
+    if not isinstance(content["best"], dict):
+        raise InputError(f"{path}: best must hold an object")
+    best = {
+        model: record(BestRound, about, f"{path}: best.{model}")
+        for model, about in content["best"].items()
+    }
+    commit = record(Commit, {**content, "best": best}, str(path))
+    if commit.bytes.keys() != set(LOGS):
+        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
+    return commit
 
 
 class RunDirectory:
@@ -286,7 +287,8 @@ class RunDirectory:
         path = state_path(self.path, self.commit.round)
         if not path.exists():
             raise InputError(f"{path} is missing; restore it, or choose another --out")
-        state = load_file(path)
+        with _readable(path):
+            state = load_file(path)
         self._keep_best(store)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
@@ -441,7 +443,8 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
     path = folder / "server.safetensors" if last else state_path(folder, number)
     if not path.exists():
         raise InputError(f"{path} is missing; restore it")
-    state = load_file(path)
+    with _readable(path):
+        state = load_file(path)
     return aligned(state if last else strip_prefix(state, "server/"))
 
 
@@ -455,7 +458,7 @@ def model_seed(folder: Path, seed: int) -> int:
 
 def read_private(path: Path, client: int) -> Params:
     """A client's tensors in a store's file; empty if it never trained."""
-    with safe_open(path, "pt") as file:
+    with _readable(path), safe_open(path, "pt") as file:
         return _row(file, client) if file.get_slice(SEEN)[client] else {}
 
 
@@ -464,12 +467,21 @@ def read_private_after(folder: Path, number: int, client: int) -> Params:
     trained."""
     path = best_path(folder / PRIVATE_FILE, number)
     if path.exists():
-        with safe_open(path, "pt") as file:
+        with _readable(path), safe_open(path, "pt") as file:
             where = file.get_slice(KEPT)[client]
             if where:
                 return _row(file, client) if where == HERE else {}
     path = folder / PRIVATE_FILE
     return read_private(path, client) if path.exists() else {}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what safetensors says of a damaged file into an InputError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}; restore it") from None
 
 
 def _row(file: Any, client: int) -> Params:

@@ -13,6 +13,8 @@ from ..data.survey import Roles, Survey
 from ..errors import InputError, unknown
 from ..method import FineTuning
 from ..methods import METHODS
+from ..models import BUILTIN, ModelConfig
+from ..models.source import locate
 from .experiment import parse
 
 _MIN_EXAMPLES = SplitConfig.min_examples
@@ -99,13 +101,14 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         TOML that `fedtailor.load` takes.
 
     Raises:
-        InputError: an unknown method, one that needs public examples, too few clients.
+        InputError: an unknown method or model, one that needs public examples, too few clients.
     """
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         if METHODS[method].needs_public:
             raise InputError(f"{method} needs public examples; add it to the file by hand")
+    _check_model(model, "text" if survey.column(roles.source).kind == "text" else "image")
     if len(set(methods)) < len(methods):
         raise InputError(f"methods {', '.join(methods)}: name each once")
     clients = Clients.of(survey, roles.client)
@@ -123,6 +126,18 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
     text = "\n\n".join(sections) + "\n"
     parse(tomllib.loads(text))
     return text
+
+
+def _check_model(name: str, modality: str) -> None:
+    """Raise InputError if there is no such model, or it is built in for other data."""
+    builtin = BUILTIN.get(name)
+    if builtin is None:
+        locate(ModelConfig(name), None)
+    elif builtin.modality != modality:
+        raise InputError(
+            f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
+            "list models"
+        )
 
 
 _LOCAL = """\
@@ -146,7 +161,7 @@ def _head(name: str) -> str:
 
 def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield "[data]"
-    yield _line("path", survey.path, "counts from the folder in which you start fedtailor")
+    yield _line("path", survey.path, "from the current folder, or else from this file's")
     yield _line("text" if is_text else "image", roles.source)
     classes = len(survey.counts(roles.label))
     yield _line("label", roles.label, f"{classes} classes")

@@ -17,16 +17,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..data.config import DataConfig, LocalConfig, SplitConfig
 from ..engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan, ScheduleConfig
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..robustness.attacks import AttackConfig
+from ..run_format import check_folder_name
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
 
 T = TypeVar("T")
+
+_MOST_NESTED = 16  # tables and lists within one another
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Experiment:
         """Refuse what would only show when it is too late."""
         if not self.methods:
             raise InputError("no methods; name at least one, for example [methods.fedsdg]")
+        check_folder_name("name", self.name)
         if self.rounds < 1 or not self.seeds:
             raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
@@ -172,6 +176,23 @@ def source_place(reference: str, folder: str) -> str:
     return f"{folder}/{place}" if place.endswith(".py") else place
 
 
+def check_nesting(content: Any, where: str) -> None:
+    """Check that no tables and lists stand too deep within one another.
+
+    Raises:
+        InputError: they do.
+    """
+    level = [content]
+    for _ in range(_MOST_NESTED):
+        children = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [x for c in children for x in c if isinstance(x, Mapping | list | tuple)]
+        if not level:
+            return
+    raise InputError(
+        f"{where} has tables or lists more than {_MOST_NESTED} deep within one another"
+    )
+
+
 def _own(method: Method) -> dict[str, Any]:
     """Where a method that is not the package's own comes from."""
     if METHODS.get(method.name) is type(method):
@@ -250,18 +271,29 @@ def _pairs(settings: Settings) -> dict[str, Any]:
 
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:
     """Give the whole paths of the user's own files, which are relative to the experiment file: of
-    methods (``class``), of the model (``factory``) and of metrics."""
+    methods (``class``), of the model (``factory``) and of metrics; and of data that are not in the
+    current folder."""
     tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
     for table in tables:
         for key in ("class", "factory"):
             if isinstance(table, dict) and isinstance(table.get(key), str):
                 table[key] = absolute(table[key], folder)
+    for section in (content.get("data"), content.get("public")):
+        for key in ("path", "test_path"):
+            if isinstance(section, dict) and isinstance(section.get(key), str):
+                section[key] = _data_path(section[key], folder)
     evaluate = content.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
         evaluate["metrics"] = [
             absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
             for metric in evaluate["metrics"]
         ]
+
+
+def _data_path(name: str, folder: Path) -> str:
+    """A file of data, which counts from the current folder, or else from ``folder``."""
+    beside = folder / name
+    return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -277,18 +309,23 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"{path} is a table; write an experiment file for it: fedtailor new {path}"
         )
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InputError(f"{path} has tables or lists too deep within one another") from None
+    except ValueError as error:  # no TOML, no UTF-8, or a number of too many digits
         raise InputError(f"{path} is not TOML: {error}") from None
+    check_nesting(content, str(path))
+    return content
 
 
 def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
+    check_nesting(content, "the experiment")
     methods = content.get("methods")
     if isinstance(methods, list):
         methods = by_label(methods)
     if not isinstance(methods or {}, Mapping):
-        raise InputError(f"methods must be a table, got {methods!r}")
+        raise InputError(f"methods must be a table, got {brief(methods)}")
     if isinstance(start := content.get("start_from"), str):
         content = {**content, "start_from": {"run": start}}
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
@@ -299,14 +336,16 @@ def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """The methods as a table, from the list that `Experiment.as_dict` writes."""
     if not all(isinstance(m, Mapping) and "label" in m for m in methods):
         raise InputError("methods must be a table, or a list of tables that have a label")
+    labels = [str(m["label"]) for m in methods]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"methods: the labels {', '.join(map(brief, labels))} must differ")
     return {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
 
 
 def _method(label: str, fields: Any) -> Method:
+    check_folder_name("method label", label)
     if not isinstance(fields, Mapping):
         raise InputError(f"methods.{label} must be a table of fields")
-    if "/" in label or label.startswith("."):
-        raise InputError(f"method label {label!r} can't name a folder; no '/', no leading '.'")
     changes = {k: v for k, v in fields.items() if k not in ("name", "class", "sha256")}
     if "class" in fields:
         method = own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
@@ -399,21 +438,24 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     hint = _hints(kind)[name]
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
-            raise InputError(f"{where}.{name}".lstrip(".") + f" must be a table, got {value!r}")
+            raise InputError(
+                f"{where}.{name}".lstrip(".") + f" must be a table, got {brief(value)}"
+            )
         return value
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
     try:
-        if isinstance(value, bool) and hint is not bool:
-            raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(value).lower()}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {value}")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool) and hint is not bool:
+                raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(one).lower()}")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {one}")
         return _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
-        raise InputError(f"{key} = {value!r}: {reason[0].lower()}{reason[1:]}") from None
+        raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
 
 
 @functools.cache
@@ -430,18 +472,22 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InputError(f"{name} must be a table, got {value!r}")
+        raise InputError(f"{name} must be a table, got {brief(value)}")
     return value
 
 
 def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise InputError(f"--set takes key=value, got {text!r}")
+        raise InputError(f"--set takes key=value, got {brief(text)}")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        content = tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise InputError(f"--set {key.strip()} has lists too deep within one another") from None
+    except ValueError:  # a bare word
         return key.strip(), value.strip()
+    check_nesting([content], f"--set {key.strip()}")
+    return key.strip(), content
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -468,7 +514,7 @@ def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:
 def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
     labels = [labels] if isinstance(labels, str) else labels
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise InputError(f"methods = {labels!r}: must be a list of labels")
+        raise InputError(f"methods = {brief(labels)}: must be a list of labels")
     missing = [label for label in labels if label not in methods and label not in METHODS]
     if missing:
         raise unknown("method", str(missing[0]), {*methods, *METHODS})

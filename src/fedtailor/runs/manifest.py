@@ -10,14 +10,17 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le, Len
 
 from ..data.federation import Federation
 from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
+from ..report.checked import record
+from ..report.read import check_experiment
 from ..run_format import FORMAT, check_format
 from ..user_code import stored
 from .directory import as_json, read_json, write_atomically
@@ -127,6 +130,7 @@ def read_experiment(out: Path) -> dict[str, Any]:
         raise InputError(f"{out} is not a run directory")
     content = read_json(out / "experiment.json")
     check_format(content, out)
+    check_experiment(content, out / "experiment.json")
     return content
 
 
@@ -287,6 +291,31 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "names": None if federation.names is None else list(federation.names),
         "omissions": [asdict(one) for one in federation.omissions],
     }
+
+
+@dataclass(frozen=True)
+class _DataManifest:
+    """What a reader of a `data_manifest` relies on."""
+
+    clients: Annotated[int, Ge(1), Le(10**9)]
+    task: Literal["classification", "causal-lm"]
+    modality: Literal["text", "image"]
+    classes: Sequence[str]
+    picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
+    names: Sequence[str] | None = None
+
+
+def read_data_manifest(path: Path) -> dict[str, Any]:
+    """The `data_manifest` that a run directory holds.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    content = read_json(path)
+    checked = record(_DataManifest, content, str(path))
+    if checked.names is not None and len(checked.names) != checked.clients:
+        raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")
+    return content
 
 
 def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:

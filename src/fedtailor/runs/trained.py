@@ -31,14 +31,13 @@ from .directory import (
     Commit,
     model_seed,
     read_commit,
-    read_json,
     read_private_after,
     read_server,
     state_path,
 )
 from .experiment import Experiment
 from .held_out import leave_out, rows_trained_before
-from .manifest import data_manifest, open_run, same_data
+from .manifest import data_manifest, open_run, read_data_manifest, same_data
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -252,7 +251,7 @@ def open_trained(
     commit = ended_commit(run, experiment, label, seed)
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
-    manifest = read_json(run / "partitions" / f"seed-{seed}.json")
+    manifest = read_data_manifest(run / "partitions" / f"seed-{seed}.json")
     start = model_seed(folder, seed)
     task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(

@@ -215,7 +215,8 @@ def test_many_clients_are_drawn_without_their_numbers(gated: Path) -> None:
     K = 120
     file = gated / "partitions/seed-0.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "clients": K}))
-    hold(gated, 0, labels=[[1 + k % 3, 2, 0] for k in range(K)])
+    sizes = dict.fromkeys(("train", "validation", "test"), [1] * K)
+    hold(gated, 0, labels=[[1 + k % 3, 2, 0] for k in range(K)], **sizes)
     x = np.random.default_rng(1).normal(size=(K, 3, 4)).astype(np.float32)
     tensors = {"__seen__": np.ones(K, np.uint8), "gate.linear.weight": x}
     with matplotlib.rc_context(drawing.RC):

@@ -1,0 +1,106 @@
+"""The JSON of a run directory, checked against the types of the dataclasses that hold it."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import numpy as np
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ..errors import InputError, brief
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+
+MOST = 10**15  # of any count; sums over all clients and rounds stay below 2^63
+Count = Annotated[int, Ge(0), Le(MOST)]
+Amount = Annotated[float, Ge(0), Le(1e15)]  # of seconds, megabytes or a factor
+Results = typing.Sequence[float | None]  # of clients; None where there is nothing to measure
+_LARGEST = 1e60  # of a loss or a metric; squares and sums stay finite
+
+
+def load_json(content: bytes, source: str) -> Any:
+    """Return the values of a JSON text.
+
+    Raises:
+        InputError: it is not JSON, or too deep.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise InputError(f"{source} has lists or objects too deep within one another") from None
+    except ValueError as error:
+        raise InputError(f"{source} is not valid JSON: {error}") from None
+
+
+def load_object(content: bytes, source: str) -> dict[str, Any]:
+    """Return the object of a JSON text.
+
+    Raises:
+        InputError: it is not JSON, or holds something else.
+    """
+    values = load_json(content, source)
+    if not isinstance(values, dict):
+        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
+    return values
+
+
+def record(kind: type[Record], values: Any, source: str) -> Record:
+    """Return a dataclass from plain values of the types of its fields; other keys are left out.
+
+    Raises:
+        InputError: a field is missing, or a value is of another type or out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
+    needed = [
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
+    names = [field.name for field in fields(kind) if field.name in values]
+    return kind(**{name: _checked(kind, name, values[name], source) for name in names})
+
+
+def check_results(values: Results, clients: int, source: str) -> None:
+    """Check that there is one result for each of the clients, and none beyond all measure.
+
+    Raises:
+        InputError: there are more or fewer, or one is.
+    """
+    if len(values) != clients:
+        raise InputError(f"{source} has {len(values)} values for {clients} clients")
+    numbers = np.array([0.0 if value is None else value for value in values])
+    huge = np.isfinite(numbers) & (np.abs(numbers) > _LARGEST)
+    if huge.any():
+        raise InputError(f"{source} has {numbers[huge][0]}; at most {_LARGEST:g} is read")
+
+
+def _checked(kind: type, name: str, value: Any, source: str) -> Any:
+    if isinstance(value, np.ndarray):  # of a safetensors file, which has types of its own
+        return value
+    try:
+        return _adapter(kind, name).validate_python(value)
+    except ValidationError as error:
+        # of a value that may be one of several kinds, what is wrong inside the kind that it is
+        first = max(error.errors(), key=lambda found: len(found["loc"]))
+        place = "".join(f"[{at}]" for at in first["loc"] if isinstance(at, int))
+        reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise InputError(f"{source}: {name}{place} = {brief(first['input'])}: {reason}") from None
+
+
+@cache
+def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
+    hint = typing.get_type_hints(kind, include_extras=True)[name]
+    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

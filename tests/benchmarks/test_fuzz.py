@@ -1,0 +1,63 @@
+"""Whatever is read gives a result or an InputError: a few mutations of what `make fuzz` tries."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import fuzz
+from tests.report.conftest import write_run
+
+
+def check(attempt: fuzz.Attempt, examples: int) -> None:
+    """Try mutations; what is wrong with one ends in another error than RefusedError."""
+
+    @settings(max_examples=examples, deadline=1000, database=None, derandomize=True)
+    @given(st.randoms(use_true_random=False))
+    def property_(rng: random.Random) -> None:
+        with suppress(fuzz.RefusedError):
+            attempt(rng)
+
+    property_()
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples"), [(fuzz.experiments, 60), (fuzz.wire, 100), (fuzz.stores, 60)]
+)
+def test_a_mutation_gives_a_result_or_an_input_error(
+    kind: fuzz.Callable[[Path], fuzz.Attempt], examples: int, tmp_path: Path
+) -> None:
+    check(kind(tmp_path), examples)
+
+
+def test_a_mutated_run_is_compared_or_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tail=b"", rounds=2)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    check(fuzz.run_directories(tmp_path, run), 40)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_finding_is_printed_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(rng: random.Random) -> fuzz.Change:
+        if rng.random() < 0.5:
+            raise fuzz.RefusedError
+        return {}["key"]
+
+    def endless(rng: random.Random) -> fuzz.Change:
+        while True:
+            pass
+
+    monkeypatch.setitem(fuzz._START, "wire", lambda folder: attempt)
+    assert fuzz.fuzz("wire", range(20), 0, 60.0) == 1
+    assert "KeyError" in capsys.readouterr().out
+    monkeypatch.setitem(fuzz._START, "wire", lambda folder: endless)
+    monkeypatch.setattr(fuzz, "SECONDS", 0.1)
+    assert fuzz.fuzz("wire", [7], 0, 60.0) == 1
+    assert "mutation 7: Hang" in capsys.readouterr().out
