@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import safe_open
@@ -57,6 +57,17 @@ OWN_FILES = frozenset(
         "trace.json.gz",
     }
 )
+
+_locks: set[IO[str]] = set()  # of this process
+
+
+def _release_locks() -> None:
+    for file in _locks:
+        file.close()
+
+
+# a forked process would hold its parent's locks for as long as it lives
+os.register_at_fork(after_in_child=_release_locks)
 
 _MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
@@ -153,7 +164,11 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"another process is writing to {folder}") from None
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
 
 
 @dataclass(frozen=True)
