@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..run_format import check_format
+from ..run_format import (
+    check_format,
+    check_tensors,
+    checksum,
+    committed_bytes,
+    damaged,
+    unseal_json,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,6 +56,7 @@ class Partition:
     majority: Counts | None = None  # [K], -1 for clients that are not evaluated
     majority_correct: Counts | None = None
     data: str = ""  # a hash of the data set
+    holdings: str | None = None  # the checksum of the file of these sizes
 
     def name(self, client: int) -> str:
         """Return a client's name, or its number in digits if it has none."""
@@ -64,6 +73,7 @@ class Commit:
     bytes: Mapping[str, int]
     diverged: str | None = None  # the reason, if training diverged in the next round
     stopped: bool = False  # a callback has stopped it after that round
+    checksums: Mapping[str, str] = field(default_factory=dict)  # of the logs' committed bytes
 
 
 @dataclass(frozen=True)
@@ -192,11 +202,29 @@ def _opened(path: Path) -> Iterator[Any]:
 
     if not path.is_file():
         raise InputError(f"{path.parent} has no {path.name}")
+    about = path.stat()
+    _check(path, about.st_mtime_ns, about.st_size)
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
     except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        raise damaged(path, str(error)) from None
+
+
+@functools.lru_cache(maxsize=64)  # some are read tensor by tensor
+def _check(path: Path, mtime: int, size: int) -> None:
+    """Raise InputError if the file is damaged. The rows of the clients' private states change while
+    a commit moves them."""
+    try:
+        check_tensors(path)
+    except InputError:
+        if path.name != "private.safetensors" or not _is_moved(path.parent):
+            raise
+
+
+def _is_moved(folder: Path) -> bool:
+    """Whether private states of the last round are moved just now, or a kill has ended that."""
+    return (folder / f"private-{read_commit(folder).round:06d}.safetensors").exists()
 
 
 def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
@@ -223,11 +251,12 @@ def tensor_names(path: Path) -> list[str]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}") from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
+    return unseal_json(content, path)
 
 
 def _record(kind: type[Record], values: Any, source: str) -> Record:
@@ -248,7 +277,7 @@ def _record(kind: type[Record], values: Any, source: str) -> Record:
 def read_log(
     kind: type[Record],
     path: Path,
-    lengths: Mapping[str, int],
+    commit: Commit,
     skip: Mapping[str, int] | None = None,
 ) -> list[Record]:
     """Read the committed lines of a log.
@@ -256,27 +285,18 @@ def read_log(
     Args:
         kind: what a line is.
         path: the file.
-        lengths: of each log, as in commit.json.
+        commit: has the lengths and checksums of the logs.
         skip: the lengths that have been read before; None: nothing.
 
     Raises:
         InputError: the file is missing or damaged.
     """
-    if path.stem not in lengths:
+    if path.stem not in commit.bytes:
         raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
-    length = lengths[path.stem]
-    try:
-        with path.open("rb") as file:
-            start = file.seek(skip[path.stem] if skip else 0)
-            committed = file.read(length - start)
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}") from None
-    if start + len(committed) < length:
-        raise InputError(
-            f"{path} holds {start + len(committed)} bytes, fewer than the {length} committed"
-        )
+    committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
+    start = skip[path.stem] if skip else 0
     records = []
-    for number, line in enumerate(committed.splitlines(), start=1):
+    for number, line in enumerate(committed[start:].splitlines(), start=1):
         source = f"{path} line {number}"
         try:
             values = json.loads(line)
@@ -309,9 +329,9 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         seed=seed,
         folder=folder,
         commit=commit,
-        history=read_log(Round, folder / "history.jsonl", commit.bytes),
-        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
-        timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
+        history=read_log(Round, folder / "history.jsonl", commit),
+        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit),
+        timings=read_log(Timing, folder / "timings.jsonl", commit),
         costs=_record(Costs, _json(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
@@ -367,8 +387,11 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     partitions = {}
     for seed in sorted({trial.seed for trial in trials}):
         file = path / "partitions" / f"seed-{seed}.json"
-        content = _json(file) | tensors(file.with_suffix(".safetensors"))
+        holdings = file.with_suffix(".safetensors")
+        content = _json(file) | tensors(holdings)
         partitions[seed] = _record(Partition, content, str(file))
+        if partitions[seed].holdings not in (None, checksum(holdings.read_bytes())):
+            raise damaged(holdings)
     environment = _json(path / "environment.json")
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
 
