@@ -18,6 +18,7 @@ from fedtailor.optim import Optimiser
 from fedtailor.report import compare
 from fedtailor.report.read import read, tensors
 from fedtailor.runs.callbacks import CommittedRound, OnRound
+from fedtailor.runs.check import check
 from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import EXPERIMENT, FOLDER, contents
 from tests.small import digits, digits_backbone
@@ -109,7 +110,9 @@ def flip(path: Path, draw: np.random.Generator) -> None:
 def test_a_killed_run_ends_as_if_undisturbed(killed: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
+    assert not check(out).problems
     go_on(out)
+    assert not check(out).problems
     assert contents(out) == contents(whole)
     assert results(out) == results(whole)
 
@@ -167,8 +170,10 @@ def test_no_damage_is_used(
         out = tmp_path / "run"
         shutil.copytree(start, out)
         damage(out / file, draw)
+        problems = check(out).problems
         found = outcome(out)
         if isinstance(found, str):
+            assert [problem for problem in problems if file.name in problem], (file, problems)
             assert file.name in found, (file, found)
             assert "\n" not in found
             named += 1
