@@ -19,6 +19,7 @@ from ..run_format import (
     check_folder_name,
     check_format,
     check_tensors,
+    checksum,
     committed_bytes,
     damaged,
     unseal_json,
