@@ -12,8 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -310,15 +308,6 @@ def test_a_file_in_the_way_of_the_run_directory_is_told(
     error = capfd.readouterr().err
     assert "Not a directory" in error
     assert error.count("\n") == 1
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let programs that start inside take an interrupt: a shell's background jobs ignore it, and
-    what they start does, too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> None:
