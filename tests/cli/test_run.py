@@ -18,6 +18,7 @@ import pytest
 
 from fedtailor.cli import main
 from tests.cli.conftest import EXPERIMENT
+from tests.interrupts import interruptible
 
 
 def contents(run: Path) -> dict[str, bytes]:
