@@ -68,6 +68,7 @@ evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight
 
 docs: $(VENV)/.installed ## Build the documentation into site/; open site/index.html
 	$(BIN)/python docs/methods_index.py
+	$(BIN)/python docs/method_pictures.py
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs site
 
 clean: ## Remove the virtual environment and what tools left

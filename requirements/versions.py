@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = (
     "pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "cloudpickle>=3,<4",
-    "seaborn", "tensorboard>=2.21,<3", "playwright>=1.49,<2",
+    "seaborn", "tensorboard>=2.21,<3", "playwright>=1.49,<2", "nbclient>=0.11,<0.12",
+    "ipykernel>=7.4,<8",
 )  # fmt: skip
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
 EXTRAS = {"lowest": "tune", "newest": "flower,tune"}

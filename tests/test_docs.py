@@ -102,6 +102,25 @@ def test_the_index_of_methods_follows_from_the_pages() -> None:
         assert index.count(f"[`{name}`]({name}.md) |") == 1
 
 
+def test_every_method_has_its_picture() -> None:
+    script = runpy.run_path(str(ROOT / "docs/method_pictures.py"))
+    pictures = script["files"]()
+    assert pictures.keys() == METHODS.keys()
+    for name, picture in pictures.items():
+        file = ROOT / f"docs/images/methods/{name}.svg"
+        assert file.read_text() == picture, "run: python docs/method_pictures.py"
+        assert f"](../images/methods/{name}.svg)\n" in page(name)
+        keeps_nothing = "**Kept by the client:** nothing" in page(name)
+        assert ("stays with the client" in picture) != keeps_nothing, name
+
+
+@pytest.mark.slow
+def test_the_pages_say_what_methods_cost() -> None:
+    script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
+    for name in METHODS:
+        assert page(name) == script["with_costs"](name), f"run: python docs/method_costs.py {name}"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/methods").glob("*.md")), ids=lambda p: p.stem)
 def test_names_in_code_that_pages_mention_exist(path: Path) -> None:
     for dotted in re.findall(r"`fedtailor\.([\w.]+)", path.read_text()):

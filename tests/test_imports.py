@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report", "robustness"},
     "inference": ENGINE | {"engine", "runs"},
     "trackers": GROUND | {"report"},
+    "watch": GROUND | {"report", "trackers"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
     "advice": GROUND | {"data", "report", "runs", "results"},
@@ -40,7 +41,7 @@ MAY_IMPORT = {
     "deploy": GROUND | {"data", "runs", "export", "flower"},
     "cli": GROUND
     | {"data", "models", "method", "methods", "engine", "report", "runs"}
-    | {"inference", "export", "trackers", "testing", "deploy", "advice"},
+    | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice"},
     "__main__": {"cli"},
 }
 

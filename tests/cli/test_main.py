@@ -12,11 +12,11 @@ from fedtailor.cli import main
 
 HEAVY = {
     "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
-    "shtab", "tensorboard",
+    "shtab", "tensorboard", "rich",
 }  # fmt: skip
 COMMANDS = (
     "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
-    "track", "doctor", "completion",
+    "track", "watch", "doctor", "completion",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip
@@ -51,6 +51,7 @@ def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
         ("list models", {"torch", "numpy", "tabulate"}),
         ("describe fedsdg", {"torch", "numpy", "tabulate"}),
         ("compare nowhere", {"numpy", "tabulate"}),
+        ("watch nowhere", {"numpy", "tabulate"}),
     ],
 )
 def test_a_command_loads_what_it_needs(command: str, needs: set[str]) -> None:

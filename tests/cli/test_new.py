@@ -54,6 +54,17 @@ def test_it_says_what_it_saw_and_the_file_loads(
     assert list(experiment.methods) == ["local", "fedavg", "fedsdg"]
 
 
+def test_clients_of_one_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"the food on day {row // 2} was fine,{row % 4},{row % 2}shop" for row in range(24)]
+    Path("food.csv").write_text("\n".join(["text,label,shop", *rows]) + "\n")
+    assert main(["new", "food.csv", "--client", "shop"]) == 0
+    assert "clients: 2, by 'shop', with 12 rows\n" in capsys.readouterr().out
+    assert "# 2 clients of 12 rows\n" in Path("food.toml").read_text()
+
+
 @pytest.mark.slow
 def test_the_file_runs_as_it_is(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", str(visits)]) == 0

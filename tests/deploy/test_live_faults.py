@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedtailor.deploy.folder import open_folder
+from fedtailor.watch.follow import Follower
 from tests.deploy.live import PICTURES, Recorder, live, until
 from tests.small import same_bits
 
@@ -34,6 +35,8 @@ def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
         rest = ("--data", "digits", "--set", "limit=16", "--insecure")
         made.deploy("client", "--site", "a", *rest, folder=sites)
         b = made.deploy("client", "--site", "b", *rest, "--set", "skip=16", folder=sites)
+        follower = Follower(made.folder)
+        assert follower.look().state == "waiting"
         run = made.deploy("run")
 
         def both_after(number: int) -> bool:
@@ -44,6 +47,9 @@ def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
         until("round 1", lambda: made.round(method) == 1)
         b.process.send_signal(signal.SIGSTOP)
         until("round 2", lambda: made.round(method) == 2)
+        watched = follower.look()
+        assert watched.state == "running"
+        assert watched.parts[0].lately[0].startswith("round 2 without client b: ")
         b.process.send_signal(signal.SIGCONT)
         until("b is in time", lambda: both_after(2))
         last, worked = made.round(method), b.cpu_seconds()
@@ -55,6 +61,7 @@ def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
         run.process.terminate()
         assert run.code() == 130
         assert "interrupted; the same command goes on from here" in run.told
+        until("the server app ends", lambda: follower.look().state == "interrupted")
         recorder.stop()
         history = {line["round"]: line["cohort"] for line in made.lines("history", method)}
         refused = {line["round"] for line in made.lines("refused", method) if line["client"] == 1}

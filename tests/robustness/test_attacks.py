@@ -29,7 +29,7 @@ def sent(kind: str, **settings: float) -> np.ndarray:
 
 
 def test_attacks_on_uploads() -> None:
-    mean, std = HONEST.mean(0), HONEST.std(0)
+    mean, std = HONEST.mean(0), HONEST.std(0, ddof=1)
     np.testing.assert_allclose(sent("sign-flip"), [-mean, -mean])
     np.testing.assert_allclose(sent("inner-product"), [-2 * mean, -2 * mean])
     np.testing.assert_allclose(sent("little-is-enough"), [mean + 1.5 * std] * 2)

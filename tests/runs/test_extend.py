@@ -11,6 +11,8 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.engine.config import ScheduleConfig
+from fedtailor.errors import InputError
+from fedtailor.robustness.attacks import AttackConfig
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.manifest import open_run
 from tests.runs.conftest import EXPERIMENT, contents
@@ -113,3 +115,18 @@ def test_rounds_inside_the_warm_up_can_be_followed_by_any_number(tmp_path: Path)
     run(replace(rising, rounds=2), tmp_path / "a")
     run(replace(rising, rounds=2), tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_run_of_a_version_with_fewer_settings_goes_on(whole: Path, tmp_path: Path) -> None:
+    """A setting that the run doesn't name is at its default; another value is refused."""
+    out = run(replace(TWO, rounds=3, name="mine"), tmp_path / "out")
+    path = out / "experiment.json"
+    content = json.loads(path.read_text())
+    del content["attack"], content["split"]["shuffled"]
+    for method in content["methods"]:
+        del method["robust"]["before"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"attack.kind is \"none\" in .* and \"mimic\" now"):
+        run(replace(TWO, rounds=3, attack=AttackConfig("mimic")), out)
+    run(replace(TWO, rounds=3, seeds=(0, 1)), out)
+    assert contents(out) == contents(whole)

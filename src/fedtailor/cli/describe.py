@@ -75,7 +75,9 @@ def _sections(method: type[Method], fields: list[dict[str, Any]]) -> Iterator[st
     yield body
     yield inspect.getdoc(method) or ""
     rows = [(row["field"], _as_toml(row["default"]), row["type"]) for row in fields]
-    yield tabulate(rows, headers=["field", "default", "type"], disable_numparse=True)
+    left = max(len(name) for name, _, _ in rows), max(len(default) for _, default, _ in rows)
+    wrapped = [(*row, textwrap.fill(kind, max(30, 92 - sum(left)))) for *row, kind in rows]
+    yield tabulate(wrapped, headers=["field", "default", "type"], disable_numparse=True)
 
 
 def _fields(settings: Any, prefix: str = "") -> Iterator[dict[str, Any]]:

@@ -29,6 +29,7 @@ from . import (
     run,
     track,
     tune,
+    watch,
 )
 from . import list as listing
 
@@ -36,6 +37,7 @@ _COMMANDS = {
     "new": (new.add, "write an experiment file for a table of your own"),
     "advise": (advise.add, "name methods to try for the clients of an experiment"),
     "run": (run.add, "run an experiment file, or go on with a run directory"),
+    "watch": (watch.add, "follow a run in the terminal, or as a page in the browser"),
     "merge": (merge.add, "put the parts of a grid that several machines ran together"),
     "compare": (compare.add, "print the table of one or several runs"),
     "report": (report.add, "draw one or several runs as one HTML file"),

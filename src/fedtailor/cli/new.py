@@ -141,8 +141,7 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     if nobodys:
         rows = "1 row has" if nobodys == 1 else f"{nobodys:,} rows have"
         yield f"{rows} no client: the run leaves them out"
-    sizes = clients.sizes.values()
-    yield f"clients: {len(sizes)}, by {roles.client!r}, with {min(sizes):,} to {max(sizes):,} rows"
+    yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows}"
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
         yield f"left out, with fewer than 10 rows: {_listed(small)}"

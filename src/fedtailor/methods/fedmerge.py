@@ -23,9 +23,8 @@ Differs from the paper:
 - c_ij is divided by sum_i p_i w_ij. As printed, equation 8 moves the merged models by about
   Delta / d; ``normalise=False`` restores it.
 - Equation 11 has no rate, which is lr_w = 1. But p_i is about 1 / K and w_ij about 1 / d, so that
-  the weights would hardly move; lr_w = 100 is the default. With
-  ``largest_step`` = s the rate is s / max_ij |..| instead, the same for any number of clients and
-  models.
+  the weights would hardly move. By default the rate is s / max_ij |..| for s = ``largest_step``:
+  the same s serves any number of clients and models. ``lr_w`` is a fixed rate instead.
 - Without a task head (LoRA on a causal language model) the inner product goes over the last block
   that is trained, the paper's "last few layers".
 - The first of the d models is the one that every other method starts from, so that d = 1 is FedAvg.
@@ -142,7 +141,8 @@ class FedMerge(FineTuning):
     """FedMerge: ``models`` (d) models on the server, one merged model a client.
 
     The weights w are learned (``weights="dynamic"``) or stay as they are drawn (``"fixed"``).
-    ``lr_w`` is the rate of their logits a, ``optimiser.lr`` the clients' eta. ``trainable`` chooses
+    In a round the logits a change by ``largest_step`` at most, or at the rate ``lr_w`` if that is
+    given. ``optimiser.lr`` is the clients' eta. ``trainable`` chooses
     all parameters, the head, or LoRA and the head.
     """
 
@@ -153,8 +153,8 @@ class FedMerge(FineTuning):
     models: Annotated[int, Gt(0)] = 10
     weights: Literal["dynamic", "fixed"] = "dynamic"
     selected: Annotated[int, Gt(0)] | None = None  # how many models a client merges; None: all
-    lr_w: Annotated[float, Gt(0)] = 100.0
-    largest_step: Annotated[float, Gt(0)] | None = None  # of a logit, each round; None: by lr_w
+    lr_w: Annotated[float, Gt(0)] | None = None  # None: the rate follows from largest_step
+    largest_step: Annotated[float, Gt(0)] = 1.0  # of a logit, each round
     normalise: bool = True  # c_ij over sum_i p_i w_ij; False: equation 8 as printed
     normalise_rows: bool = False  # each client's logits move by lr_w: the rule for language models
     inner: Literal["head", "all"] = "head"  # the parameters of the inner product
@@ -229,9 +229,8 @@ class FedMerge(FineTuning):
         if self.normalise_rows:
             norms = g.norm(dim=1, keepdim=True)
             g = ratio(g, norms)
-        step = self.lr_w * g
-        if self.largest_step is not None:
-            step = self.largest_step * ratio(g, g.abs().max())
+        bounded = self.largest_step * ratio(g, g.abs().max())
+        step = bounded if self.lr_w is None else self.lr_w * g
         new["logits"] = server["logits"].index_copy(0, rows, a + step)
         return new
 

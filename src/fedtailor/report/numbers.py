@@ -1,4 +1,4 @@
-"""Numbers in words: with prefixes of the SI, and in the unit of a metric."""
+"""Numbers in words: with prefixes of the SI, in units of time, in the unit of a metric."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def seconds_text(value: float) -> str:
     ('3.2', '103')
     """
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in the units that a reader would use.
+
+    >>> [in_words(seconds) for seconds in (0.2, 42, 200, 8000, 200_000)]
+    ['1 s', '42 s', '3 min', '2 h 13 min', '2 d 7 h']
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def scale_of(metric: Metric) -> tuple[float, int]:

@@ -109,39 +109,16 @@
   }
 
   // ---- drawing, in the colours of the theme ----
-  function config() {
-    const css = getComputedStyle(document.documentElement);
-    const get = (name) => css.getPropertyValue(name).trim();
-    const ink = get("--ink"), soft = get("--soft"), line = get("--line");
-    return {
-      background: null,
-      font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
-      view: { stroke: null },
-      axis: {
-        labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft,
-        labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelFlush: false,
-      },
-      axisXQuantitative: { tickCount: { signal: "ceil(width / 70)" }, labelOverlap: true },
-      legend: { labelColor: ink, titleColor: soft, titleFontWeight: "normal", labelFontSize: 12 },
-      text: { color: ink }, rule: { color: ink }, line: { color: soft }, point: { stroke: ink },
-      rect: { stroke: null }, bar: { color: get("--m0") }, circle: { color: ink },
-      range: {
-        category: Array.from({ length: 12 }, (_, k) => get(`--m${k}`)),
-        heatmap: get("--heat").split(" "), ramp: get("--heat").split(" "),
-        diverging: get("--diverging").split(" "),
-      },
-    };
-  }
   async function draw(element) {
     views.get(element)?.finalize();
     const spec = structuredClone(specs[element.dataset.chart]), data = dataOf(element);
     spec.datasets = data;
     for (const param of spec.params) param.value = state[param.name];
     const { view } = await vegaEmbed(element, spec, {
-      config: config(), renderer: "canvas", downloadFileName: element.dataset.chart,
+      config: chartTheme(), renderer: "canvas", downloadFileName: element.dataset.chart,
       logLevel: vega.Error, // warnings of sizes and of empty data are no concern of readers
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
-      tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" },
+      tooltip: { theme: darkTheme.matches ? "dark" : "light" },
     });
     views.set(element, view);
     element.view = view; // for the browser's console
@@ -312,7 +289,7 @@
   }
 
   const drawAll = () => Promise.all(charts().filter((element) => !element.closest("[hidden]")).map(draw));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  darkTheme.addEventListener("change", drawAll);
   offer(0);
   drawAll().then(() => document.documentElement.classList.add("drawn"));
 })();

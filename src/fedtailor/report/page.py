@@ -82,7 +82,12 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
-_FILES = {"style": "page.css", "script": "page.js", "vega": "vega/vega.js"}
+_FILES = {
+    "style": "page.css",
+    "theme": "theme.js",
+    "script": "page.js",
+    "vega": "vega/vega.js",
+}
 
 
 def _json(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Attacks in simulation: what some clients train on or send instead of the truth.
 
 A client's update is its upload minus an upload that changes nothing. mu is the mean of the honest
-members' updates, and sigma their standard deviation, by coordinate; s is ``strength``. Instead of
+members' updates, and sigma their sample standard deviation; s is ``strength``. Instead of
 its own update an attacker sends
     sign-flip: -s mu (s = 1)
     scaling: s times its own update (s = 10)
@@ -137,7 +137,8 @@ def attack_uploads(
             elif attack.kind == "scaling":
                 sent = strength * updates[row]
             elif attack.kind == "little-is-enough":
-                sent = known.mean(0) + strength * known.std(0, correction=0)
+                spread = known.std(0, correction=1 if len(known) > 1 else 0)
+                sent = known.mean(0) + strength * spread
             elif attack.kind == "mimic":
                 sent = known[0]
             elif attack.kind == "gaussian":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -59,6 +60,7 @@ OWN_FILES = frozenset(
     }
 )
 
+_GLANCE = 0.1  # seconds; who looks whether a run goes on holds the lock for far less
 _MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
@@ -148,7 +150,11 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another process is writing to {folder}") from None
+            time.sleep(_GLANCE)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"another process is writing to {folder}") from None
         yield
 
 

@@ -68,6 +68,12 @@ class Clients:
             )
         return cls(sizes, {name: n for name, n in counts.items() if name not in sizes})
 
+    @property
+    def rows(self) -> str:
+        """The least and the most rows of a client, in words."""
+        least, most = min(self.sizes.values()), max(self.sizes.values())
+        return f"{least:,} rows" if least == most else f"{least:,} to {most:,} rows"
+
 
 def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
     """Return two baselines and, for texts, FedSDG; for pictures FedAvg + fine-tuning."""
@@ -169,8 +175,8 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
 def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield "[split]"
     if roles.client is not None:
-        counts = list(clients.sizes.values())
-        yield _line("scheme", "natural", f"{len(counts)} clients of {min(counts)} to {max(counts)}")
+        comment = f"{len(clients.sizes)} clients of {clients.rows}"
+        yield _line("scheme", "natural", comment)
         yield _line("min_examples", _MIN_EXAMPLES, "clients with fewer rows are left out")
     else:
         number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from ..engine.config import ScheduleConfig
 from ..errors import InputError
+from ..methods import METHODS
+from ..methods.local import Local
 from .directory import read_json
-from .experiment import flattened
+from .experiment import Experiment, flattened
 
 T = TypeVar("T")
 
@@ -81,12 +83,20 @@ def differences(
     ['methods.fedavg.rank is 8 in runs/x and 4 now']
     """
     labels = {m["label"] for m in a["methods"]} & {m["label"] for m in b["methods"]}
-    flat_a, flat_b = _flat(a, labels), _flat(b, labels)
+    flat_a, flat_b = (_defaults(c, labels) | _flat(c, labels) for c in (a, b))
     return [
         f"{key} is {shown(flat_a.get(key))} {where_a} and {shown(flat_b.get(key))} {where_b}"
         for key in dict.fromkeys([*flat_a, *flat_b])
         if flat_a.get(key) != flat_b.get(key)
     ]
+
+
+def _defaults(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
+    """The defaults of all settings, keys dotted: those of an earlier version lack newer settings,
+    whose defaults do what that version did."""
+    known = {m["label"]: METHODS[m["name"]]() for m in content["methods"] if m["name"] in METHODS}
+    plain = json.loads(json.dumps(Experiment(known or {"local": Local()}).as_dict()))
+    return _flat(plain, labels)
 
 
 def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from ..engine.rounds import Round
 from ..engine.scoring import Evaluation
 from ..report.metrics import summarise
+from ..report.numbers import in_words
 from ..report.select import Metric
 
 LOG = "run.log"
@@ -23,21 +24,6 @@ LOG = "run.log"
 _REFRESH = 0.2  # seconds between two looks of the bar
 _FIRST_PAUSE = 10.0  # seconds between two lines within the first minute
 _PAUSE = 50.0  # afterwards: a line a minute, also where a client takes some seconds
-
-
-def in_words(seconds: float) -> str:
-    """Return a time in the units that a reader would use.
-
-    >>> [in_words(seconds) for seconds in (0.2, 42, 200, 8000, 200_000)]
-    ['1 s', '42 s', '3 min', '2 h 13 min', '2 d 7 h']
-    """
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

@@ -21,14 +21,13 @@ from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
 from ..engine.rounds import draw_cohort, first_step, with_example_cache
 from ..method import FineTuning, Method
-from ..report.numbers import si
+from ..report.numbers import in_words, si
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
 from .directory import read_json
 from .experiment import Experiment
 from .manifest import evaluated_clients
-from .progress import in_words
 
 _LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up
 _FORWARD = 1 / 3  # of a training step's time

@@ -302,6 +302,17 @@ def client_labels() -> Json:
 def client_curves(labels: Sequence[str], metric: Metric) -> Json:
     """One client's test results by round, a line a method."""
     axis = f"test {metric}{unit_of(metric)}"
+    return _lines("clientCurves", labels, axis, f"the client's {axis} by round", 220)
+
+
+def losses(labels: Sequence[str]) -> Json:
+    """Training losses by round, a line a method."""
+    axis = "mean training loss"
+    return _lines("losses", labels, axis, f"{axis} by round, a line a method", 280)
+
+
+def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:
+    """A line a method, and nothing else."""
     x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
     tooltip = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
     common = {"x": x, "y": _measure(axis), "color": _colour(labels), "opacity": _OPACITY}
@@ -309,5 +320,5 @@ def client_curves(labels: Sequence[str], metric: Metric) -> Json:
             "encoding": common | {"strokeDash": _dash(labels)}}  # fmt: skip
     touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
              "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip}}  # fmt: skip
-    return chart("clientCurves", f"the client's {axis} by round", 220,
-                  {"transform": [_SHOWN], "layer": [line, touch]})  # fmt: skip
+    layers = {"transform": [_SHOWN], "layer": [line, touch]}
+    return chart(name, description, height, layers)

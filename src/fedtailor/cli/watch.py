@@ -1,0 +1,112 @@
+"""``fedtailor watch``: follow a run in the terminal, or as a page in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from .options import add_json
+
+if TYPE_CHECKING:
+    from ..watch.follow import Follower
+    from ..watch.state import RunState
+
+_PAUSE, _LONG_PAUSE = 1.0, 5.0  # seconds between two looks; the long one for very large grids
+_SHARE = 0.01  # of a core
+_WIDTH = 120  # of a table without a terminal
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    what = "a run directory, or a deployment's folder"
+    parser.add_argument("run", type=Path, metavar="RUN", help=what)
+    parser.add_argument("--once", action="store_true", help="show how the run stands, and end")
+    add_json(parser, "how the run stands, once,")
+    parser.add_argument(
+        "--serve",
+        metavar="[HOST:]PORT",
+        help="serve a page that follows the run; host: 127.0.0.1, which only this machine reaches",
+    )
+    parser.set_defaults(command=_watch)
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from ..watch.follow import Follower
+
+    if options.serve is not None and (options.once or options.json):
+        raise InputError("--serve follows the run; leave out --once and --json")
+    follower = Follower(options.run)
+    if options.json:
+        print(json.dumps(follower.look().as_dict(), indent=2))
+        return
+    try:
+        if options.serve is not None:
+            _serve(follower, options.serve)
+        elif options.once:
+            _print(follower.look())
+        elif sys.stdout.isatty():
+            _follow_in_terminal(follower)
+        else:
+            _follow_in_lines(follower)
+    except KeyboardInterrupt:  # the usual way to leave
+        return
+
+
+def _print(state: RunState) -> None:
+    from rich.console import Console
+
+    from ..watch.terminal import View
+
+    Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False).print(View(state))
+
+
+def _looks(follower: Follower) -> Iterator[RunState]:
+    """How the run stands, about once a second until it has ended."""
+    while True:
+        begun = time.process_time()
+        state = follower.look()
+        yield state
+        if follower.is_last(state):
+            return
+        spent = time.process_time() - begun
+        time.sleep(min(max(_PAUSE, spent / _SHARE), _LONG_PAUSE))
+
+
+def _follow_in_terminal(follower: Follower) -> None:
+    from ..watch.terminal import Screen
+
+    screen = Screen()
+    try:
+        for state in _looks(follower):
+            screen.show(state)
+    finally:
+        screen.close()
+
+
+def _follow_in_lines(follower: Follower) -> None:
+    from ..watch.lines import changes
+
+    old = None
+    for state in _looks(follower):
+        for line in changes(old, state):
+            print(line, flush=True)
+        old = state
+
+
+def _serve(follower: Follower, address: str) -> None:
+    from ..watch.server import LOCAL, PageServer
+
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise InputError(f"--serve {address}: must be [HOST:]PORT with a port from 0 to 65535")
+    with PageServer(follower, host or LOCAL, int(port)) as server:
+        print(f"{server.url} follows {follower.run}; Ctrl-C ends it", flush=True)
+        if not server.is_local:
+            print("whoever reaches this machine can read this page", file=sys.stderr)
+        server.serve_forever()

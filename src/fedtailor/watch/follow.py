@@ -1,0 +1,170 @@
+"""From a run directory to its state, again and again: of each file only what is new is read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..report.read import read_experiment
+from ..report.select import selection_metric
+from ..trackers.part import parts
+from .files import Lines, Mark, is_written, mark_of, printable
+from .part import FollowedPart
+from .state import (
+    DIVERGED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    PartState,
+    RunState,
+)
+
+_LINES = 50  # of run.log
+_TAIL = 16_384  # bytes of run.log that are read at first
+
+
+class Follower:
+    """Follows a run.
+
+    Args:
+        path: a run directory, or a deployment's folder.
+
+    Raises:
+        InputError: it is neither, and no process is about to write a run there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.is_deployment = (path / "deploy.toml").is_file()
+        self.run = path / "run" if self.is_deployment else path
+        if not self.is_deployment and not is_written(path):
+            read_experiment(path)
+        self._begin()
+        self._name, self._metric, self._rounds = path.name, "accuracy", 0
+        self._has_failed = False
+
+    def _begin(self) -> None:
+        """Forget all that has been read."""
+        self._opened: tuple[Mark | None, ...] = ()
+        self._parts: list[FollowedPart] = []
+        self._lines, self._log = Lines(self.run / "run.log", _TAIL), deque[str](maxlen=_LINES)
+
+    def look(self) -> RunState:
+        """How the run stands now.
+
+        Raises:
+            InputError: a file is damaged.
+        """
+        try:
+            state = self._look()
+            self._has_failed = False
+        except InputError:
+            if self._has_failed:
+                raise
+            self._has_failed = True  # perhaps a new run takes the directory over
+            self._begin()
+            state = self._state(is_running=True)
+        return state
+
+    def is_last(self, state: RunState) -> bool:
+        """Whether nothing will follow. A deployment's run may go on later, when sites are back."""
+        return state.is_over and not (self.is_deployment and state.state == INTERRUPTED)
+
+    def _look(self) -> RunState:
+        # first of all: a run that ends before its commits are read counts as ended
+        is_running = is_written(self.run)
+        names = ("experiment.json", "environment.json", "partitions")
+        marks = tuple(mark_of(self.run / name) for name in names)
+        if marks != self._opened:
+            self._open()
+            self._opened = marks
+        for part in self._parts:
+            part.look()
+        self._log.extend(printable(line.decode(errors="replace")) for line in self._lines.new())
+        return self._state(is_running=is_running)
+
+    def _open(self) -> None:
+        """Begin anew: the run has more methods, seeds or rounds than before, or is another one."""
+        self._begin()
+        manifests = sorted((self.run / "partitions").glob("seed-*.json"))
+        if not (self.run / "experiment.json").is_file() or not manifests:
+            return
+        experiment, partition = read_experiment(self.run), _read(manifests[0])
+        self._name, self._rounds = experiment["name"], experiment["rounds"]
+        self._metric = selection_metric(
+            experiment, is_language_modelling=not partition.get("classes")
+        )
+        names = partition.get("names") or ()
+        self._parts = [
+            FollowedPart(part, self._metric, self._rounds, names) for part in parts(self.run)
+        ]
+        self._parts.sort(key=lambda one: experiment["seeds"].index(one.known.seed))  # as they run
+
+    def _state(self, *, is_running: bool) -> RunState:
+        running = self._current() if is_running else None
+        states = tuple(
+            one.state(is_current=one is running, is_running=is_running) for one in self._parts
+        )
+        may_run = is_running or (self.is_deployment and not states)
+        report = self.run / "report.html"
+        return RunState(
+            str(self.run),
+            self._name,
+            _state_of({part.state for part in states}, is_running=may_run),
+            self._metric,
+            sum(part.round for part in states),
+            sum(part.round if part.is_over else part.rounds for part in states),
+            self._seconds_left(states, running) if is_running else None,
+            states,
+            tuple(self._log),
+            str(report) if report.is_file() else None,
+        )
+
+    def _current(self) -> FollowedPart | None:
+        """The part that runs: the one that was written to last, of those that have rounds left."""
+        begun = [one for one in self._parts if one.activity and not one.has_ended]
+        return max(begun, key=lambda one: one.activity, default=None)
+
+    def _seconds_left(
+        self, states: Sequence[PartState], running: FollowedPart | None
+    ) -> float | None:
+        """At each method's own pace, or else the mean pace of the others; None before the first
+        round."""
+        seconds, rounds = defaultdict[str, float](float), defaultdict[str, int](int)
+        for one in self._parts:
+            seconds[one.known.method] += one.known.seconds
+            rounds[one.known.method] += one.timed
+        if not any(rounds.values()):
+            return None
+        mean = sum(seconds.values()) / sum(rounds.values())
+        pace = {label: seconds[label] / n if n else mean for label, n in rounds.items()}
+        left = sum(pace[p.method] * (p.rounds - p.round) for p in states if not p.is_over)
+        if running is not None:  # some of this round is over
+            spent = max(0.0, time.time() - running.activity / 1e9)
+            left -= min(spent, pace[running.known.method])
+        return max(0.0, left)
+
+
+def _state_of(parts: Set[str], *, is_running: bool) -> str:
+    """The state of a run from those of its parts."""
+    if is_running and not parts:
+        return WAITING
+    if is_running and parts & {RUNNING, WAITING}:
+        return RUNNING
+    order = (INTERRUPTED, WAITING, STOPPED, FINISHED, DIVERGED)
+    first = next((state for state in order if state in parts), INTERRUPTED)
+    return INTERRUPTED if first == WAITING else first
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+    return content

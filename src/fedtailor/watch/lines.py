@@ -1,0 +1,44 @@
+"""What has changed in a run, line by line, for a pipe or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..report.numbers import seconds_text
+from .state import FINISHED, RUNNING, WAITING, PartState, RunState
+
+
+def changes(old: RunState | None, new: RunState) -> Iterator[str]:
+    """The lines that lead from one look at a run to the next; ``old`` is None at the first."""
+    before = {(p.method, p.seed): p for p in old.parts} if old else {}
+    if old is None or old.name != new.name:
+        yield f"{new.name}: {new.run}"
+    for part in new.parts:
+        yield from _of_part(before.get((part.method, part.seed)), part, new)
+    if old is None or old.state != new.state:
+        yield f"{new.name} {new.note}; {new.share}"
+        if new.is_over and new.report:
+            yield f"report: {new.report}"
+
+
+def _of_part(old: PartState | None, new: PartState, run: RunState) -> Iterator[str]:
+    if old is None and new.state == WAITING and not new.round:
+        return
+    for text in new.lately:
+        if old is None or text not in old.lately:
+            yield f"{new.title}: {text}"
+    if new.round and (old is None or new.round != old.round):
+        yield f"{new.title}: round {new.round} of {new.rounds}{_scores(new, run)}; {run.share}"
+    if new.state not in (RUNNING, WAITING, FINISHED) and (old is None or new.state != old.state):
+        reason = f": {new.reason}" if new.reason else ""
+        yield f"{new.title}: {new.state} after round {new.round} of {new.rounds}{reason}"
+
+
+def _scores(part: PartState, run: RunState) -> str:
+    text = "" if part.train_loss is None else f", training loss {part.train_loss:.3f}"
+    if part.latest is not None and part.best is not None:
+        best = f"best {run.score(part.best)} after round {part.best.round}"
+        text += f", validation {run.metric} {run.score(part.latest)} ({best})"
+    if part.seconds_a_round is not None:
+        text += f", {seconds_text(part.seconds_a_round)} s a round"
+    return text

@@ -1,0 +1,183 @@
+// Asks once a second how the run stands, and shows what is new.
+"use strict";
+(() => {
+  const PAUSE = 1000; // milliseconds
+  const get = (id) => document.getElementById(id);
+  const make = (tag, fields = {}, children = []) => {
+    const element = Object.assign(document.createElement(tag), fields);
+    element.append(...children);
+    return element;
+  };
+  const chosen = { off: new Set(), focus: null };
+  const views = new Map(); // a chart's element: its Vega view
+  let state = null, drawn = "", heard = null;
+
+  // ---- data: seeds become means ----
+  function byMethod(pick) {
+    const found = new Map();
+    for (const part of state.parts) {
+      for (const [round, value] of pick(part)) {
+        const key = JSON.stringify([part.method, round]);
+        if (!found.has(key)) found.set(key, { method: part.method, round, values: [] });
+        found.get(key).values.push(value);
+      }
+    }
+    return [...found.values()].sort((a, b) => a.round - b.round).map(({ values, ...row }) => {
+      const value = values.reduce((a, b) => a + b, 0) / values.length;
+      const squares = values.reduce((a, b) => a + (b - value) ** 2, 0);
+      return { ...row, value, std: values.length > 1 ? Math.sqrt(squares / (values.length - 1)) : 0 };
+    });
+  }
+  function rowsOf(name) {
+    if (name === "losses") return byMethod((part) => part.losses);
+    const isBest = (row) => state.parts.filter((part) =>
+      part.method === row.method && part.best?.round === row.round).length;
+    return byMethod((part) => part.curve).map((row) => ({
+      ...row, split: "validation", reported: isBest(row),
+      value: state.factor * row.value, std: state.factor * row.std,
+    }));
+  }
+
+  // ---- charts ----
+  const shown = () => state.labels.filter((label) => !chosen.off.has(label));
+  const charts = () => [...document.querySelectorAll(".chart")];
+  async function draw(element) {
+    const name = element.dataset.chart, spec = structuredClone(state.specs[name]);
+    views.get(element)?.finalize();
+    spec.datasets = { [name]: rowsOf(name) };
+    for (const param of spec.params) param.value = param.name === "shown" ? shown() : null;
+    const { view } = await vegaEmbed(element, spec, {
+      config: chartTheme(), renderer: "canvas", logLevel: vega.Error, actions: false,
+      tooltip: { theme: darkTheme.matches ? "dark" : "light" },
+    });
+    views.set(element, view);
+  }
+  async function fill(element) {
+    const view = views.get(element);
+    view?.data(element.dataset.chart, rowsOf(element.dataset.chart));
+    await view?.runAsync();
+  }
+  async function showCurves() {
+    get("curves").hidden = !state.parts.some((part) => part.losses.length);
+    if (get("curves").hidden) return;
+    const specs = JSON.stringify(state.specs);
+    if (specs !== drawn) showMethods();
+    await Promise.all(charts().map(specs === drawn ? fill : draw));
+    drawn = specs;
+  }
+  function signal(name, value) {
+    for (const view of views.values()) view.signal(name, value).runAsync();
+  }
+  function showMethods() {
+    get("methods").replaceChildren(get("methods").firstElementChild, ...state.labels.map((label, k) => {
+      const box = make("input", { type: "checkbox", value: label, checked: !chosen.off.has(label) });
+      box.addEventListener("change", () => {
+        chosen.off[box.checked ? "delete" : "add"](label);
+        signal("shown", shown());
+      });
+      const dash = state.dashes[k % state.dashes.length].join(" ");
+      const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      const looks = { x1: 0, y1: 5, x2: 26, y2: 5, stroke: `var(--m${k % 12})`, "stroke-width": 3,
+        "stroke-dasharray": dash };
+      for (const [name, value] of Object.entries(looks)) line.setAttribute(name, value);
+      for (const [name, value] of Object.entries({ width: 26, height: 10, "aria-hidden": true })) {
+        key.setAttribute(name, value);
+      }
+      key.append(line);
+      const item = make("label", {}, [box, key, make("span", { textContent: label })]);
+      item.addEventListener("pointerenter", () => signal("focus", label));
+      item.addEventListener("pointerleave", () => signal("focus", null));
+      return item;
+    }));
+  }
+
+  // ---- words and numbers ----
+  const score = (one) => (one === null ? "–" : (state.factor * one.value).toFixed(state.digits));
+  const fixed = (value, digits) => (value === null ? "–" : value.toFixed(digits));
+  function size(bytes) {
+    let power = 0;
+    for (; bytes >= 999.5 && power < 4; power += 1) bytes /= 1000;
+    return `${Number(bytes.toPrecision(3))} ${["", "k", "M", "G", "T"][power]}B`;
+  }
+  function showTable() {
+    get("parts").hidden = state.parts.length === 0;
+    get("measure").textContent = `Mean ${state.measure} over clients`;
+    const hasRefused = state.parts.some((part) => part.refused);
+    get("refused-head").hidden = !hasRefused;
+    document.querySelector("tbody").replaceChildren(...state.parts.map((part) => {
+      const pace = fixed(part.seconds_a_round, part.seconds_a_round >= 10 ? 0 : 1);
+      const cells = [
+        part.seed, part.state, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
+        part.best?.round ?? "–", score(part.latest_global), fixed(part.train_loss, 3), pace,
+        part.round ? size(part.bytes) : "–", ...(hasRefused ? [part.refused] : []),
+      ].map((text) => make("td", { textContent: text }));
+      cells[1].className = part.state;
+      return make("tr", {}, [make("th", { scope: "row", textContent: part.method }), ...cells]);
+    }));
+    const reasons = state.parts.filter((part) => part.reason);
+    get("reasons").replaceChildren(...reasons.map((part) =>
+      make("p", { textContent: `${part.method}, seed ${part.seed}: ${part.reason}` })));
+    get("refused").hidden = !hasRefused;
+    get("refused").querySelector("ul").replaceChildren(...state.parts.flatMap((part) =>
+      part.lately.map((text) => make("li", { textContent: `${part.method}, seed ${part.seed}: ${text}` }))));
+  }
+  function showLog() {
+    const log = get("log").querySelector("pre");
+    const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+    get("log").hidden = state.log.length === 0;
+    log.textContent = state.log.join("\n");
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+  }
+  async function show() {
+    document.title = `${state.name}: ${state.state} · fedtailor`;
+    get("name").textContent = state.name;
+    get("place").textContent = state.run;
+    const note = `${state.name} ${state.note}`;
+    if (get("note").textContent !== note) get("note").textContent = note;
+    get("bar").max = Math.max(1, state.rounds);
+    get("bar").value = state.round;
+    get("report").hidden = !(state.isOver && state.report);
+    showTable();
+    showLog();
+    await showCurves();
+    document.documentElement.dataset.version = state.version;
+  }
+
+  // ---- asking ----
+  async function news() {
+    try {
+      return await (await fetch(`state?known=${state?.version ?? 0}`, { cache: "no-store" })).json();
+    } catch {
+      const since = heard ? ` This is from ${heard.toLocaleTimeString("en-GB")}.` : "";
+      return { error: `fedtailor watch does not answer.${since}` };
+    }
+  }
+  async function ask() {
+    const found = await news();
+    get("trouble").hidden = !found.error;
+    get("trouble").textContent = found.error ?? "";
+    if (found.error) return;
+    heard = new Date();
+    get("share").textContent = found.share;
+    if (found.parts) {
+      const parts = state?.parts.length === found.count ? state.parts : [];
+      for (const [number, part] of Object.entries(found.parts)) parts[number] = part;
+      state = { ...found, parts };
+      await show();
+    }
+  }
+  let timer = null;
+  async function follow() {
+    timer = null;
+    await ask();
+    timer = setTimeout(follow, PAUSE);
+  }
+  document.addEventListener("visibilitychange", () => { // browsers slow the timers of hidden pages
+    if (document.hidden || timer === null) return;
+    clearTimeout(timer);
+    follow();
+  });
+  darkTheme.addEventListener("change", () => state && !get("curves").hidden && charts().forEach(draw));
+  follow();
+})();

@@ -1,0 +1,172 @@
+"""One method with one seed, read bit by bit while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import InputError
+from ..report.metrics import best_round
+from ..report.select import Metric, higher_is_better
+from ..trackers.part import Part, Values
+from .files import Lines, Mark, mark_of, printable
+from .state import (
+    DIVERGED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    PartState,
+    Points,
+    Score,
+)
+
+_POINTS = 200  # of a curve; more are thinned out
+_LATELY = 5  # refusals that are named
+
+
+class FollowedPart:
+    """One method with one seed, as far as it has been read.
+
+    Args:
+        part: its place.
+        metric: chooses the best round.
+        rounds: the experiment's goal.
+        names: those of the clients, if they have some.
+    """
+
+    def __init__(self, part: Part, metric: Metric, rounds: int, names: Sequence[str]) -> None:
+        self.activity = 0  # when something was written there, in nanoseconds; 0: never
+        self.timed = 0  # rounds whose seconds are known
+        self._part, self._metric, self._rounds = part, metric, rounds
+        self._mark: Mark | None = None  # of commit.json
+        folder = part.folder
+        self._files = (folder, folder / "history.jsonl", folder / "commit.json")
+        self._scores: dict[str, dict[int, float]] = {"personal": {}, "global": {}}
+        self._losses: dict[int, float] = {}
+        self._refused = _Refused(part.folder / "refused.jsonl", names)
+        self.known = PartState(part.label, part.seed, WAITING, 0, rounds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no round is left."""
+        commit = self._part.commit
+        has_all = commit.finished and commit.round >= self._rounds
+        return has_all or commit.diverged is not None
+
+    def look(self) -> None:
+        """Read what is new.
+
+        Raises:
+            InputError: a file is damaged, or lost.
+        """
+        marks = [mark_of(path) for path in self._files]
+        self.activity = max(mark.time if mark else 0 for mark in marks)
+        if self._refused.look():
+            lately = tuple(self._refused.lately)
+            self.known = replace(self.known, refused=len(self._refused.seen), lately=lately)
+        if marks[2] == self._mark:
+            return
+        if marks[2] is None:
+            raise InputError(f"{self._part.folder} has lost its commit.json")
+        points = self._part.points()
+        self._mark = marks[2]
+        for number, values in points.items():
+            self._add(number, values)
+        commit = self._part.commit
+        reason = None if commit.diverged is None else printable(commit.diverged)
+        self.known = replace(self.known, round=commit.round, reason=reason)
+        if points:
+            self.known = replace(
+                self.known,
+                latest=_latest(self._scores["personal"]),
+                best=self._best("personal"),
+                latest_global=_latest(self._scores["global"]),
+                best_global=self._best("global"),
+                train_loss=next(reversed(self._losses.values()), None),
+                seconds_a_round=self.known.seconds / self.timed if self.timed else None,
+                curve=_thinned(self._scores["personal"]),
+                losses=_thinned(self._losses),
+            )
+
+    def _add(self, number: int, values: Values) -> None:
+        for model, scores in self._scores.items():
+            name = f"validation/{model}/{self._metric}"
+            if name in values:
+                scores[number] = values[name]
+        if "train/loss" in values:
+            self._losses[number] = values["train/loss"]
+        seconds = values.get("seconds/so_far", self.known.seconds)
+        self.timed += "seconds/so_far" in values
+        size = round(values.get("bytes/so_far", self.known.bytes))
+        self.known = replace(self.known, seconds=seconds, bytes=size)
+
+    def state(self, *, is_current: bool, is_running: bool) -> PartState:
+        """The part's state, given whether it is what runs, and whether anything does."""
+        commit, rounds = self._part.commit, self._rounds
+        if commit.diverged is not None:
+            state = DIVERGED
+        elif self.has_ended:
+            state = FINISHED
+        elif is_current:
+            state = RUNNING
+        elif commit.finished and not is_running:  # other parts have got more rounds
+            state, rounds = FINISHED, commit.rounds
+        elif commit.stopped:
+            state = STOPPED
+        else:
+            state = WAITING if is_running or not self.activity else INTERRUPTED
+        return replace(self.known, state=state, rounds=rounds)
+
+    def _best(self, model: str) -> Score | None:
+        scores = self._scores[model]
+        if not scores:
+            return None
+        number = best_round(scores, higher_is_better=higher_is_better(self._metric))
+        return Score(number, scores[number])
+
+
+class _Refused:
+    """The clients' results that rounds of a part went on without, which only a deployment has."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.seen: set[tuple[int, int]] = set()  # round, client
+        self.lately: deque[str] = deque(maxlen=_LATELY)
+        self._lines, self._names = Lines(path), names
+
+    def look(self) -> bool:
+        """Read what is new; whether anything is."""
+        new = self._lines.new()
+        for line in new:
+            try:
+                refusal = json.loads(line)
+                number, client, reason = (refusal[key] for key in ("round", "client", "reason"))
+            except (ValueError, KeyError) as error:
+                raise InputError(f"{self._lines.path} is damaged: {line!r}") from error
+            self.seen.add((number, client))
+            name = self._names[client] if client < len(self._names) else client
+            self.lately.append(printable(f"round {number} without client {name}: {reason}"))
+        return bool(new)
+
+
+def _latest(scores: Mapping[int, float]) -> Score | None:
+    if not scores:
+        return None
+    number = max(scores)
+    return Score(number, scores[number])
+
+
+def _thinned(values: Mapping[int, float]) -> Points:
+    """The points of a curve by round, evenly thinned out; the last one stays.
+
+    >>> points = _thinned({number: 0.5 for number in range(1, 1002)})
+    >>> points[:2], points[-1], len(points)
+    (((5, 0.5), (11, 0.5)), (1001, 0.5), 167)
+    """
+    points = tuple(values.items())
+    step = -(-len(points) // _POINTS)
+    return points[(len(points) - 1) % step :: step] if step > 1 else points

@@ -1,0 +1,232 @@
+"""A page that follows a run, for browsers on this machine; the run directory is read when the page
+asks.
+
+It answers GET requests for its own few files and for the run's report.html, and nothing else. A
+request must name this machine, so that no page from elsewhere can read it by a name that it lets
+point here (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from .. import report
+from ..errors import InputError
+from ..report import drawing
+from ..report.charts import specs
+from ..report.numbers import scale_of
+from .follow import Follower
+from .state import RunState
+
+LOCAL = "127.0.0.1"
+_PAUSE = 0.5  # seconds; requests within share a look
+_PATIENCE = 60  # seconds for a browser to say something
+_HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
+_FILES = {
+    "/": (_HERE / "page.html", "text/html"),
+    "/page.js": (_HERE / "page.js", "text/javascript"),
+    "/theme.js": (_REPORT / "theme.js", "text/javascript"),
+    "/vega.js": (_REPORT / "vega" / "vega.js", "text/javascript"),
+}
+# Vega makes functions of its expressions
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of a run.
+
+    Args:
+        follower: of the run.
+        host: the address to listen at; only 127.0.0.1 and its like are out of others' reach.
+        port: 0 takes a free one.
+
+    Raises:
+        InputError: nothing can listen there.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, follower: Follower, host: str, port: int) -> None:
+        host = host.strip("[]")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.host = host
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            where = f"{host}:{port}"
+            raise InputError(f"--serve {where}: {error.strerror}; choose another port") from None
+        self._follower = follower
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._version = time.time_ns() // 1_000_000  # a page may know those of an earlier server
+        self._state: RunState | None = None
+        self._changed: list[int] = []  # the version that brought each part's present state
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds the page."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_address[1]}/"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host == "localhost" or _is_loopback(self.host)
+
+    def accepts(self, host: str) -> bool:
+        """Whether ``host``, a request's header, names this machine: by a number, which can't be
+        made to point elsewhere, or by a name that is its own."""
+        name = urlsplit(f"//{host}").hostname or ""
+        own = {"localhost", self.host.lower(), socket.gethostname().lower()}
+        return name in own or _is_number(name)
+
+    def answer(self, known: int) -> dict[str, Any]:
+        """What the page gets that knows the version ``known``: the parts that have changed since,
+        or only the time left if nothing has.
+
+        Raises:
+            InputError: a file of the run is damaged.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if self._state is None or now - self._looked >= _PAUSE:
+                self._take(self._follower.look())
+                self._looked = now
+            assert self._state is not None
+            state, found = self._state, {"version": self._version, "share": self._state.share}
+            if self._version == known:
+                return found
+            new = [number for number, version in enumerate(self._changed) if version > known]
+        return found | _content(state, new)
+
+    def _take(self, new: RunState) -> None:
+        """Note what is new."""
+        old, self._state = self._state, new
+        if old is not None and replace(new, seconds_left=old.seconds_left) == old:
+            return
+        self._version += 1
+        same = len(old.parts) if old is not None and len(old.parts) == len(new.parts) else 0
+        before = old.parts[:same] if old is not None else ()
+        self._changed = [
+            self._changed[number] if number < same and part == before[number] else self._version
+            for number, part in enumerate(new.parts)
+        ]
+
+    def report_page(self) -> bytes | None:
+        """The run's report, if it is there."""
+        path = self._follower.run / "report.html"
+        return path.read_bytes() if path.is_file() and not path.is_symlink() else None
+
+
+def _content(state: RunState, parts: Sequence[int]) -> dict[str, Any]:
+    """What the page shows, with those of the ``parts`` that it does not know."""
+    labels = list(dict.fromkeys(part.method for part in state.parts))
+    factor, digits = scale_of(state.metric)
+    return vars(state) | {
+        "parts": {number: state.parts[number].as_dict() for number in parts},
+        "count": len(state.parts),
+        "note": state.note,
+        "measure": state.measure,
+        "isOver": state.is_over,
+        "factor": factor,
+        "digits": digits,
+        "labels": labels,
+        "dashes": drawing.DASHES,
+        "specs": {
+            "curves": specs.curves(labels, state.metric, "validation"),
+            "losses": specs.losses(labels),
+        },
+        "report": state.report is not None,
+    }
+
+
+def _style() -> str:
+    """The report's style, with the colours of methods, and what this page adds."""
+    light, dark = (
+        " ".join(f"--m{k}: {colour};" for k, colour in enumerate(colours))
+        for colours in (drawing.COLOURS, drawing.DARK)
+    )
+    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    sheets = (_REPORT / "page.css", _HERE / "page.css")
+    return colours + "".join(sheet.read_text("utf-8") for sheet in sheets)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_number(host) and ipaddress.ip_address(host).is_loopback
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one browser."""
+
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        if not self.server.accepts(self.headers.get("Host", "")):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "this page has another address")
+            return
+        address = urlsplit(self.path)
+        if address.path == "/state":
+            self._send_state(parse_qs(address.query).get("known", ["0"])[0])
+        elif address.path == "/page.css":
+            self._send(_style().encode(), "text/css")
+        elif address.path in _FILES:
+            path, kind = _FILES[address.path]
+            self._send(path.read_bytes(), kind)
+        elif address.path == "/favicon.ico":  # browsers ask for it beside the report
+            self._send(b"", "image/x-icon")
+        elif address.path == "/report.html" and (content := self.server.report_page()) is not None:
+            self._send(content, "text/html", policy=None)
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send_state(self, known: str) -> None:
+        content: dict[str, Any]
+        try:
+            content = self.server.answer(int(known) if known.isdecimal() else 0)
+        except InputError as error:
+            content = {"version": 0, "error": str(error)}
+        self._send(json.dumps(content, separators=(",", ":")).encode(), "application/json")
+
+    def _send(self, content: bytes, kind: str, policy: str | None = _POLICY) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if policy is not None:
+            self.send_header("Content-Security-Policy", policy)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def version_string(self) -> str:
+        return "fedtailor"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: a request is no news."""

@@ -1,0 +1,143 @@
+"""How a run stands, as its directory says. Scores are means over clients on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..report.numbers import bare, in_words
+from ..report.select import Metric, unit_of
+
+# of a run: waiting (nothing is written yet), running, finished, diverged (every method with every
+# seed), stopped (by a callback), interrupted (no process writes, and rounds are left); of a part:
+# the same, where waiting means that it is not its turn
+WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+DIVERGED, STOPPED, INTERRUPTED = "diverged", "stopped", "interrupted"
+
+Points = tuple[tuple[int, float], ...]  # round, value
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over clients on validation data, after ``round``."""
+
+    round: int
+    value: float
+
+
+@dataclass(frozen=True)
+class PartState:
+    """One method with one seed, up to its last committed round.
+
+    ``latest`` and ``best`` are of the personal models, as is ``curve``; ``losses`` are those of
+    training. ``refused`` counts the clients' results that rounds went on without, ``lately`` says
+    which were the last ones, and why. ``reason`` says why training diverged.
+    """
+
+    method: str
+    seed: int
+    state: str
+    round: int
+    rounds: int
+    latest: Score | None = None
+    best: Score | None = None
+    latest_global: Score | None = None
+    best_global: Score | None = None
+    train_loss: float | None = None
+    seconds: float = 0.0
+    seconds_a_round: float | None = None
+    bytes: int = 0
+    refused: int = 0
+    lately: tuple[str, ...] = ()
+    reason: str | None = None
+    curve: Points = ()
+    losses: Points = ()
+
+    @property
+    def title(self) -> str:
+        """What the part is called in a log."""
+        return f"{self.method}, seed {self.seed}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no round will follow as things are."""
+        return self.state in (FINISHED, DIVERGED, STOPPED)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state as a dict, for JSON; curves are not copied."""
+        scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, Score)}
+        return vars(self) | scores
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run. ``metric`` chooses the best rounds; ``round`` counts those of all ``parts``, and
+    ``rounds`` is their goal; ``seconds_left`` is an estimate, None if there is none. ``log`` has
+    the last lines of run.log; ``report`` is the path of report.html, if it is there."""
+
+    run: str
+    name: str
+    state: str
+    metric: Metric
+    round: int
+    rounds: int
+    seconds_left: float | None
+    parts: tuple[PartState, ...]
+    log: tuple[str, ...]
+    report: str | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no round will follow as things are."""
+        return self.state not in (WAITING, RUNNING)
+
+    @property
+    def current(self) -> PartState | None:
+        """The part that runs."""
+        return next((part for part in self.parts if part.state == RUNNING), None)
+
+    @property
+    def measure(self) -> str:
+        """The measure of the scores with its unit, such as ``validation accuracy (%)``."""
+        return f"validation {self.metric}{unit_of(self.metric)}"
+
+    def score(self, score: Score | None) -> str:
+        """A score as text; ``-`` for none."""
+        return "-" if score is None else bare(self.metric, score.value)
+
+    @property
+    def share(self) -> str:
+        """How much of the run is done."""
+        left = "" if self.seconds_left is None else f", about {in_words(self.seconds_left)} left"
+        return f"{self.round} of {self.rounds} rounds{left if self.state == RUNNING else ''}"
+
+    @property
+    def note(self) -> str:
+        """The state, as a sentence of which the run's name is the subject."""
+        if self.state == RUNNING:
+            part = self.current
+            if part is None:
+                return "runs"
+            return f"runs {part.title}, round {min(part.round + 1, part.rounds)} of {part.rounds}"
+        if self.state == INTERRUPTED:
+            why = "no process runs it, and rounds are left"
+            return f"is interrupted: {why}; {_places(self.parts, INTERRUPTED)}"
+        if self.state == DIVERGED:
+            return f"has diverged with every method; {_places(self.parts, DIVERGED)}"
+        return {
+            WAITING: "has not begun: nothing is written yet",
+            FINISHED: "has ended",
+            STOPPED: f"was stopped by a callback; {_places(self.parts, STOPPED)}",
+        }[self.state]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state as a dict, for JSON."""
+        return vars(self) | {"parts": [part.as_dict() for part in self.parts]}
+
+
+def _places(parts: Sequence[PartState], state: str) -> str:
+    """Where parts of this state stand."""
+    places = [f"{p.title}: after round {p.round} of {p.rounds}" for p in parts if p.state == state]
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return "; ".join(places[:3]) + more if places else "the next method has not begun"

@@ -1,0 +1,150 @@
+"""A run in a terminal: what runs, how far it is, a table of methods, the last lines of its log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..report.numbers import seconds_text, si
+from .state import DIVERGED, FINISHED, INTERRUPTED, RUNNING, STOPPED, PartState, Points, RunState
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 110  # columns of a terminal that has room for all of the table
+_LOG = 5  # lines
+_DAY = re.compile(r"^\d+-\d+-\d+ (\d+:\d+:\d+)\S*")  # of a line of the log, and its time
+_COLOURS = {
+    RUNNING: "bold cyan",
+    FINISHED: "green",
+    STOPPED: "yellow",
+    DIVERGED: "bold red",
+    INTERRUPTED: "bold red",
+}
+
+
+def sparkline(points: Points, width: int) -> str:
+    """A curve as a row of bars, thinned out to ``width``.
+
+    >>> sparkline(((1, 0.0), (2, 0.5), (3, 1.0)), 10), sparkline(((1, 2.0),), 10)
+    ('▁▅█', '▁')
+    """
+    step = max(1, -(-len(points) // width))
+    values = [value for _, value in points[(len(points) - 1) % step :: step]]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[int((value - low) * scale + 0.5)] for value in values)
+
+
+class Screen:
+    """Shows a run in a terminal, in place, until it is closed; then the whole table stays."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._live.start()
+
+    def show(self, state: RunState) -> None:
+        """Show the state in place of the one before."""
+        self._live.update(View(state, is_last=state.is_over), refresh=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it is, with the cursor below."""
+        self._live.stop()
+
+
+class View:
+    """A run's state; unless it ``is_last``, rows that the terminal has no room for are left out."""
+
+    def __init__(self, state: RunState, *, is_last: bool = True) -> None:
+        self._state, self._is_last = state, is_last
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        state, others = self._state, 9 + _LOG
+        parts = state.parts
+        room = len(parts) if self._is_last else max(3, options.size.height - others)
+        yield Group(*self._lines(_around(parts, room), options.max_width))
+
+    def _lines(self, parts: Sequence[PartState], width: int) -> list[RenderableType]:
+        state = self._state
+        title = Text.assemble(
+            (state.name, "bold"), " ", (state.note, _COLOURS.get(state.state, ""))
+        )
+        found: list[RenderableType] = [title]
+        if state.rounds:
+            bar = Table.grid(padding=(0, 1))
+            width_of_bar = min(40, width // 2)
+            done = ProgressBar(
+                state.rounds,
+                state.round,
+                width_of_bar,
+                complete_style="cyan",
+                finished_style="green",
+            )
+            bar.add_row(done, state.share)
+            found += [bar, _table(state, parts, width)]
+        if hidden := len(state.parts) - len(parts):
+            found.append(Text(f"and {hidden} more", style="dim"))
+        for part in state.parts:
+            texts = [*part.lately[-1:], *([part.reason] if part.reason else [])]
+            found += [_line(f"{part.title}: {text}", "yellow") for text in texts]
+        found += [_line(_DAY.sub(r"\1", text), "dim") for text in state.log[-_LOG:]]
+        if state.is_over and state.report:
+            found.append(Text(f"report: {state.report}"))
+        return found
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _around(parts: Sequence[PartState], room: int) -> Sequence[PartState]:
+    """So many of the parts, with the one that runs among them."""
+    at = next((k for k, part in enumerate(parts) if part.state == RUNNING), 0)
+    first = min(max(0, at - room // 2), max(0, len(parts) - room))
+    return parts[first : first + room]
+
+
+def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
+    is_wide = width >= _WIDE
+    has_refused = any(part.refused for part in state.parts)
+    table = Table(box=None, padding=(0, 1), header_style="dim", caption_style="dim")
+    table.title, table.title_justify, table.title_style = state.measure, "left", "dim"
+    table.add_column("method", overflow="ellipsis", min_width=8)
+    for name in ("seed", "round", "latest", "best", "after"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("global", justify="right", no_wrap=True)
+    table.add_column("curve", no_wrap=True)
+    if is_wide:
+        table.add_column("training loss", justify="right", no_wrap=True)
+    table.add_column("s/round", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    if has_refused:
+        table.add_column("refused", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for part in parts:
+        loss = "-" if part.train_loss is None else f"{part.train_loss:.3f}"
+        pace = "-" if part.seconds_a_round is None else seconds_text(part.seconds_a_round)
+        table.add_row(
+            part.method,
+            str(part.seed),
+            f"{part.round}/{part.rounds}",
+            state.score(part.latest),
+            state.score(part.best),
+            "-" if part.best is None else str(part.best.round),
+            *([state.score(part.latest_global)] if is_wide else []),
+            sparkline(part.curve, 24 if is_wide else 10),
+            *([loss] if is_wide else []),
+            pace,
+            si(part.bytes, "B") if part.round else "-",
+            *([str(part.refused)] if has_refused else []),
+            Text(part.state, style=_COLOURS.get(part.state, "dim")),
+        )
+    return table

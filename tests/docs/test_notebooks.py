@@ -1,0 +1,26 @@
+"""The notebooks run from the top in a fresh kernel, and show what they are stored with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.docs import notebooks
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_it_is_stored_with(path: Path, tmp_path: Path) -> None:
+    stored = nbformat.read(path, as_version=4)
+    shows = notebooks.kinds(stored)
+    assert any(shows)
+    assert notebooks.kinds(notebooks.execute(path, tmp_path)) == shows
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_small(path: Path) -> None:
+    assert path.stat().st_size < 200_000

@@ -1,0 +1,24 @@
+"""The tutorials run as they stand, and print what they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs import pages
+
+TUTORIALS = sorted((Path(__file__).parents[2] / "docs/tutorials").glob("*.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_and_prints_what_it_shows(path: Path, tmp_path: Path) -> None:
+    page = path.read_text()
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    printed = pages.run(page, folder)
+    for block in pages.blocks(page):
+        if block.language == "text":
+            said = printed[block.line]
+            assert not pages.missing(block, said), f"line {block.line}; printed:\n{said}"

@@ -1,0 +1,139 @@
+"""What the page's server answers, and to whom."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtailor.errors import InputError
+from fedtailor.watch.follow import Follower
+from fedtailor.watch.server import LOCAL, PageServer
+
+MakeRun = Callable[..., Path]
+REFUSAL = '{"round": 4, "client": 2, "reason": "away"}\n'
+
+
+@contextmanager
+def serving(out: Path, host: str = LOCAL) -> Iterator[PageServer]:
+    with PageServer(Follower(out), host, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+    connection = HTTPConnection(*server.server_address[:2], timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    answer.content = answer.read()  # type: ignore[attr-defined]
+    connection.close()
+    return answer
+
+
+def state(server: PageServer, known: object = 0) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(ask(server, f"/state?known={known}").content)  # type: ignore[attr-defined]
+    return content
+
+
+def test_the_page_and_its_files_load_nothing_from_elsewhere(make_run: MakeRun) -> None:
+    with serving(make_run(done=3)) as server:
+        for path in ("/", "/page.css", "/page.js", "/theme.js", "/vega.js"):
+            answer = ask(server, path)
+            assert answer.status == 200
+            policy = answer.headers["Content-Security-Policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self' 'unsafe-eval';")
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            if path != "/vega.js":
+                assert b"http" not in answer.content.replace(b"http://www.w3.org/2000/svg", b"")  # type: ignore[attr-defined]
+
+
+def test_what_a_page_knows_is_not_sent_again(make_run: MakeRun) -> None:
+    out = make_run(done=3)
+    with serving(out) as server:
+        first = state(server)
+        assert first["labels"] == ["fedavg", "fedsdg"]
+        assert first["parts"]["1"]["best"] == {
+            "round": 2,
+            "value": pytest.approx(0.05 * (12 + 10 / 6)),
+        }
+        assert first["specs"].keys() == {"curves", "losses"}
+        assert state(server, first["version"]).keys() == {"version", "share"}
+        (out / "methods/fedsdg/seed-0/refused.jsonl").write_text(REFUSAL)
+        server._looked = 0.0  # as if a second had passed
+        second = state(server, first["version"])
+        assert second["parts"].keys() == {"1"}
+        assert (second["parts"]["1"]["refused"], second["count"]) == (1, 2)
+        assert state(server)["parts"].keys() == {"0", "1"}
+        assert state(server, "x") == state(server)
+    with serving(out) as other:  # it may have taken the place of the first one
+        assert "parts" in state(other, first["version"])
+
+
+def test_a_damaged_run_is_told(make_run: MakeRun) -> None:
+    out = make_run(done=3)
+    (out / "experiment.json").write_text("{}")
+    with pytest.raises(InputError):
+        Follower(out)
+    out = make_run("other", done=3)
+    with serving(out) as server:
+        (out / "methods/fedavg/seed-0/commit.json").write_text("{")
+        assert state(server)["state"] == "waiting"
+        server._looked = 0.0  # as if a second had passed
+        assert "commit.json is not valid JSON" in state(server)["error"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:80", "localhost:1", "[::1]:80", "10.0.0.1"]
+)
+def test_this_machines_addresses_are_accepted(make_run: MakeRun, host: str) -> None:
+    with serving(make_run(done=3)) as server:
+        assert ask(server, "/state", Host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "a b"]
+)
+def test_another_name_is_refused(make_run: MakeRun, host: str) -> None:
+    with serving(make_run(done=3)) as server:
+        assert ask(server, "/state", Host=host).status == 421
+
+
+def test_nothing_else_is_answered(make_run: MakeRun) -> None:
+    out = make_run(done=3)
+    with serving(out) as server:
+        for path in (
+            "/experiment.json",
+            "/../experiment.json",
+            "/%2e%2e/x",
+            "/report.html",
+        ):
+            assert ask(server, path).status == 404, path
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(server, "/state", method).status == 501
+        (out / "report.html").symlink_to(out / "experiment.json")
+        assert ask(server, "/report.html").status == 404
+        (out / "report.html").unlink()
+        (out / "report.html").write_text("whole")
+        answer = ask(server, "/report.html")
+        assert (answer.status, answer.content) == (200, b"whole")  # type: ignore[attr-defined]
+
+
+def test_a_port_that_is_taken_is_told(make_run: MakeRun) -> None:
+    out = make_run(done=3)
+    with serving(out) as server:
+        port = server.server_address[1]
+        with pytest.raises(
+            InputError, match=rf"--serve 127.0.0.1:{port}: Address already in use; ch"
+        ):
+            PageServer(Follower(out), LOCAL, port)

@@ -1,0 +1,66 @@
+"""What a terminal shows, at any width and height."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedtailor.runs.directory import locked
+from fedtailor.watch.follow import Follower
+from fedtailor.watch.state import RUNNING, WAITING
+from fedtailor.watch.terminal import Screen, View
+
+MakeRun = Callable[..., Path]
+
+
+def shown(view: View, width: int = 120, height: int = 40) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(view)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_and_has_scores(make_run: MakeRun, width: int) -> None:
+    out = make_run(done=6)
+    (out / "run.log").write_text("first\n2026-11-23 08:36:07+00:00  " + "long " * 60 + "\n")
+    with locked(out):
+        state = Follower(out).look()
+    lines = shown(View(state), width)
+    assert max(map(len, lines)) <= width
+    (row,) = [line.split() for line in lines if line.startswith(" fedsdg")]
+    assert row[:6] == ["fedsdg", "0", "6/8", "73.3", "78.3", "4"]
+    curve = row[6 if width == 80 else 7]
+    assert (curve[0], curve[2], len(curve)) == ("▁", "█", 4)
+    assert "12 of 16 rounds, about 8 s left" in "".join(lines)
+    assert lines[-1].startswith("08:36:07  long ")
+    assert lines[-1].endswith("…")
+
+
+def test_a_low_terminal_keeps_the_method_that_runs(make_run: MakeRun) -> None:
+    out = make_run(done=6, methods=("fedavg", *(f"m{k}" for k in range(30))))
+    state = Follower(out).look()
+    parts = [
+        replace(part, state=RUNNING if k == 20 else WAITING) for k, part in enumerate(state.parts)
+    ]
+    state = replace(state, parts=tuple(parts))
+    lines = shown(View(state, is_last=False), height=30)
+    assert len(lines) <= 30
+    assert any(line.startswith(" m19") and "running" in line for line in lines)
+    assert "and 15 more" in lines
+    assert sum(line.startswith(" m") for line in shown(View(state))) == 31  # with "method"
+
+
+def test_a_screen_leaves_the_terminal_as_it_was(make_run: MakeRun) -> None:
+    out = make_run(done=6)
+    with Path("/dev/null").open("w") as file:
+        console = Console(file=file, record=True, force_terminal=True, width=100)
+        screen = Screen(console)
+        screen.show(Follower(out).look())
+        screen.close()
+        text = console.export_text(styles=True)
+    assert "interrupted" in text
