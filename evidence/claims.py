@@ -108,7 +108,7 @@ def outcome(claim: Claim, results: Results) -> Outcome:
     ]
     if failed:
         words = " and ".join(claim[side] for side in failed)
-        verdict = NOT_HERE if "ours" in failed else DIRECTION
+        verdict = NOT_HERE if "ours" in failed else NOT_RUN  # beside what diverged nothing is shown
         return Outcome(f"{words} diverged", "", verdict, seeds)
     found = RULES[rule](claim, results)
     verdict = found.verdict

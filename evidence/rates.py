@@ -48,13 +48,14 @@ def unfinished() -> list[Run]:
 
 
 def best() -> dict[tuple[str, tuple[str, ...], str], tuple[str, ...]]:
-    """The best trial's settings, where all trials are done; of equal ones the first."""
+    """The best trial's settings, where all trials are done; of those that are equal to a tenth of a
+    point the first."""
     open_ = {
         (run.file, tuple(s for s in run.settings if not s.startswith("methods.")), run.method)
         for run in unfinished()
     }
     return {
-        key: max(of, key=lambda own: validation(of[own]))
+        key: max(of, key=lambda own: round(validation(of[own]), 3))
         for key, of in trials().items()
         if key not in open_
     }

@@ -66,7 +66,7 @@ class Run:
 
 
 # Fields that are younger than some results: at these values a run is what it was without them.
-LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None, "max_share": None}
+LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None, "max_share": None, "revision": None}
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
 
@@ -84,7 +84,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["robust"] = dict(NO_RULE)
         if method["name"] == "fedmerge" and method["lr_w"] is None:
             method["lr_w"] = 100.0  # unused; it was the default
-    for section in (content["split"], content["cohort"], *content["methods"]):
+    sections = (content[name] for name in ("data", "public", "model", "split", "cohort"))
+    for section in (*sections, *content["methods"]):
         for field, value in LATER.items():
             if section.get(field, ...) == value:
                 del section[field]

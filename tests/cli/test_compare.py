@@ -41,7 +41,7 @@ def evaluations(run: Path, label: str) -> list[dict]:
 def close(a: object, b: object) -> bool:
     """Equal but for floats, which may differ by 1e-4; names of runs, and seconds, aside."""
     if isinstance(a, dict) and isinstance(b, dict):
-        skip = {"seconds", "run", "runs", "name", "peak_memory_mb", "cost", "text"}
+        skip = {"seconds", "cpu_seconds", "run", "runs", "name", "peak_memory_mb", "cost", "text"}
         assert a.keys() == b.keys()
         return all(close(a[key], b[key]) for key in a.keys() - skip)
     if isinstance(a, list) and isinstance(b, list):

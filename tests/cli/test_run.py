@@ -12,14 +12,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedtailor.cli import main
 from tests.cli.conftest import EXPERIMENT
+from tests.interrupts import interruptible
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -310,15 +309,6 @@ def test_a_file_in_the_way_of_the_run_directory_is_told(
     error = capfd.readouterr().err
     assert "Not a directory" in error
     assert error.count("\n") == 1
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let programs that start inside take an interrupt: a shell's background jobs ignore it, and
-    what they start does, too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from fedtailor.cli import main
+from tests.interrupts import interruptible
 from tests.report.conftest import write_run
 
 FILE = """
@@ -33,7 +34,8 @@ FEDTAILOR = [sys.executable, "-m", "fedtailor"]
 
 def start(*arguments: object, **fields: Any) -> subprocess.Popen[str]:
     command = [*FEDTAILOR, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **fields)
+    with interruptible():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **fields)
 
 
 @pytest.fixture

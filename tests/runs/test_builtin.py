@@ -23,7 +23,9 @@ def test_a_file_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unknown_name_lists_those_that_exist() -> None:
-    with pytest.raises(InputError, match=r"did you mean 'quickstart'.*built-in: fashion-mnist, "):
+    with pytest.raises(
+        InputError, match=r"did you mean 'quickstart'.*built-in: attacks, fashion-mnist, "
+    ):
         load(Path("quikstart"))
     with pytest.raises(InputError, match=r"built-in one runs by name: fedsq$"):
         load(Path("elsewhere/fedsq.toml"))

@@ -176,3 +176,12 @@ def test_a_file_that_makes_no_sense_is_told_in_one_line(
         opened(copy, "fedper", "last").client_state(0)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_factory_that_names_no_function_is_told(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    content = json.loads((copy / "experiment.json").read_text())
+    content["model"] = {"factory": "x"}
+    (copy / "experiment.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="'x'"):
+        open_trained(copy, "fedper")

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -98,6 +98,7 @@ def started(
     old_handlers = [signal.getsignal(number) for number in numbers]
     for number in _INTERRUPTS:
         signal.signal(number, interrupt)
+    others = _children()
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         preexec_fn=_end_with_parent,
@@ -112,7 +113,7 @@ def started(
         raise ProgramEndedError(f"{name or Path(command[0]).name} {end}") from None
     finally:
         ending = True  # this may take some seconds
-        _end_all(process)
+        _end_all(process, others)
         for number, handler in zip(numbers, old_handlers, strict=True):
             signal.signal(number, handler)
         if signals:
@@ -163,7 +164,8 @@ def watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
     raise KeyboardInterrupt
 
 
-def _end_all(process: subprocess.Popen[bytes]) -> None:
+def _end_all(process: subprocess.Popen[bytes], others: Collection[int]) -> None:
+    """End the process and what has become a child since it was started; not ``others``."""
     process.terminate()
     try:
         process.wait(_GRACE)
@@ -171,7 +173,7 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
     end = time.monotonic() + _GRACE
-    while children := _children():
+    while children := [child for child in _children() if child not in others]:
         number = signal.SIGTERM if time.monotonic() < end else signal.SIGKILL
         for child in children:
             os.kill(child, number)

@@ -55,6 +55,7 @@ from ..stacked import column_chunks, combine, products_with_offsets, ratio, weig
 from ..task.task import Task
 
 _BANK = "bank."
+_NEVER = -1e30  # the logit of a model that a client does not merge: its weight is 0
 
 
 def merge(models: Tensor, weights: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class FedMerge(FineTuning):
         if self.selected is None:
             return a
         kept = random.uniform(key, tuple(a.shape)).argsort(dim=1)[:, : self.selected]
-        return torch.full_like(a, -torch.inf).scatter(1, kept, 0.0)
+        return torch.full_like(a, _NEVER).scatter(1, kept, 0.0)
 
     def send(self, task: Task, server: Server, client: int) -> Params:
         w = torch.softmax(server["logits"][client], 0)  # [d]

@@ -166,7 +166,8 @@ def _name_copies(content: dict[str, Any], out: Path) -> None:
         if "class" in method:
             method["class"] = stored_at[f"methods.{method['label']}", method["class"]]
     if content.get("model", {}).get("factory") is not None:
-        content["model"]["factory"] = stored_at["model.factory", content["model"]["factory"]]
+        factory = content["model"]["factory"]
+        content["model"]["factory"] = stored_at.get(("model.factory", factory), factory)
     if content.get("evaluate", {}).get("metrics"):
         content["evaluate"]["metrics"] = [
             stored_at.get(("evaluate.metrics", metric), metric)

@@ -54,7 +54,9 @@ class Sums(ClientWork):
         self.parts.append("run")
         return received["x"] + private["x"] + batches[0]["x"]
 
-    def finish(self, request: ClientRequest, inputs: ClientInputs, outcome: Any) -> Any:
+    def finish(
+        self, request: ClientRequest, inputs: ClientInputs, outcome: Any, cpu_seconds: float
+    ) -> Any:
         self.parts.append("finish")
         return request.client, outcome.item()
 
