@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,47 @@ def test_no_damage_is_used(
             assert found == right, file
         shutil.rmtree(out)
     assert named > len(cases) * 0.7, named
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for 100 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+FILE = """
+rounds = 3
+data = {name = "digits", limit = 200}
+split = {clients = 4}
+model = {name = "lenet", width = 0.2, image_size = 16, pretrained = false}
+local = {batch_size = 8, steps = 1}
+engine = {executor = "sequential", upload_memory_mb = 0.001}
+[methods.fedavg]
+robust = {rule = "median"}
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("full", ["run", "tmp"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on(
+    full: str, tmp_path: Path, small_disk: Path
+) -> None:
+    file, out = tmp_path / "run.toml", (small_disk if full == "run" else tmp_path) / "out"
+    file.write_text(FILE)
+    temporary = small_disk if full == "tmp" else tmp_path
+    command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(out)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert last.startswith(f"fedtailor: {small_disk}/")
+    assert "No space left on device" in last
+    assert "Traceback" not in done.stderr
+    subprocess.run(["mount", "-o", "remount,size=50m", small_disk], check=True)
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert json.loads(next(out.rglob("commit.json")).read_text())["finished"]
+    assert not list(temporary.glob("fedtailor-*"))
