@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
+from fedtailor.cli import main
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
 from fedtailor.report.read import read, tensors
@@ -184,3 +187,48 @@ def test_no_damage_is_used(
             assert found == right, file
         shutil.rmtree(out)
     assert named > len(cases) * 0.7, named
+
+
+FILE = """
+rounds = 3
+data = {name = "digits", limit = 200}
+split = {clients = 4}
+model = {name = "lenet", width = 0.2, image_size = 16, pretrained = false}
+local = {batch_size = 8, steps = 1}
+engine = {executor = "sequential", upload_memory_mb = 0.001}
+[methods.fedavg]
+robust = {rule = "median"}
+"""
+
+
+PROGRAM = """
+import resource, sys
+from fedtailor.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "place"),
+    [(9_000, "out/methods/fedavg/seed-0/round-000001"), (30_000, "temporary/fedtailor-")],
+)
+def test_without_room_a_file_is_named_and_the_run_goes_on(
+    limit: int, place: str, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for a full disk: a state has 13 kB, the uploads 52."""
+    file, temporary = tmp_path / "run.toml", tmp_path / "temporary"
+    file.write_text(FILE)
+    temporary.mkdir()
+    uploads = f"engine.upload_memory_mb={1 if place.startswith('out') else 0.001}"
+    arguments = ["run", str(file), "--out", str(tmp_path / "out"), "--set", uploads]
+    command = [sys.executable, "-c", PROGRAM, str(limit), *arguments]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"fedtailor: {tmp_path}/{place}")
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list(temporary.glob("fedtailor-*"))
+    assert main(arguments) == 0

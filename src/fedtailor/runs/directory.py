@@ -292,9 +292,9 @@ class RunDirectory:
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
-            if self.commit.rounds < rounds:
-                self._reopen(rounds)
-            return
+            if self.commit.rounds >= rounds:
+                return
+            self._reopen(rounds)
         self.commit = replace(self.commit, rounds=rounds)
         self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
