@@ -1,9 +1,11 @@
 """Which tests share a worker, and with it what their file sets up once: those of one file, or of
 one method in the conformance suite. And what a test draws without a seed of its own: the same each
-time."""
+time. And the browser that opens pages."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,3 +27,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, without a window."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "no chromium; sh requirements/chromium.sh installs it"
+    with sync_playwright() as one:
+        browser = one.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()

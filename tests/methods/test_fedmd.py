@@ -10,9 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedtailor.engine.checks import check
 from fedtailor.engine.client import client_round
 from fedtailor.engine.config import CohortConfig, Plan
-from fedtailor.engine.rounds import check, rounds
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Cohort
 from fedtailor.methods.fedmd import FedMD

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtailor.data.config import LocalConfig
+from fedtailor.engine.checks import check
 from fedtailor.engine.client import client_round
 from fedtailor.engine.config import Plan
-from fedtailor.engine.rounds import check
 from fedtailor.errors import InputError
 from fedtailor.layers.block_sparse.forward import adapted, select
 from fedtailor.layers.gating import GatingLayer, gated_blocks

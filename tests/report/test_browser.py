@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
 from safetensors.numpy import save_file
 
 from fedtailor.report.page import write
 from tests.report.conftest import K, write_run
 
 pytestmark = pytest.mark.slow
-CHROMIUM = shutil.which("chromium")
 METHODS = ("local", "fedavg", "fedmerge", "fedsdg")
 
 
@@ -37,15 +34,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 place = run / f"methods/{label}/seed-{seed}/confusion-{when:06d}.safetensors"
                 save_file(matrices, place)
     return write([run], run.parent / "page.html")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    assert CHROMIUM is not None, "no chromium; sh requirements/chromium.sh installs it"
-    with sync_playwright() as one:
-        browser = one.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from tests.watch.test_server import serving
 
 pytestmark = pytest.mark.slow
-CHROMIUM = shutil.which("chromium")
 MakeRun = Callable[..., Path]
 # rounds of a second or more, in which one can see whether the page keeps up
 FILE = """
@@ -38,15 +35,6 @@ OBSERVE = """() => {
     window.seen.push([Date.now(), text.reduce((a, b) => a + b, 0)]);
   }).observe(document.querySelector("tbody"), { childList: true, subtree: true });
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    assert CHROMIUM is not None, "no chromium; sh requirements/chromium.sh installs it"
-    with sync_playwright() as one:
-        browser = one.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from ..data.shuffled import shuffle_labels
 from ..data.sources import read_columns
 from ..data.table import Dataset, Images
 from ..disk_cache import cache_dir
+from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import check, check_plan
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer

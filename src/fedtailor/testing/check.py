@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.rounds import check
+from ..engine.checks import check
 from ..errors import InputError
 from ..method import Method
 from ..task.task import Task

@@ -1,0 +1,77 @@
+"""Whether a method, its settings, a plan and a federation go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..data.federation import Federation
+from ..errors import InputError
+from ..method import Method
+from ..task.task import Task
+from .config import Plan
+from .executors.processes import check_processes
+
+
+def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the method, its settings and the federation don't go together."""
+    check_plan(method, federation, plan, task.device)
+    cohort_size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    method.check(task, federation.num_clients, cohort_size, plan.rounds)
+
+
+def check_attack(federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the attack doesn't go with the federation."""
+    plan.attack.check(federation.num_clients)
+    if plan.attack.kind == "none":
+        return
+    if federation.remote:
+        raise InputError("attack: attacks are simulated in one process, not over Flower")
+    if plan.attack.on_data and federation.dataset.labels is None:
+        raise InputError(f"attack.kind = {plan.attack.kind!r}, but the data have no labels")
+    if not plan.evaluated(federation):
+        raise InputError("attack: all evaluated clients attack; lower attack.fraction")
+
+
+def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
+    """The part of `check` that needs no model."""
+    taking_part = federation.num_clients - plan.cohort.novel
+    if taking_part < 1:
+        raise InputError(
+            f"cohort.novel = {plan.cohort.novel} leaves none of {federation.num_clients} clients "
+            f"to take part; allowed: 0 to {federation.num_clients - 1}"
+        )
+    cohort_size = plan.cohort.count(taking_part)
+    if plan.engine.executor == "processes":
+        check_processes(device)
+    method.robust.check(cohort_size)
+    method.robust.check_method(
+        method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
+    )
+    check_attack(federation, plan)
+    if plan.local.batch_size < method.min_batch_size:
+        raise InputError(
+            f"{method.name} does not train on batches of fewer than {method.min_batch_size} "
+            f"examples; local.batch_size is {plan.local.batch_size}"
+        )
+    if method.needs_public and federation.public is None:
+        raise InputError(f"{method.name} needs public examples; name a data set in [public]")
+    if method.needs_public_labels:
+        _check_public_labels(method, federation)
+    method.check_settings(federation.num_clients, cohort_size, plan.rounds)
+
+
+def _check_public_labels(method: Method, federation: Federation) -> None:
+    public, clients_data = federation.public, federation.dataset
+    classes = () if public is None or public.labels is None else public.classes
+    if not classes or list(classes) != list(clients_data.classes):
+        raise InputError(
+            f"{method.name} as configured trains on the public examples' labels: their classes "
+            f"({_listed(classes)}) must be the clients' ({_listed(clients_data.classes)})"
+        )
+
+
+def _listed(classes: Sequence[str]) -> str:
+    more = f", ... {len(classes)} in all" if len(classes) > 5 else ""
+    return ", ".join(classes[:5]) + more if classes else "none"
