@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from fedtailor.engine.config import Plan
 from fedtailor.engine.rounds import Round, new_store, rounds
 from fedtailor.method import Method
 from fedtailor.params import Params
+from fedtailor.run_format import CHECKSUMS
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 
@@ -128,3 +130,10 @@ def without_checksum(path: Path) -> Path:
     del content["checksum"]
     path.write_text(json.dumps(content, indent=2))
     return path
+
+
+def private_rows(path: Path) -> Params:
+    """All clients' private states in a run directory, without their checksums."""
+    rows = load_file(path)
+    del rows[CHECKSUMS]
+    return rows
