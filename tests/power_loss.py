@@ -1,10 +1,11 @@
 """Run an experiment and keep what a disk would hold after a power loss before each durable step.
 
-``python -m tests.power_loss FOLDER``. A disk holds a file's bytes as of its last fsync. Of names it
-holds those as of the last fsync of their folder or, since it may write them earlier, those of now;
-both are tried. A program of its own, so that it can fork before PyTorch has started threads. Prints
-how many different disks there were; exits with 1 if a run that goes on from one ends with other
-bytes than the undisturbed run, or has lost a round that had been committed.
+``python -m tests.power_loss FOLDER [N]`` tries each N-th of them. A disk holds a file's bytes as of
+its last fsync. Of names it holds those as of the last fsync of their folder or, since it may
+write them earlier, those of now; both are tried. A program of its own, so that it can fork before
+PyTorch has started threads. Prints how many different disks were tried; exits with 1 if a run that
+goes on from one ends with other bytes than the undisturbed run, or has lost a round that had been
+committed.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ def recorded(folder: Path) -> None:
         (folder / f"{number}.txt").write_text(str(last))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, every: int) -> None:
     assert in_child(lambda: run("best-rounds", folder / "whole")) == 0
     assert in_child(lambda: recorded(folder)) == 0
-    notes = sorted(folder.glob("*.txt"))
+    notes = sorted(folder.glob("*.txt"), key=lambda path: int(path.stem))[::every]
     for note in notes:
         out = note.with_suffix("")
         if committed(out) < int(note.read_text()) - 1:
@@ -104,4 +105,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
