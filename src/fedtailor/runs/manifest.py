@@ -59,8 +59,9 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
         InputError: ``out`` holds anything else.
     """
     wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; the output must be a directory")
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
         places = [".lock", "experiment.json", *copies(experiment)]
         ours = {out / place for name in places for place in (name, f"{name}.new")}
