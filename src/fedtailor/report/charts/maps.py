@@ -1,4 +1,5 @@
-"""Maps of coloured cells as Vega-Lite specifications; the page's script gives their cells."""
+"""Maps of coloured cells, and dots, as Vega-Lite specifications; the page's script gives their
+cells."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ def labels_of_clients() -> Json:
 
 def picture(content: Json) -> Json:
     """A method's map of clients by columns at one round; the script gives the cells."""
+    if not content["column"]:
+        return _dots(content)
     value = content["valueName"]
     tooltip = tip(
         ("name", "n", "client"), ("column", "n", content["column"]), ("value", "q", value),
@@ -43,6 +46,36 @@ def picture(content: Json) -> Json:
     step = max(5, min(14, 560 // len(content["clients"])))
     of_map = _map("cells", ("column", content["column"]), ("name", "client"), tooltip, colour, step)
     return _without(0, "value", of_map, "#8886") if content["drops"] else of_map
+
+
+def _dots(content: Json) -> Json:
+    """One number for each client at one round, in the order of the last round."""
+    value = content["valueName"]
+    fields = [("name", "n", "client"), ("value", "q", value), ("round", "q", "after round")]
+    axis: Json = {"title": value, "grid": True}
+    if content["isWhole"]:
+        axis |= {"tickMinStep": 1, "format": "d"}
+    places: Json = {
+        "x": {"field": "place", "type": "quantitative", "scale": {"nice": False, "padding": 12},
+              "axis": {"title": "clients, the largest value first", "grid": False,
+                       "tickMinStep": 1, "format": "d"}},
+        "y": {"field": "value", "type": "quantitative", "axis": axis,
+              "scale": {"domain": content["reach"], "nice": True}},
+    }  # fmt: skip
+    dots: Json = {"mark": {"type": "circle", "cursor": "pointer", "size": 90, "opacity": 0.9}}
+    if content["hasTruth"]:
+        fields.append(("truth", "n", "true cluster"))
+        legend = {"orient": "top", "title": "true cluster"}
+        colour: Json = {"field": "truth", "type": "nominal", "legend": legend}
+    else:
+        colour = {"datum": "", "type": "nominal", "legend": None}
+    dots["encoding"] = {**places, "color": colour, "tooltip": tip(*fields)}
+    picked = {
+        "transform": [{"filter": "picked != null && datum.key == picked"}],
+        "mark": {"type": "point", "filled": False, "size": 240, "strokeWidth": 2.5},
+        "encoding": places,
+    }
+    return chart("cells", f"{value} by client", 280, {"layer": [dots, picked]})
 
 
 def _without(value: float, field: str, of_map: Json, colour: str) -> Json:

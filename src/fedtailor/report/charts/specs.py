@@ -311,6 +311,28 @@ def losses(labels: Sequence[str]) -> Json:
     return _lines("losses", labels, axis, f"{axis} by round, a line a method", 280)
 
 
+def best_so_far(labels: Sequence[str], title: str) -> Json:
+    """Steps by round, a line a method and seed, with a mark where the best value is reached."""
+    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
+    places = {"x": x, "y": _measure(title)}
+    words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
+                ("value", "q", title))  # fmt: skip
+    own = {"color": _colour(labels), "opacity": _OPACITY}
+    line = {
+        "mark": {"type": "line", "strokeWidth": 2, "interpolate": "step-after"},
+        "encoding": {**places, **own, "strokeDash": _dash(labels), "detail": {"field": "seed"}},
+    }
+    best = {
+        "mark": {"type": "point", "size": 90, "strokeWidth": 2},
+        "transform": [{"filter": "datum.isBest"}],
+        "encoding": {**places, **own, "shape": _shape(labels)},
+    }
+    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
+             "encoding": {**places, "tooltip": words}}  # fmt: skip
+    layers = {"transform": [_SHOWN], "layer": [line, best, touch]}
+    return chart("lines", f"{title} by round, a line a method", 280, layers)
+
+
 def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:
     """A line a method, and nothing else."""
     x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
