@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from . import figures
 from .charts import maps, specs
-from .charts.content import Group, Json
+from .charts.content import Group, Json, is_wide
 from .drawing import Drawing
 from .methods import FIGURES
 from .read import Run
@@ -55,13 +55,13 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         "clients": specs.clients(labels, ranked, metric),
         "client-labels": specs.client_labels(),
         "client-curves": specs.client_curves(labels, metric),
-        "labels": maps.labels_of_clients(),
+        "labels": maps.labels_of_clients(longest=_longest(content["groups"], "names")),
         **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
     }
     if content["ahead"]:
         found["ahead"] = specs.ahead(labels, ranked, metric)
     if content["confusion"]:
-        found["confusion"] = maps.confusion()
+        found["confusion"] = maps.confusion(longest=_longest(content["confusion"], "classes"))
     for cost in [cost for cost in specs.COSTS if cost in costs]:
         found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
     for picture in content["pictures"]:
@@ -69,12 +69,16 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
     return found
 
 
+def _longest(of: Sequence[Json], names: str) -> int:
+    return max((len(name) for one in of for name in one[names]), default=0)
+
+
 def _ticks(values: Sequence[float]) -> list[float]:
     """Ticks of a logarithmic axis, with 0 if there is one; none where costs are about alike."""
-    positive = [value for value in values if value > 0]
-    if not positive or (min(values) > 0 and max(values) < 8 * min(values)):
+    least = is_wide(values)
+    if not least:
         return []
-    ticks = figures.ticks(min(positive) / 1.5, 1.5 * max(positive))
+    ticks = figures.ticks(least / 1.5, 1.5 * max(values))
     return [*([0.0] if min(values) == 0 else []), *ticks]
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
 from fedtailor.report.drawing import Drawing
-from fedtailor.report.methods.fedhft import short_names, assignments, kept_rows
+from fedtailor.report.methods.fedhft import assignments, kept_rows, short_names
 from fedtailor.report.page import write
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries

@@ -7,18 +7,20 @@ from .content import Json
 from .specs import chart, tip
 
 
-def confusion() -> Json:
-    """One method's confusion matrix: the script gives the cells of the chosen method."""
+def confusion(longest: int) -> Json:
+    """One method's confusion matrix: the script gives the cells of the chosen method. ``longest``
+    is the length of the longest name."""
     tooltip = tip(
         ("true", "n", "true class"), ("predicted", "n", "predicted"), ("count", "q", "examples"),
         ("share", "q", "% of the true class"),
     )  # fmt: skip
     scale = {"type": "sqrt", "domain": [0, 100]}
-    return _map("confusion", ("predicted", "predicted class"), ("true", "true class"), tooltip,
-                {"field": "share", "title": "% of the true class", "scale": scale}, 20)  # fmt: skip
+    colour = {"field": "share", "title": "% of the true class", "scale": scale}
+    x, y = ("predicted", "predicted class"), ("true", "true class")
+    return _map("confusion", x, y, tooltip, colour, 20, longest)
 
 
-def labels_of_clients() -> Json:
+def labels_of_clients(longest: int) -> Json:
     """Examples by client and class; the script gives the cells of the chosen group."""
     tooltip = tip(
         ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
@@ -26,7 +28,7 @@ def labels_of_clients() -> Json:
     )  # fmt: skip
     return _without(0, "count", _map(
         "labels", ("name", "client"), ("class", "class"), tooltip,
-        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18,
+        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18, longest,
     ), "transparent")  # fmt: skip
 
 
@@ -55,8 +57,9 @@ def _dots(content: Json) -> Json:
     axis: Json = {"title": value, "grid": True}
     if content["isWhole"]:
         axis |= {"tickMinStep": 1, "format": "d"}
+    ends = [0.5, len(content["clients"]) + 0.5]
     places: Json = {
-        "x": {"field": "place", "type": "quantitative", "scale": {"nice": False, "padding": 12},
+        "x": {"field": "place", "type": "quantitative", "scale": {"domain": ends, "nice": False},
               "axis": {"title": "clients, the largest value first", "grid": False,
                        "tickMinStep": 1, "format": "d"}},
         "y": {"field": "value", "type": "quantitative", "axis": axis,
@@ -93,15 +96,17 @@ def _map(
     tooltip: list[Json],
     colour: Json,
     step: int,
+    longest: int = 0,
 ) -> Json:
-    """A map of coloured cells; ``x`` and ``y`` are a field and its title."""
+    """A map of coloured cells; ``x`` and ``y`` are a field and its title, and ``longest`` is the
+    length of the longest name along x."""
 
     def axis(field: str, title: str, angle: int) -> Json:
         shown: Json = {"title": title, "labelOverlap": True, "labelLimit": 110, "grid": False}
         shown |= {"labelAngle": angle, "domain": False, "ticks": False}
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
 
-    places = {"x": axis(*x, 0 if x[0] == "column" else -60), "y": axis(*y, 0)}
+    places = {"x": axis(*x, -60 if longest > 3 else 0), "y": axis(*y, 0)}
     legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300, "format": ".3~g"}
     rect: Json = {
         "mark": {"type": "rect", "cursor": "pointer"},

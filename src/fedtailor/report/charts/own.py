@@ -5,6 +5,7 @@ Each stands for a drawing of ``report/methods``, which the page shows without sc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,38 +85,45 @@ def _by_column(rows: Rows) -> dict[str, list[Any]]:
     return columns
 
 
-def _lines(title: str, series: str, colour: Json, **changes: Any) -> Json:
-    """Lines by round with bands, hidden where a line has none: rows have ``round``, ``series``,
-    ``value``, ``low`` and ``high``."""
+def _lines(
+    title: str, series: str, colour: Json, tooltip: Sequence[tuple[str, str, str]] = (),
+    *, least: float | None = 0,
+) -> Json:  # fmt: skip
+    """Lines by round: rows have ``round``, ``series`` and ``value``, and ``low`` and ``high`` of a
+    band where they are known.
+
+    The axis reaches from ``least`` to 100, or as far as the values if that is None.
+    """
     x = {"field": "round", "type": "quantitative",
          "axis": {"title": "round", "tickMinStep": 1, "format": "d", "grid": False}}  # fmt: skip
-    scale = {"zero": False, **changes.get("scale", {})}
-    y = {"field": "value", "type": "quantitative", "axis": {"title": title}, "scale": scale}
-    words = [("round", "q", "round"), ("value", "q", title)]
-    if series:
-        words.insert(0, ("series", "n", series))
-    if band := changes.get("band", ""):
-        words += [("low", "q", f"{band} from"), ("high", "q", "to")]
-    line = {"type": "line", "strokeWidth": 2, "interpolate": changes.get("interpolate", "linear")}
-    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
-             "encoding": {"x": x, "y": y, "tooltip": tip(*words)}}  # fmt: skip
-    points = {"mark": {"type": "circle", "size": 36, "opacity": 1},
-              "encoding": {"x": x, "y": y, "color": colour}}  # fmt: skip
-    layers: list[Json] = [{"mark": line, "encoding": {"x": x, "y": y, "color": colour}}, points]
-    if band:
-        area = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}
-        layers.insert(0, {"mark": {"type": "area", "opacity": 0.15}, "encoding": area})
-    return chart("lines", f"{title} by round", 260, {"layer": [*layers, touch]})
+    y = {"field": "value", "type": "quantitative", "axis": {"title": title},
+         "scale": {"zero": False} if least is None else {"domain": [least, 100]}}  # fmt: skip
+    words = [("series", "n", series), ("round", "q", "round"), ("value", "q", title), *tooltip]
+    of_series: Json = {"x": x, "y": y, "color": colour, "detail": {"field": "series"}}
+    area = of_series | {"y": y | {"field": "low"}, "y2": {"field": "high"}}
+    layers = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": of_series},
+        {"mark": {"type": "circle", "size": 36, "opacity": 1}, "encoding": of_series},
+        {
+            "transform": [{"filter": "isValid(datum.low)"}],
+            "mark": {"type": "area", "opacity": 0.15},
+            "encoding": area,
+        },
+        {
+            "mark": {"type": "circle", "size": 160, "opacity": 0.001},
+            "encoding": {"x": x, "y": y, "tooltip": tip(*words)},
+        },
+    ]
+    return chart("lines", f"{title} by round", 260, {"layer": layers})
 
 
-_ONE_COLOUR: Json = {"datum": "", "type": "nominal", "legend": None}
+def _nominal(title: str | None) -> Json:
+    legend = {"orient": "top", "title": title, "symbolType": "circle", "symbolOpacity": 1}
+    legend |= {"labelLimit": 260} | ({} if title else {"columns": 1})
+    return {"field": "series", "type": "nominal", "sort": None, "legend": legend}
 
 
-def _nominal(title: str) -> Json:
-    return {"field": "series", "type": "nominal", "legend": {"orient": "top", "title": title}}
-
-
-def _spread(when: int, x: NDArray[np.float64], series: str = "") -> Json:
+def _spread(series: str, when: int, x: NDArray[np.float64]) -> Json:
     """The mean and the 10th and 90th percentile of ``x``."""
     low, high = np.percentile(x, (10, 90)).tolist()
     values = {"value": number(float(x.mean())), "low": number(low), "high": number(high)}
@@ -170,8 +178,9 @@ def _gating_layers(entries: Sequence[Entry], position: int, of: Sequence[Group])
 def _along_clients(count: int, names: Sequence[str] = ()) -> Json:
     axis: Json = {"title": None, "labels": False, "ticks": False, "grid": False, "domain": False}
     if names and count <= 40:
-        axis = {"title": "client", "values": list(range(count)), "grid": False, "labelAngle": -60}
-        axis |= {"labelExpr": f"{list(names)!r}[datum.value]", "labelLimit": 110}
+        axis = {"title": "client", "values": list(range(count)), "grid": False, "labelPadding": 8}
+        axis |= {"labelAngle": -60} if max(map(len, names)) > 3 else {}
+        axis |= {"labelExpr": f"{json.dumps(names)}[datum.value]", "labelLimit": 110}
         axis |= {"labelOverlap": True, "ticks": False, "domain": False}
     elif names:
         axis["title"] = f"{count} clients"
@@ -204,7 +213,7 @@ def _tree(names: Sequence[str], low: float) -> Json:
     leaf = {
         "data": {"name": "leaves"},
         "mark": {"type": "circle", "size": 70, "opacity": 1, "cursor": "pointer"},
-        "encoding": {**places, "color": _ONE_COLOUR, "tooltip": words},
+        "encoding": {**places, "tooltip": words},
     }
     picked = {
         "data": {"name": "leaves"},
@@ -254,7 +263,7 @@ def _gates(entries: Sequence[Entry], position: int, of: Sequence[Group]) -> Figu
     high = float(max(1.0, nonzero.max())) if len(nonzero) else 1.0
     low = float(min(0.0, nonzero.min())) if len(nonzero) else 0.0
     edges = np.linspace(low, high, _BINS + 1)
-    bars, dropped, kept = [], [], []
+    bars, lines = [], []
     budgets = pfedgate.budgets(entry, trial)
     for when, gates, sparsity, clients in records:
         counts, _ = np.histogram(gates[gates != 0], edges)
@@ -264,42 +273,40 @@ def _gates(entries: Sequence[Entry], position: int, of: Sequence[Group]) -> Figu
             for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
             if count
         ]  # fmt: skip
-        dropped.append(_spread(when, 100 * (gates == 0).mean(axis=1)))
+        lines.append(_spread("blocks left out", when, 100 * (gates == 0).mean(axis=1)))
         for s in sorted(set(budgets)):
             turns = [turn for turn, value in enumerate(budgets) if value == s]
-            of_budget = sparsity[np.isin(clients % len(budgets), turns)]
-            if len(of_budget):
-                kept.append(_spread(when, 100 * of_budget, f"{100 * s:.3g}"))
-    percent = {"scale": {"zero": True}, "band": "clients, worst and best tenth left out,"}
-    of_dropped = _lines("blocks left out (%)", "", _ONE_COLOUR, **percent)
-    of_kept = _lines(
-        "parameters kept (%)", "at most (%)", _nominal("at most (%, the setting s)"), **percent
-    )
+            kept = sparsity[np.isin(clients % len(budgets), turns)]
+            if len(kept):
+                series = f"parameters kept (at most {100 * s:.3g} %)"
+                lines.append(_spread(series, when, 100 * kept))
+    words = [("low", "q", "lowest tenth of clients up to"), ("high", "q", "highest tenth from")]
+    by_round = _lines("share (%)", "share of", _nominal(None), words)
     return Figure(
-        f"The gates of seed {trial.seed}, which the clients' gating layers compute for their "
-        "validation examples. On the left, the gates of kept blocks after one round, over all "
-        "clients and blocks; the rest up to 100 % are blocks with gate 0, which are left out. Then "
-        "by round: the share of blocks that are left out, and the share of the model's parameters "
-        "in blocks that are kept, which may not exceed the setting s. Lines are means over "
-        "clients; bands leave out the lowest and the highest tenth.",
-        [
-            Chart(_histogram(bars), {"chosen": bars}),
-            Chart(of_dropped, {"lines": dropped}),
-            Chart(of_kept, {"lines": kept}),
-        ],
+        "A gating layer gives each block of the model's parameters a gate. Blocks with gate 0 are "
+        "left out; others are multiplied by their gate. The first chart shows the gates of the "
+        "blocks that are kept after a round, over all clients and blocks; what is missing to "
+        "100 % are blocks that are left out. The second one shows, by round, the share of blocks "
+        "that are left out, and the share of the model's parameters in the blocks that are kept. "
+        "The setting sparsity says how large that may be. Lines are means over clients, and bands "
+        "leave out the lowest and the highest tenth. Gates are those for the clients' validation "
+        f"examples, with seed {trial.seed}.",
+        [Chart(_histogram(bars, low, high), {"chosen": bars}), Chart(by_round, {"lines": lines})],
         [when for when, *_ in records],
     )
 
 
-def _histogram(bars: Sequence[Json]) -> Json:
+def _histogram(bars: Sequence[Json], low: float, high: float) -> Json:
     highest = max((bar["share"] for bar in bars), default=1.0)
     words = tip(("from", "q", "gate from"), ("to", "q", "to"), ("share", "q", "% of all gates"),
                 ("round", "q", "after round"))  # fmt: skip
     encoding = {
-        "x": {"field": "from", "type": "quantitative", "axis": {"title": "gate of a kept block"}},
+        "x": {"field": "from", "type": "quantitative", "axis": {"title": "gate of a kept block"},
+              "scale": {"domain": [low, high], "zero": False}},
         "x2": {"field": "to"},
         "y": {"field": "share", "type": "quantitative", "scale": {"domain": [0, highest]},
               "axis": {"title": "share of all gates (%)"}},
+        "y2": {"datum": 0},
         "tooltip": words,
     }  # fmt: skip
     mark = {"type": "bar", "binSpacing": 1}
@@ -315,32 +322,36 @@ def _sent_rows(entries: Sequence[Entry], position: int, of: Sequence[Group]) -> 
     by_round = fedhft.sent_rows(trial)  # shares [C, d_out] by layer
     if not by_round or all((s == 1).all() for _, layers in by_round for s in layers.values()):
         return None
-    lines, cells = [], []
+    sent, alike, cells = [], [], []
     for when, layers in by_round:
         names = fedhft.short_names(list(layers))
         for c in range(len(next(iter(layers.values())))):
             shares = np.concatenate([share[c] for share in layers.values()])
             if not shares.any():
                 continue  # nobody of the cluster took part
-            row = {"value": 100 * shares.mean(), "low": 100 * (shares == 1).mean(),
-                   "high": 100 * (shares > 0).mean()}  # fmt: skip
-            lines.append({"series": str(c), "round": when} | {n: number(x) for n, x in row.items()})
+            agreed = 100 * ((shares <= 0.1) | (shares >= 0.9)).mean()
+            of_cluster = {"series": str(c), "round": when}
+            sent.append(of_cluster | {"value": number(100 * float(shares.mean()))})
+            alike.append(of_cluster | {"value": number(float(agreed))})
             cells += [
                 {"round": when, "cluster": c, "layer": name, "sent": number(100 * share[c].mean()),
                  "agreed": number(100 * ((share[c] <= 0.1) | (share[c] >= 0.9)).mean())}
                 for name, share in zip(names, layers.values(), strict=True)
             ]  # fmt: skip
-    band = "sent by all clients; by at least one:"
-    of_rounds = _lines("rows sent (%)", "cluster", _nominal("cluster"), band=band)
+    of_sent = _lines("rows sent, mean over clients (%)", "cluster", _nominal("cluster"))
+    of_alike = _lines("rows on which clients agree (%)", "cluster", _nominal("cluster"))
     return Figure(
         "Each client sends only those rows of its update that change the layer most. The first "
-        "chart shows the share of rows that a cluster's clients send, by round. The line is the "
-        "mean over clients. The band reaches from the rows that all of them sent to those that at "
-        "least one sent; if it is narrow, clients send the same rows. The second chart says by "
-        "layer how far they agree: the share of rows that at least nine tenths of a cluster's "
-        "clients (by assignment and examples) send, or don't send. Both show seed "
-        f"{trial.seed}.",
-        [Chart(of_rounds, {"lines": lines}), Chart(_agreement(), {"chosen": cells})],
+        "chart shows the share of rows that the clients of each cluster send, by round. The second "
+        "one says how far they choose the same rows: the share of rows that at least nine tenths "
+        "of a cluster's clients (by assignment and examples) send, or don't send. The map shows "
+        "that by layer. The more clients agree, the more of a cluster's update is a mean over all "
+        f"of them. All show seed {trial.seed}.",
+        [
+            Chart(of_sent, {"lines": sent}),
+            Chart(of_alike, {"lines": alike}),
+            Chart(_agreement(), {"chosen": cells}),
+        ],
         [when for when, _ in by_round],
     )
 
@@ -357,8 +368,8 @@ def _agreement() -> Json:
         "y": {"field": "layer", "type": "ordinal", "sort": None,
               "axis": {"title": None, "labelLimit": 130, "labelOverlap": True, **axis}},
         "color": {"field": "agreed", "type": "quantitative", "scale": {"domain": [0, 100]},
-                  "legend": {"orient": "top", "gradientLength": 160,
-                             "title": "% of rows on which clients agree"}},
+                  "legend": {"orient": "top", "gradientLength": 160, "titleLimit": 300,
+                             "title": "rows on which clients agree (%)"}},
         "tooltip": words,
     }  # fmt: skip
     return chart("chosen", "agreement on the rows that are sent, by layer and cluster",
@@ -392,7 +403,7 @@ def _rounds_to_best(entries: Sequence[Entry], position: int, of: Sequence[Group]
         f"The best mean validation {metric} over clients that each method has reached by a round, "
         "a line for each seed. The marker is the first round with the best value of the whole run: "
         "the further left, the fewer rounds the method needs.",
-        [Chart(best_so_far(labels, title), {"lines": rows})],
+        [Chart(best_so_far(labels, entry.label, title), {"lines": rows})],
     )
 
 
@@ -402,7 +413,7 @@ def _by_activation(entries: Sequence[Entry], position: int, of: Sequence[Group])
     if not curves:
         return None
     rows = [
-        {"series": k + 1, "round": when, "value": number(100 * value)}
+        {"series": k, "round": when, "value": number(100 * value)}
         for when, values in sorted(
             ({0: np.ones_like(next(iter(curves.values())))} | curves).items()
         )
@@ -410,12 +421,11 @@ def _by_activation(entries: Sequence[Entry], position: int, of: Sequence[Group])
     ]
     colour = {
         "field": "series", "type": "quantitative",
-        "scale": {"scheme": {"name": "viridis", "extent": [0.15, 0.85]}},
+        "scale": {"scheme": {"name": "viridis", "extent": [0.25, 0.85]}},
         "legend": {"orient": "top", "title": "activation, from the input up", "tickMinStep": 1,
                    "gradientLength": 160, "format": "d"},
     }  # fmt: skip
-    spec = _lines("units in agreement, mean over clients (%)", "activation", colour)
-    spec["layer"][0]["encoding"]["detail"] = {"field": "series", "type": "nominal"}
+    spec = _lines("units in agreement, mean over clients (%)", "activation", colour, least=None)
     return Figure("By round, from 100 % at the start.", [Chart(spec, {"lines": rows})])
 
 

@@ -115,7 +115,7 @@ PICTURES: Mapping[str, Picture] = {
         None,
         "Each client has a model of its own beside the shared one, and predicts with a mixture of "
         "both. The weight says how much its own model counts: 0 is the shared model alone, 1 its "
-        "own model alone. All weights start at the setting `mix`.",
+        "own model alone. All weights start at one value, the setting mix.",
     ),
     "ditto": Picture(
         "client/distance",

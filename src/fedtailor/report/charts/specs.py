@@ -7,6 +7,7 @@ null) and, where it has clients, ``picked`` (a client's key, or null).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ..drawing import DASHES, SHAPES
@@ -278,7 +279,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
         },
     }  # fmt: skip
     names = {
-        "transform": [_SHOWN, {"filter": f"datum.{cost}Front"}],
+        "transform": [_SHOWN, {"filter": f"datum.{cost}Named"}],
         "mark": {"type": "text", "align": "left", "dx": 8, "dy": -8, "fontSize": 11},
         "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
     }
@@ -311,16 +312,26 @@ def losses(labels: Sequence[str]) -> Json:
     return _lines("losses", labels, axis, f"{axis} by round, a line a method", 280)
 
 
-def best_so_far(labels: Sequence[str], title: str) -> Json:
-    """Steps by round, a line a method and seed, with a mark where the best value is reached."""
+def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
+    """Steps by round, a line a method and seed, with a mark where the best value is reached; those
+    of the method ``bold`` are thick."""
     x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
     places = {"x": x, "y": _measure(title)}
     words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
                 ("value", "q", title))  # fmt: skip
     own = {"color": _colour(labels), "opacity": _OPACITY}
     line = {
-        "mark": {"type": "line", "strokeWidth": 2, "interpolate": "step-after"},
-        "encoding": {**places, **own, "strokeDash": _dash(labels), "detail": {"field": "seed"}},
+        "mark": {"type": "line", "interpolate": "step-after"},
+        "encoding": {
+            **places,
+            **own,
+            "strokeDash": _dash(labels),
+            "detail": {"field": "seed"},
+            "strokeWidth": {
+                "condition": {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5},
+                "value": 1.2,
+            },
+        },
     }
     best = {
         "mark": {"type": "point", "size": 90, "strokeWidth": 2},
