@@ -295,17 +295,19 @@ def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
 _BESIDE = (0.3, 0.06)  # how far apart names must stand, as shares of a chart's width and height
 
 
-def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[bool]:
-    """Say which methods of a front have room for their names, the best first."""
+def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[str]:
+    """Say on which side of their points methods of a front have their names, the best first; empty
+    for those without room."""
     costs = [row[cost] for row in rows]
     x = _shares(np.log1p(np.array(costs) / positive) if (positive := is_wide(costs)) else costs)
     y = _shares([row["value"] for row in rows])
     named: list[int] = []
     for one in sorted(np.flatnonzero(on_front), key=lambda k: -x[k]):
-        near = (x[k] - x[one] < _BESIDE[0] and abs(y[one] - y[k]) < _BESIDE[1] for k in named)
+        near = (abs(x[k] - x[one]) < _BESIDE[0] and abs(y[one] - y[k]) < _BESIDE[1] for k in named)
         if not any(near):
             named.append(int(one))
-    return [position in named for position in range(len(rows))]
+    sides = ["left" if at > 0.6 else "right" for at in x]
+    return [sides[k] if k in named else "" for k in range(len(rows))]
 
 
 def _shares(values: Any) -> list[float]:

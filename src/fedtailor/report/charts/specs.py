@@ -251,7 +251,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     the cost's axis is linear."""
     axis = f"mean test {metric}{unit_of(metric)}"
     name, unit = COSTS[cost]
-    number = "format(datum.value, '.2~s')"
+    number = "format(datum.value, '.4~s')"
     axis_of_cost: Json = {
         "title": name,
         "labelExpr": f"replace({number}, regexp('([a-zA-Z]?)$'), ' $1{unit}')",
@@ -278,12 +278,15 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
             "opacity": _OPACITY, "tooltip": tooltip,
         },
     }  # fmt: skip
-    names = {
-        "transform": [_SHOWN, {"filter": f"datum.{cost}Named"}],
-        "mark": {"type": "text", "align": "left", "dx": 8, "dy": -8, "fontSize": 11},
-        "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
-    }
-    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, names]})
+    names = [
+        {
+            "transform": [_SHOWN, {"filter": f"datum.{cost}Named == '{side}'"}],
+            "mark": {"type": "text", "align": align, "dx": dx, "dy": -8, "fontSize": 11},
+            "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
+        }
+        for side, align, dx in (("right", "left", 8), ("left", "right", -8))
+    ]
+    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, *names]})
 
 
 def client_labels() -> Json:
