@@ -280,7 +280,7 @@ def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> l
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
-    measured = [cost for cost in _COSTS if all(row[cost] is not None for row in rows)]
+    measured = [cost for cost in _COSTS if rows and all(row[cost] is not None for row in rows)]
     on = {
         cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
         for cost in measured
