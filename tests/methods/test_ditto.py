@@ -74,6 +74,15 @@ def test_a_large_lambda_keeps_the_private_model_at_the_received_one() -> None:
     assert any((state[n] - task.state[n]).abs().max() > 1e-2 for n in task.trained)
 
 
+def test_the_distance_is_that_of_the_private_model_from_the_shared_one() -> None:
+    method = Ditto()
+    task = Task(digits_backbone(), method.adapt)
+    far = {name: value + 0.5 for name, value in task.state.items()}
+    shown = method.client_diagnostics(task, {**task.state, **add_prefix(far, "own.")}, {})
+    numbers = sum(task.state[name].numel() for name in task.trained)
+    assert float(shown["distance"]) == pytest.approx(0.5 * numbers**0.5, rel=1e-5)
+
+
 def test_clients_that_have_not_taken_part_hold_the_start_and_strangers_get_w() -> None:
     method = Ditto(trainable="lora", rank=2)
     task = Task(digits_backbone(), method.adapt)

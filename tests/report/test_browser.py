@@ -12,9 +12,10 @@ from safetensors.numpy import save_file
 
 from fedtailor.report.page import write
 from tests.report.conftest import K, write_run
+from tests.report.methods.test_pfedgate import prepare, private
 
 pytestmark = pytest.mark.slow
-METHODS = ("local", "fedavg", "fedmerge", "fedsdg")
+METHODS = ("local", "fedavg", "fedmerge", "fedsdg", "apfl", "pfedgate")
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,17 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tensors = {"server/weights": weights.astype(np.float32), "server_clients": np.arange(K)}
             folder = run / f"methods/fedmerge/seed-{seed}"
             save_file(tensors, folder / f"diagnostics-{when:06d}.safetensors")
+            tensors = {
+                "client/mix": rng.uniform(size=K).astype(np.float32),
+                "clients": np.arange(K),
+            }
+            save_file(tensors, run / f"methods/apfl/seed-{seed}/diagnostics-{when:06d}.safetensors")
             counts = np.full((K, 3, 3), seed + 1, np.int32)
             for label in METHODS:
                 matrices = {"personal/test": counts, "personal/clients": np.arange(K)}
                 place = run / f"methods/{label}/seed-{seed}/confusion-{when:06d}.safetensors"
                 save_file(matrices, place)
+    prepare(run, private())
     return write([run], run.parent / "page.html")
 
 
@@ -99,7 +106,9 @@ def test_all_charts_are_drawn_and_nothing_is_wider_than_the_window(
     charts = _charts(page)
     assert charts.keys() == {
         "ahead", "clients", "curves-validation", "curves-test", "pareto-bytes", "pareto-flops",
-        "pareto-cpu", "pareto-seconds", "picture-2", "picture-3", "confusion", "labels",
+        "pareto-cpu", "pareto-seconds", "picture-2", "picture-3", "picture-4", "picture-5",
+        "confusion", "labels", *(f"own-5-clustering-{k}" for k in (0, 1)),
+        *(f"own-5-gates_by_round-{k}" for k in (0, 1)),
     }  # fmt: skip
     assert all(100 < size < width for size in charts.values())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -127,23 +136,52 @@ def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
     assert rows.count() == len(METHODS)
 
 
-def test_a_click_on_a_client_shows_it(opened: Any) -> None:
-    page = opened()
+def _place(page: Any, name: str, mark: str, test: str) -> tuple[float, float]:
+    """Scroll to a chart, and return where its first mark with a ``test`` field is."""
     x, y = page.evaluate(
-        """() => {
-          const chart = document.querySelector('.chart[data-chart="clients"]');
+        """([name, mark, test]) => {
+          const chart = document.querySelector(`.chart[data-chart="${name}"]`);
           chart.scrollIntoView({ block: "center" });
           const dots = [];
           const look = (item) => {
-            if (item.marktype === "symbol") dots.push(...item.items.filter((one) => one.datum.key));
+            if (item.marktype === mark) dots.push(...item.items.filter((one) => one.datum?.[test]));
             (item.items ?? []).forEach((one) => one.items && look(one));
           };
           look(chart.view.scenegraph().root);
           const { x, y } = chart.querySelector("canvas").getBoundingClientRect();
           const [left, top] = chart.view.origin(), pad = chart.view.padding();
-          return [x + pad.left + left + dots[0].x, y + pad.top + top + dots[0].y];
-        }"""
+          const { x1, x2, y1, y2 } = dots[0].bounds;
+          return [x + pad.left + left + (x1 + x2) / 2, y + pad.top + top + (y1 + y2) / 2];
+        }""",
+        [name, mark, test],
     )
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("chart", "mark", "field", "words"),
+    [
+        ("picture-4", "symbol", "key", ("client", "weight of the client's own model")),
+        ("own-5-clustering-0", "symbol", "key", ("client", "training examples")),
+        ("own-5-clustering-0", "rule", "clients", ("joined at distance", "clients below")),
+        ("own-5-clustering-1", "rect", "key", ("client", "class", "% of its examples")),
+        ("own-5-gates_by_round-0", "rect", "share", ("gate from", "% of all gates")),
+        ("own-5-gates_by_round-1", "symbol", "value", ("round", "share (%)")),
+    ],
+)
+def test_the_pointer_shows_numbers_of_methods_charts(
+    opened: Any, chart: str, mark: str, field: str, words: tuple[str, ...]
+) -> None:
+    page = opened()
+    page.mouse.move(*_place(page, chart, mark, field))
+    shown = page.locator("#vg-tooltip-element")
+    shown.wait_for()
+    assert all(word in shown.inner_text() for word in words)
+
+
+def test_a_click_on_a_client_shows_it(opened: Any) -> None:
+    page = opened()
+    x, y = _place(page, "clients", "symbol", "key")
     panel = page.locator("#client-panel")
     assert panel.is_hidden()
     page.mouse.move(x, y)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .export import say_how_to_try
 from .options import add_json, add_settings
 
 if TYPE_CHECKING:
@@ -197,3 +198,4 @@ def _export(options: argparse.Namespace) -> None:
         options.merge,
     )
     print(out)
+    say_how_to_try(out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 
 from .options import add_trained, add_which
@@ -33,3 +35,10 @@ def _export(options: argparse.Namespace) -> None:
         all_clients=options.all_clients,
     )
     print(out)
+    say_how_to_try(out)
+
+
+def say_how_to_try(out: Path) -> None:
+    """Name, on stderr, the program that uses an exported model; of several folders the first."""
+    if program := next(iter(sorted([*out.glob("use.py"), *out.glob("*/use.py")])), None):
+        print(f"try: python {shlex.quote(str(program))}", file=sys.stderr)

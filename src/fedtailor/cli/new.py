@@ -23,7 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     parser.add_argument("data", type=Path, metavar="DATA", help="a csv, jsonl or parquet file")
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
-    parser.add_argument("--label", metavar="COLUMN", help="the column of classes")
+    parser.add_argument(
+        "--label", metavar="COLUMN", help="the column of classes; none: train a language model"
+    )
     parser.add_argument(
         "--client", metavar="COLUMN", help="the column that names the client; none: there is none"
     )
@@ -90,8 +92,8 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     source = [column.name for column in table.source_candidates()]
     options.text = options.text or _ask("column of texts or pictures", *source)
     taken = {options.text, options.client}
-    label = [column.name for column in table.label_candidates(taken)]
-    options.label = options.label or _ask("column of labels", *label)
+    label = [column.name for column in table.label_candidates(taken)] or ["none"]
+    options.label = options.label or _ask("column of labels, or none for a language model", *label)
     if options.client is None:
         guess = table.roles(options.text, options.label, None).client or "none"
         others = [c.name for c in table.client_candidates({options.text, options.label})]
@@ -127,11 +129,14 @@ def _taken(roles: Roles) -> dict[str | None, str]:
 def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield f"{table.path}: {table.rows:,} rows"
     yield _columns(table, roles)
-    classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
-    yield f"\nclasses: {len(classes)} ({_listed(classes)})"
-    missing = table.column(roles.label).missing
-    if missing:
-        yield "1 row has no label" if missing == 1 else f"{missing:,} rows have no label"
+    if roles.label is None:
+        yield "\na language model, trained on the texts alone"
+    else:
+        classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
+        yield f"\nclasses: {len(classes)} ({_listed(classes)})"
+        missing = table.column(roles.label).missing
+        if missing:
+            yield "1 row has no label" if missing == 1 else f"{missing:,} rows have no label"
     if roles.client is None:
         candidates = [c.name for c in table.client_candidates({roles.source, roles.label})]
         hint = f"; --client takes {_listed(candidates)}" if candidates else ""
@@ -155,12 +160,13 @@ def _listed(names: Sequence[str]) -> str:
 def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[str, Any]:
     import dataclasses
 
+    counts = {} if roles.label is None else table.counts(roles.label)
     return {
         "file": str(out),
         "rows": table.rows,
         "columns": [dataclasses.asdict(column) for column in table.columns],
         "roles": dataclasses.asdict(roles),
-        "classes": {str(name): count for name, count in table.counts(roles.label).items()},
+        "classes": {str(name): count for name, count in counts.items()},
         "clients": dict(clients.sizes),
         "too_small": dict(clients.too_small),
     }

@@ -46,7 +46,7 @@ class Roles:
     """The columns that an experiment uses."""
 
     source: str  # texts or pictures
-    label: str
+    label: str | None  # None: a language model trains on the texts alone
     client: str | None
 
 
@@ -76,7 +76,7 @@ class Survey:
 
         Args:
             text: the column of texts or pictures.
-            label: the column of classes.
+            label: the column of classes; ``"none"``: there is none, for a language model.
             client: the column that names the client; ``"none"``: there is none.
 
         Raises:
@@ -84,8 +84,11 @@ class Survey:
         """
         source = self._source(text)
         named = None if client in (None, "none") else self._client(str(client))
-        label = self._label(label, {source, named})
-        if len({source, label, named}) < 3:
+        if label == "none" and self.column(source).kind != "text":
+            raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
+        label = None if label == "none" else self._label(label, {source, named})
+        named_roles = [name for name in (source, label, named) if name is not None]
+        if len(set(named_roles)) < len(named_roles):
             raise InputError(
                 f"columns of {self.path}: text {source!r}, label {label!r}, client {named!r}: each "
                 "must be another one"

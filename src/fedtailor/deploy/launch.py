@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Listener
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +35,9 @@ from .subprocesses import (
     watched,
 )
 
+_OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
+    rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed "
+)
 _JOINED = "joined"  # a file that exists once a site has received a message
 _MAX_REFUSAL = 90.0  # seconds; after 60 Flower's server notices that a SuperNode was killed
 
@@ -189,7 +193,8 @@ def let_in(deployment: Deployment) -> bool:
 
 
 def run(deployment: Deployment) -> Path:
-    """Run the remaining rounds of the experiment, with the server's lines on stderr.
+    """Run the remaining rounds of the experiment, with the server's lines on stderr. What Flower
+    says of itself goes to a file, but for warnings and errors.
 
     Returns:
         The run directory.
@@ -202,7 +207,13 @@ def run(deployment: Deployment) -> Path:
     try:
         with interrupts_later():
             number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
-        with started(["flwr", "log", number, CONNECTION, "--stream"], env) as process:
+        command = ["flwr", "log", number, CONNECTION, "--stream"]
+        with started(command, env | {"PYTHONUNBUFFERED": "1"}, is_read=True) as process:
+            assert process.stdout is not None
+            log = deployment.server / "flower.log"
+            print(f"Flower's own lines go to {log}", file=sys.stderr)
+            with process.stdout as lines:
+                _keep_flowers_lines(lines, log)
             process.wait()
     except KeyboardInterrupt:
         if number:
@@ -212,6 +223,17 @@ def run(deployment: Deployment) -> Path:
     if last["status"] != "finished:completed":
         raise InputError(f"Flower's run {number} is {last['status']}: {last['status-details']}")
     return deployment.run
+
+
+def _keep_flowers_lines(lines: Iterable[bytes], log: Path) -> None:
+    """Append what Flower says of itself to ``log``, and show the other lines on stderr at once."""
+    with log.open("ab", buffering=0) as file:
+        for line in lines:
+            if _OF_FLOWER.match(line):
+                file.write(line)
+            else:
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
 
 
 def make_private(path: Path) -> None:

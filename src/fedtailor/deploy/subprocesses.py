@@ -69,7 +69,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def started(
-    command: Sequence[str], env: Mapping[str, str], name: str = ""
+    command: Sequence[str], env: Mapping[str, str], name: str = "", *, is_read: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program inside the ``with`` statement; at its end, end all processes that it started.
 
@@ -80,6 +80,7 @@ def started(
         command: the program and its arguments.
         env: its environment.
         name: its name in messages; "": its file's.
+        is_read: leave its output to the caller, as ``stdout`` of the process.
 
     Raises:
         KeyboardInterrupt: a signal has interrupted, even while the program was being ended.
@@ -100,8 +101,10 @@ def started(
         signal.signal(number, interrupt)
     others = _children()
     process = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
-        preexec_fn=_end_with_parent,
+        command, env=env, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if is_read else sys.stderr,
+        stderr=subprocess.STDOUT if is_read else None,
+        start_new_session=True, preexec_fn=_end_with_parent,
     )  # fmt: skip
     try:
         yield process

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..method import FineTuning
 from ..optim import ClientContext, batches_of_passes, proximal, train
-from ..params import Batch, Params, add_prefix, pick, strip_prefix
+from ..params import Batch, Params, add_prefix, flat, pick, strip_prefix, subtract
 from ..task.task import Task
 
 _PERSONAL = "own."  # v_k stands in a client's state under this prefix
@@ -78,3 +78,8 @@ class Ditto(FineTuning):
 
     def inference_params(self, task: Task, state: Params) -> Params:
         return strip_prefix(state, _PERSONAL) or state
+
+    def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
+        """``distance``: the Euclidean distance of v_k from w over what is trained."""
+        v, w = pick(strip_prefix(state, _PERSONAL), task.trained), pick(state, task.trained)
+        return {"distance": flat(subtract(v, w)).norm()}

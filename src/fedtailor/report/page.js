@@ -40,6 +40,14 @@
     return new Uint16Array(bytes.buffer);
   });
   const chosen = new Map(); // a figure's select or slider: its value
+  const own = new Map(); // a chart of one method: its rows by data set, and the slider's rounds
+  for (const figure of page.own) {
+    for (const { name, spec, data } of figure.charts) {
+      specs[name] = spec;
+      const sets = Object.entries(data).map(([set, columns]) => [set, rows(columns)]);
+      own.set(name, { sets, rounds: figure.rounds });
+    }
+  }
   const choice = (figure, name) => Number(chosen.get(`${figure}.${name}`) ?? 0);
 
   function labelCells(figure) {
@@ -75,8 +83,8 @@
     clients.forEach((client, k) => columns.forEach((column, c) => {
       const code = codes[(step * clients.length + k) * columns.length + c];
       if (code !== 65535) cells.push({
-        key: keyOf(picture.group, client), name: group.names[client], column,
-        value: low + size * code, round: rounds[step],
+        key: keyOf(picture.group, client), name: group.names[client], column, place: k + 1,
+        value: low + size * code, round: rounds[step], truth: group.clusters?.[client],
       });
     }));
     return cells;
@@ -101,6 +109,12 @@
     if (name === "labels") return { labels: labelCells(figure) };
     if (name === "confusion") return { confusion: confusionCells(figure) };
     if (name.startsWith("picture")) return { cells: pictureCells(figure) };
+    if (own.has(name)) {
+      const { sets, rounds } = own.get(name);
+      const round = rounds[Math.min(Number(chosen.get(`${figure}.step`) ?? Infinity), rounds.length - 1)];
+      return Object.fromEntries(sets.map(([set, found]) =>
+        [set, set === "chosen" ? found.filter((row) => row.round === round) : found]));
+    }
     if (name.startsWith("client-")) {
       const data = name === "client-labels" ? "clientLabels" : "clientCurves";
       return { [data]: clientRows(data) };
@@ -212,7 +226,8 @@
       const start = (step * picture.clients.length + place) * width;
       const values = [...unpacked[index].slice(start, start + width)].map((code) =>
         code === 65535 ? "–" : (picture.low + picture.step * code).toPrecision(4));
-      const text = `${labels[picture.method]}, ${picture.valueName} by ${picture.column} after round ` +
+      const of = picture.column ? ` by ${picture.column}` : "";
+      const text = `${labels[picture.method]}, ${picture.valueName}${of} after round ` +
         `${picture.rounds[step]}: `;
       return [make("p", {}, [make("b", { textContent: text }), values.join(", ")])];
     });

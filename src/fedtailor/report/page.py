@@ -16,6 +16,7 @@ from ..errors import InputError
 from . import drawing, select
 from .cells import ranked, text_tables
 from .charts.content import Group, Json, content, every_client, groups
+from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
 from .numbers import si
@@ -142,7 +143,8 @@ def _read(
     entries = select.entries(runs)
     comparison = table(runs)
     of = groups(entries)
-    shown = content(entries, comparison, of) | {"pictures": pictures(entries, of)}
+    of_methods = {"pictures": pictures(entries, of), "own": own_figures(entries, of)}
+    shown = content(entries, comparison, of) | of_methods
     return entries, comparison, of, shown, runs
 
 

@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 
 from . import figures
 from .charts import maps, specs
-from .charts.content import Group, Json
+from .charts.content import Group, Json, is_wide
 from .drawing import Drawing
-from .methods import FIGURES, fedhft, fedmerge, fedsdg, fedsq
+from .methods import FIGURES
 from .read import Run
 from .select import Entry
 from .table import Table
 
-_LIVE = (  # a method's drawings that its picture shows, too
-    fedsdg.gate_heat_map,
-    fedmerge.weight_heat_map,
-    fedhft.assignments,
-    fedsq.mask_agreement,
-)
+# drawings that stand in the section of a method's picture, which shows the same
+_LIVE = ("gate_heat_map", "weight_heat_map", "assignments", "mask_agreement")
 
 
 @dataclass(frozen=True)
@@ -48,23 +44,24 @@ class Section:
     charts: Sequence[str] = ()
     controls: Sequence[Control] = ()
     drawings: Sequence[Drawing] = field(default=())
+    is_stacked: bool = False  # charts one above the other
 
 
 def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
-    """Return the specification of each chart by name."""
+    """Return the specification of each chart by name; those of ``content["own"]`` stand there."""
     labels, metric = content["methods"], comparison.metric
     costs = content["costs"]
     found = {
         "clients": specs.clients(labels, ranked, metric),
         "client-labels": specs.client_labels(),
         "client-curves": specs.client_curves(labels, metric),
-        "labels": maps.labels_of_clients(),
+        "labels": maps.labels_of_clients(longest=_longest(content["groups"], "names")),
         **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
     }
     if content["ahead"]:
         found["ahead"] = specs.ahead(labels, ranked, metric)
     if content["confusion"]:
-        found["confusion"] = maps.confusion()
+        found["confusion"] = maps.confusion(longest=_longest(content["confusion"], "classes"))
     for cost in [cost for cost in specs.COSTS if cost in costs]:
         found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
     for picture in content["pictures"]:
@@ -72,12 +69,16 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
     return found
 
 
+def _longest(of: Sequence[Json], names: str) -> int:
+    return max((len(name) for one in of for name in one[names]), default=0)
+
+
 def _ticks(values: Sequence[float]) -> list[float]:
     """Ticks of a logarithmic axis, with 0 if there is one; none where costs are about alike."""
-    positive = [value for value in values if value > 0]
-    if not positive or (min(values) > 0 and max(values) < 8 * min(values)):
+    least = is_wide(values)
+    if not least:
         return []
-    ticks = figures.ticks(min(positive) / 1.5, 1.5 * max(positive))
+    ticks = figures.ticks(least / 1.5, 1.5 * max(values))
     return [*([0.0] if min(values) == 0 else []), *ticks]
 
 
@@ -139,30 +140,64 @@ def _sampled(groups: Sequence[Group]) -> str:
 def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
     """Yield the method's picture, and its other figures."""
     pictures = [one for one in content["pictures"] if one["method"] == position]
-    drawings = {draw: draw(entry) for draw in FIGURES.get(entry.method, ())}
-    live = {draw: one for draw, one in drawings.items() if pictures and draw in _LIVE}
+    drawings = {draw.__name__: draw(entry) for draw in FIGURES.get(entry.method, ())}
+    own = {one["drawing"]: one for one in content["own"] if one["method"] == position}
+    beside = [name for name in drawings if pictures and name in _LIVE]  # in the picture's section
     if pictures:
-        first = pictures[0]
-        still = " No value has changed yet." if all(one["isFlat"] for one in pictures) else ""
-        neutral = "" if first["neutral"] is None else (
-            f" The colour in the middle is {first['neutral']:.3g}, where all begin."
-        )  # fmt: skip
-        titles = [content["groups"][one["group"]]["title"] for one in pictures]
-        controls = [Control("group", "Clients of", titles)] if len(pictures) > 1 else []
-        if len(first["rounds"]) > 1:
-            controls.append(Control("step", "After round", rounds=first["rounds"]))
+        charts = [one["name"] for name in beside if name in own for one in own[name]["charts"]]
         yield Section(
             f"picture-{position}",
-            f"{first['title']}: {entry.label}",
-            f"{first['caption']}{neutral} Colours "
-            f"reach as far as all but the outermost values of the last round.{still}",
-            [f"picture-{position}"],
-            controls,
-            [one for one in live.values() if one is not None],
+            f"{pictures[0]['title']}: {entry.label}",
+            _caption(pictures),
+            [f"picture-{position}", *charts],
+            is_stacked=bool(charts),
+            controls=_controls(pictures, content),
+            drawings=[one for name in beside if (one := drawings[name]) is not None],
         )
-    for number, (draw, drawing) in enumerate(drawings.items()):
-        if drawing is not None and draw not in live:  # a method may have nothing to show
-            yield Section(f"figure-{position}-{number}", drawing.title, drawings=[drawing])
+    for number, (name, drawing) in enumerate(drawings.items()):
+        if drawing is None or name in beside:  # a method may have nothing to show
+            continue
+        where = f"figure-{position}-{number}"
+        if name not in own:
+            yield Section(where, drawing.title, drawings=[drawing])
+            continue
+        live = own[name]
+        yield Section(
+            where,
+            drawing.title,
+            live["caption"],
+            [one["name"] for one in live["charts"]],
+            is_stacked=live["isStacked"],
+            controls=[_slider(live["rounds"])] if len(live["rounds"]) > 1 else [],
+            drawings=[drawing],
+        )
+
+
+def _caption(pictures: Sequence[Json]) -> str:
+    first = pictures[0]
+    still = " No value has changed yet." if all(one["isFlat"] for one in pictures) else ""
+    if not first["column"]:
+        return f"{first['caption']} Each dot is a client.{still}"
+    neutral = "" if first["neutral"] is None else (
+        f" The colour in the middle is {first['neutral']:.3g}, where all begin."
+    )  # fmt: skip
+    return (
+        f"{first['caption']}{neutral} Colours reach as far as all but the outermost values of the "
+        f"last round.{still}"
+    )
+
+
+def _controls(pictures: Sequence[Json], content: Json) -> list[Control]:
+    titles = [content["groups"][one["group"]]["title"] for one in pictures]
+    rounds = pictures[0]["rounds"]
+    return [
+        *([Control("group", "Clients of", titles)] if len(pictures) > 1 else []),
+        *([_slider(rounds)] if len(rounds) > 1 else []),
+    ]
+
+
+def _slider(rounds: Sequence[int]) -> Control:
+    return Control("step", "After round", rounds=rounds)
 
 
 def _confusion(entries: Sequence[Entry], content: Json) -> Iterator[Section]:

@@ -30,6 +30,12 @@ _TEXT = {
     "fedavg-ft": f'trainable = "lora"\nfinetune_lr = 0.3\n{_ADAM.format(lr="1e-2")}',
     "fedsdg": "optimiser = {lr = 5e-3, eps = 1e-3}",
 }
+# chosen on validation data for LoRA on SmolLM2 (fedmerge-lora, preset small)
+_LANGUAGE_MODEL = {
+    "local": 'trainable = "lora"\noptimiser = {name = "adamw", lr = 1e-3}',
+    "fedavg": 'trainable = "lora"\noptimiser = {name = "adamw", lr = 3e-3}',
+    "fedsdg": 'optimiser = {name = "adamw", lr = 3e-3}',
+}
 _MEANING = {
     "local": "every client alone: what federation must beat",
     "fedavg": "one model for all clients",
@@ -83,6 +89,8 @@ def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
 
 def default_model(survey: Survey, roles: Roles) -> str:
     """Return a built-in model for the texts or pictures."""
+    if roles.label is None:
+        return "smollm2-135m"
     is_text = survey.column(roles.source).kind == "text"
     return "minilm" if is_text else "efficientnet-lite0"
 
@@ -108,7 +116,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
             raise unknown("method", method, METHODS)
         if METHODS[method].needs_public:
             raise InputError(f"{method} needs public examples; add it to the file by hand")
-    _check_model(model, "text" if survey.column(roles.source).kind == "text" else "image")
+    _check_model(model, survey, roles)
     if len(set(methods)) < len(methods):
         raise InputError(f"methods {', '.join(methods)}: name each once")
     clients = Clients.of(survey, roles.client)
@@ -117,19 +125,20 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         _head(name),
         "\n".join(_data(survey, roles, is_text)),
         "\n".join(_split(survey, roles, clients)),
-        "\n".join(_model(model, is_text)),
+        "\n".join(_model(model, is_text, roles.label is None)),
         _LOCAL,
         *_cohort(len(clients.sizes)),
         _SCHEDULE,
-        *(_method(method, is_text) for method in methods),
+        *(_method(method, is_text, roles.label is None) for method in methods),
     ]
     text = "\n\n".join(sections) + "\n"
     parse(tomllib.loads(text))
     return text
 
 
-def _check_model(name: str, modality: str) -> None:
+def _check_model(name: str, survey: Survey, roles: Roles) -> None:
     """Raise InputError if there is no such model, or it is built in for other data."""
+    modality = "text" if survey.column(roles.source).kind == "text" else "image"
     builtin = BUILTIN.get(name)
     if builtin is None:
         locate(ModelConfig(name), None)
@@ -138,6 +147,8 @@ def _check_model(name: str, modality: str) -> None:
             f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
             "list models"
         )
+    elif roles.label is None and "causal-lm" not in builtin.kinds:
+        raise InputError(f"model {name!r} is no language model; see fedtailor list models")
 
 
 _LOCAL = """\
@@ -163,8 +174,10 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield "[data]"
     yield _line("path", survey.path, "from the current folder, or else from this file's")
     yield _line("text" if is_text else "image", roles.source)
-    classes = len(survey.counts(roles.label))
-    yield _line("label", roles.label, f"{classes} classes")
+    if roles.label is None:
+        yield _line("task", "causal-lm", "a language model, trained on the texts alone")
+    else:
+        yield _line("label", roles.label, f"{len(survey.counts(roles.label))} classes")
     if roles.client is not None:
         yield _line("client", roles.client, "the column that names the client")
     if is_text:
@@ -180,8 +193,10 @@ def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield _line("min_examples", _MIN_EXAMPLES, "clients with fewer rows are left out")
     else:
         number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))
-        yield _line("scheme", "dirichlet", "no column names the clients: they are drawn")
-        yield _line("alpha", 0.5, "the smaller, the more the clients' classes differ")
+        scheme = "iid" if roles.label is None else "dirichlet"
+        yield _line("scheme", scheme, "no column names the clients: they are drawn")
+        if scheme == "dirichlet":
+            yield _line("alpha", 0.5, "the smaller, the more the clients' classes differ")
         yield _line("clients", number)
         least = min(_MIN_EXAMPLES, survey.rows // (2 * number))
         yield _line("min_examples", least, "rows that every client gets at least")
@@ -189,11 +204,17 @@ def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield _line("test", 0.2, "of a client's rows: they are for the report alone")
 
 
-def _model(model: str, is_text: bool) -> Iterator[str]:
+_LAST_BLOCKS = ["model.layers.2[89].self_attn.o_proj", "model.layers.2[89].mlp.down_proj"]
+
+
+def _model(model: str, is_text: bool, is_language_model: bool) -> Iterator[str]:
     yield "[model]"
     yield _line("name", model, 'fedtailor list models; or "owner/model" of the hub, or a folder')
     if not is_text:
         yield _line("batch_norm", "frozen", "keep the pretrained running statistics")
+    if is_language_model and model == "smollm2-135m":
+        yield "# adapters in the last two of 30 blocks; without this line in all, which is slower"
+        yield _line("targets", _LAST_BLOCKS)
 
 
 def _cohort(clients: int) -> Iterator[str]:
@@ -201,15 +222,16 @@ def _cohort(clients: int) -> Iterator[str]:
         yield "[cohort]\n" + _line("size", _COHORT, f"of {clients} clients take part in a round")
 
 
-def _method(name: str, is_text: bool) -> str:
+def _method(name: str, is_text: bool, is_language_model: bool) -> str:
     meaning = f"  # {_MEANING[name]}" if name in _MEANING else ""
-    return f"[methods.{name}]{meaning}\n{_settings(name, is_text)}".rstrip()
+    return f"[methods.{name}]{meaning}\n{_settings(name, is_text, is_language_model)}".rstrip()
 
 
-def _settings(name: str, is_text: bool) -> str:
+def _settings(name: str, is_text: bool, is_language_model: bool) -> str:
     fine_tuning = issubclass(METHODS[name], FineTuning)
     if is_text:
-        return _TEXT.get(name, _TEXT["local"] if fine_tuning else "")
+        of_methods = _LANGUAGE_MODEL if is_language_model else _TEXT
+        return of_methods.get(name, of_methods["local"] if fine_tuning else "")
     return _SGD if fine_tuning else ""
 
 

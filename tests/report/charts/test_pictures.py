@@ -75,6 +75,20 @@ def test_clients_stand_by_true_cluster(make_run: MakeRun) -> None:
     assert picture["clients"] == [1, 3, 5, 0, 2, 4]
 
 
+def test_one_number_a_client_is_shown_from_the_largest_on(make_run: MakeRun) -> None:
+    run = make_run(methods=("apfl",), seeds=(0,))
+    hold(run, 0, clusters=[1, 0, 1, 0, 1, 0])
+    mix = np.array([0.4, 0.6, 0.5, 0.7, 0.55], np.float32)
+    tensors = {"client/mix": mix, "clients": np.array([0, 1, 2, 4, 5])}
+    save_file(tensors, run / "methods/apfl/seed-0/diagnostics-000002.safetensors")
+    (picture,) = _pictures(run)
+    assert picture["clients"] == [4, 1, 5, 2, 0]
+    assert _values(picture)[0, :, 0] == pytest.approx([0.7, 0.6, 0.55, 0.5, 0.4], abs=1e-4)
+    assert picture["reach"] == pytest.approx([0.4, 0.7])
+    assert picture["hasTruth"]
+    assert not picture["isWhole"]
+
+
 def test_rounds_and_columns_are_left_out_where_there_are_too_many(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

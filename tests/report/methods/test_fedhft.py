@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
 from fedtailor.report.drawing import Drawing
-from fedtailor.report.methods.fedhft import _short, assignments, kept_rows
+from fedtailor.report.methods.fedhft import assignments, kept_rows, short_names
 from fedtailor.report.page import write
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
@@ -84,9 +84,9 @@ def test_rows_are_sorted_in_each_layer_and_layers_stand_in_the_models_order(
 
 
 def test_paths_are_cut_down_to_what_tells_them_apart() -> None:
-    assert _short(["a.b.dense"]) == ["dense"]
+    assert short_names(["a.b.dense"]) == ["dense"]
     ends = ("attention.output.dense", "output.dense")
-    assert _short([f"bert.{i}.{end}" for i in (0, 1) for end in ends]) == [
+    assert short_names([f"bert.{i}.{end}" for i in (0, 1) for end in ends]) == [
         "0.attention.output", "0.output", "1.attention.output", "1.output",
     ]  # fmt: skip
 

@@ -47,16 +47,23 @@ def observed(number: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def prepared(
+def prepare(
     path: Path, tensors: Arrays, sparsity: Any = 0.5, rounds: tuple[int, ...] = (0, 2, 4, 6, 8)
-) -> Entry:
+) -> None:
+    """Give pFedGate's trials of a run gating layers and gates."""
     experiment = json.loads((path / "experiment.json").read_text())
-    experiment["methods"][0]["sparsity"] = sparsity
+    for method in experiment["methods"]:
+        if method["name"] == "pfedgate":
+            method["sparsity"] = sparsity
     (path / "experiment.json").write_text(json.dumps(experiment))
     for trial in (path / "methods/pfedgate").iterdir():
         save_file(dict(tensors), trial / "private.safetensors")
         for number in rounds:
             save_file(observed(number), trial / f"diagnostics-{number:06d}.safetensors")
+
+
+def prepared(path: Path, tensors: Arrays, **options: Any) -> Entry:
+    prepare(path, tensors, **options)
     (entry,) = entries([read(path)])
     return entry
 

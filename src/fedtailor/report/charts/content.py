@@ -280,14 +280,52 @@ def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> l
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
-    measured = [cost for cost in _COSTS if all(row[cost] is not None for row in rows)]
+    measured = [cost for cost in _COSTS if rows and all(row[cost] is not None for row in rows)]
     on = {
         cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
         for cost in measured
     }
+    named = {cost: _named(rows, cost, of_front) for cost, of_front in on.items()}
     for position, row in enumerate(rows):
         kept = {name: row[name] for name in ("method", "value", *measured)}
-        yield kept | {f"{cost}Front": found[position] for cost, found in on.items()}
+        fronts = {f"{cost}Front": found[position] for cost, found in on.items()}
+        yield kept | fronts | {f"{cost}Named": found[position] for cost, found in named.items()}
+
+
+_BESIDE = (0.3, 0.06)  # how far apart names must stand, as shares of a chart's width and height
+
+
+def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[str]:
+    """Say on which side of their points methods of a front have their names, the best first; empty
+    for those without room."""
+    costs = [row[cost] for row in rows]
+    x = _shares(np.log1p(np.array(costs) / positive) if (positive := is_wide(costs)) else costs)
+    y = _shares([row["value"] for row in rows])
+    named: list[int] = []
+    for one in sorted(np.flatnonzero(on_front), key=lambda k: -x[k]):
+        near = (abs(x[k] - x[one]) < _BESIDE[0] and abs(y[one] - y[k]) < _BESIDE[1] for k in named)
+        if not any(near):
+            named.append(int(one))
+    sides = ["left" if at > 0.6 else "right" for at in x]
+    return [sides[k] if k in named else "" for k in range(len(rows))]
+
+
+def _shares(values: Any) -> list[float]:
+    x = np.asarray(values, dtype=np.float64)
+    shares: list[float] = ((x - x.min()) / (np.ptp(x) or 1)).tolist()
+    return shares
+
+
+def is_wide(costs: Sequence[float]) -> float:
+    """Return the least cost above 0 if costs differ so much that their axis is logarithmic, or else
+    0.
+
+    >>> is_wide([1, 7]), is_wide([1, 8]), is_wide([0, 2, 3])
+    (0, 1, 2)
+    """
+    positive = [cost for cost in costs if cost > 0]
+    alike = not positive or (min(costs) > 0 and max(costs) < 8 * min(costs))
+    return 0 if alike else min(positive)
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:

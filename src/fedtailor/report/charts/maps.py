@@ -1,4 +1,5 @@
-"""Maps of coloured cells as Vega-Lite specifications; the page's script gives their cells."""
+"""Maps of coloured cells, and dots, as Vega-Lite specifications; the page's script gives their
+cells."""
 
 from __future__ import annotations
 
@@ -6,18 +7,20 @@ from .content import Json
 from .specs import chart, tip
 
 
-def confusion() -> Json:
-    """One method's confusion matrix: the script gives the cells of the chosen method."""
+def confusion(longest: int) -> Json:
+    """One method's confusion matrix: the script gives the cells of the chosen method. ``longest``
+    is the length of the longest name."""
     tooltip = tip(
         ("true", "n", "true class"), ("predicted", "n", "predicted"), ("count", "q", "examples"),
         ("share", "q", "% of the true class"),
     )  # fmt: skip
     scale = {"type": "sqrt", "domain": [0, 100]}
-    return _map("confusion", ("predicted", "predicted class"), ("true", "true class"), tooltip,
-                {"field": "share", "title": "% of the true class", "scale": scale}, 20)  # fmt: skip
+    colour = {"field": "share", "title": "% of the true class", "scale": scale}
+    x, y = ("predicted", "predicted class"), ("true", "true class")
+    return _map("confusion", x, y, tooltip, colour, 20, longest)
 
 
-def labels_of_clients() -> Json:
+def labels_of_clients(longest: int) -> Json:
     """Examples by client and class; the script gives the cells of the chosen group."""
     tooltip = tip(
         ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
@@ -25,12 +28,14 @@ def labels_of_clients() -> Json:
     )  # fmt: skip
     return _without(0, "count", _map(
         "labels", ("name", "client"), ("class", "class"), tooltip,
-        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18,
+        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18, longest,
     ), "transparent")  # fmt: skip
 
 
 def picture(content: Json) -> Json:
     """A method's map of clients by columns at one round; the script gives the cells."""
+    if not content["column"]:
+        return _dots(content)
     value = content["valueName"]
     tooltip = tip(
         ("name", "n", "client"), ("column", "n", content["column"]), ("value", "q", value),
@@ -43,6 +48,37 @@ def picture(content: Json) -> Json:
     step = max(5, min(14, 560 // len(content["clients"])))
     of_map = _map("cells", ("column", content["column"]), ("name", "client"), tooltip, colour, step)
     return _without(0, "value", of_map, "#8886") if content["drops"] else of_map
+
+
+def _dots(content: Json) -> Json:
+    """One number for each client at one round, in the order of the last round."""
+    value = content["valueName"]
+    fields = [("name", "n", "client"), ("value", "q", value), ("round", "q", "after round")]
+    axis: Json = {"title": value, "grid": True}
+    if content["isWhole"]:
+        axis |= {"tickMinStep": 1, "format": "d"}
+    ends = [0.5, len(content["clients"]) + 0.5]
+    places: Json = {
+        "x": {"field": "place", "type": "quantitative", "scale": {"domain": ends, "nice": False},
+              "axis": {"title": "clients, the largest value first", "grid": False,
+                       "tickMinStep": 1, "format": "d"}},
+        "y": {"field": "value", "type": "quantitative", "axis": axis,
+              "scale": {"domain": content["reach"], "nice": True}},
+    }  # fmt: skip
+    dots: Json = {"mark": {"type": "circle", "cursor": "pointer", "size": 90, "opacity": 0.9}}
+    if content["hasTruth"]:
+        fields.append(("truth", "n", "true cluster"))
+        legend = {"orient": "top", "title": "true cluster"}
+        colour: Json = {"field": "truth", "type": "nominal", "legend": legend}
+    else:
+        colour = {"datum": "", "type": "nominal", "legend": None}
+    dots["encoding"] = {**places, "color": colour, "tooltip": tip(*fields)}
+    picked = {
+        "transform": [{"filter": "picked != null && datum.key == picked"}],
+        "mark": {"type": "point", "filled": False, "size": 240, "strokeWidth": 2.5},
+        "encoding": places,
+    }
+    return chart("cells", f"{value} by client", 280, {"layer": [dots, picked]})
 
 
 def _without(value: float, field: str, of_map: Json, colour: str) -> Json:
@@ -60,15 +96,17 @@ def _map(
     tooltip: list[Json],
     colour: Json,
     step: int,
+    longest: int = 0,
 ) -> Json:
-    """A map of coloured cells; ``x`` and ``y`` are a field and its title."""
+    """A map of coloured cells; ``x`` and ``y`` are a field and its title, and ``longest`` is the
+    length of the longest name along x."""
 
     def axis(field: str, title: str, angle: int) -> Json:
         shown: Json = {"title": title, "labelOverlap": True, "labelLimit": 110, "grid": False}
         shown |= {"labelAngle": angle, "domain": False, "ticks": False}
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
 
-    places = {"x": axis(*x, 0 if x[0] == "column" else -60), "y": axis(*y, 0)}
+    places = {"x": axis(*x, -60 if longest > 3 else 0), "y": axis(*y, 0)}
     legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300, "format": ".3~g"}
     rect: Json = {
         "mark": {"type": "rect", "cursor": "pointer"},

@@ -1,4 +1,5 @@
-"""What methods learn of each client, by round: maps of clients by blocks, models or clusters."""
+"""What methods learn of each client, by round: maps of clients by blocks, models or clusters, and
+dots where it is one number for each client."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..differences import division_of
 from ..drawing import around
-from ..read import Partition, Trial, tensors
+from ..read import Counts, Trial, tensors
 from ..select import Entry
 from .content import Group, Json
 
@@ -26,7 +27,9 @@ Step = tuple[int, NDArray[Any], Floats]  # round, clients [n], values [n, column
 
 @dataclass(frozen=True)
 class Picture:
-    """A tensor ``[n, columns]`` of a method's diagnostics, and what a reader must know of it.
+    """A tensor ``[n, columns]`` or ``[n]`` of a method's diagnostics, and what a reader must know.
+
+    ``column`` says what a column is; it is empty for one number a client.
 
     ``neutral`` is the value at which nothing is learned yet: a number, ``1/columns``, or None.
     """
@@ -104,6 +107,55 @@ PICTURES: Mapping[str, Picture] = {
         "weights go on training. The value is the share of units that the trained weights would "
         "switch in the same way by themselves: 1 means that the fixed masks still fit.",
     ),
+    "apfl": Picture(
+        "client/mix",
+        "How much of its own model each client uses",
+        "",
+        "weight of the client's own model",
+        None,
+        "Each client has a model of its own beside the shared one, and predicts with a mixture of "
+        "both. The weight says how much its own model counts: 0 is the shared model alone, 1 its "
+        "own model alone. All weights start at one value, the setting mix.",
+    ),
+    "ditto": Picture(
+        "client/distance",
+        "How far each client's model is from the shared one",
+        "",
+        "distance",
+        None,
+        "Each client trains a model of its own, and a penalty holds it near the shared one. The "
+        "distance (Euclidean, over all trained parameters) is 0 where both are equal. Clients far "
+        "up differ most from what the others have in common.",
+    ),
+    "hetlora": Picture(
+        "server/ranks",
+        "The rank of each client's adapter",
+        "",
+        "rank",
+        None,
+        "Clients train adapters of different sizes. The rank is the size of a client's adapter: a "
+        "higher one can learn more, and costs more bytes. A client whose last components hardly "
+        "grow drops them, so that its rank falls.",
+    ),
+    "ifca": Picture(
+        "client/cluster",
+        "Which of the shared models each client uses",
+        "",
+        "number of the model",
+        None,
+        "The server keeps several models. In each round a client takes the one with the lowest "
+        "loss on its examples, and trains that one. Clients at the same height share a model.",
+    ),
+    "pfedmoe": Picture(
+        "client/shared",
+        "How much of the shared expert each client uses",
+        "",
+        "weight of the shared expert",
+        None,
+        "Each client has an expert of its own beside the shared one, and a small gate that weighs "
+        "both for every example. The value is the mean weight of the shared expert on the client's "
+        "validation examples: 0 is the client's own expert alone, 1 the shared one alone.",
+    ),
 }
 
 
@@ -141,8 +193,9 @@ def _steps(trial: Trial, name: str) -> list[Step]:
 def _logged(trial: Trial, name: str) -> Iterator[Step]:
     clients = "clients" if name.startswith("client/") else "server_clients"
     for when, found in trial.diagnostics():
-        if name in found and clients in found and found[name].ndim == 2:
-            yield when, found[clients], found[name].astype(np.float64)
+        if name in found and clients in found and found[name].ndim in (1, 2):
+            values = found[name].astype(np.float64)
+            yield when, found[clients], values.reshape(len(values), -1)
 
 
 def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int) -> Json | None:
@@ -161,7 +214,8 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
         for client, of_client in zip(clients.tolist(), values, strict=True):
             if client in row:
                 x[place, row[client]] = of_client[shown]
-    order = _order(x[-1], numbers, group.partition)
+    is_dots = not picture.column
+    order = _order(x[-1], numbers, None if is_dots else group.partition.clusters)
     neutral = 1 / columns if picture.neutral == "1/columns" else picture.neutral
     low, high = _domain(x, neutral, drops=picture.drops)
     return {
@@ -170,9 +224,12 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
         "column": picture.column,
         "valueName": picture.value,
         "drops": picture.drops,
+        "isWhole": bool((x[~np.isnan(x)] % 1 == 0).all()),
+        "hasTruth": group.partition.clusters is not None,
         "neutral": neutral,
         "isFlat": bool(np.nanmax(x) - np.nanmin(x) < 1e-6) if not np.isnan(x).all() else True,
         "domain": [low, high],
+        "reach": _reach(x),
         "rounds": [steps[step][0] for step in kept],
         "columns": shown.tolist(),
         "clients": [at[numbers[place]] for place in order],
@@ -180,11 +237,11 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
     }
 
 
-def _order(last: Floats, numbers: Sequence[int], partition: Partition) -> list[int]:
+def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> list[int]:
     """Sort clients by true cluster, or else by their strongest column, or else by their mean."""
     filled = np.nan_to_num(last, nan=-1.0)
-    if partition.clusters is not None:
-        keys = [(int(partition.clusters[client]), client) for client in numbers]
+    if clusters is not None:
+        keys = [(int(clusters[client]), client) for client in numbers]
     else:
         strongest, top = filled.argmax(axis=1), filled.max(axis=1)
         keys = [(int(s), float(-t)) for s, t in zip(strongest, top, strict=True)]  # type: ignore[misc]
@@ -201,6 +258,13 @@ def _domain(x: Floats, neutral: float | str | None, *, drops: bool) -> tuple[flo
         return around(neutral, ends if len(values) else values, least=neutral / 1000)
     low, high = float(ends[0]), float(ends[1])
     return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
+
+
+def _reach(x: Floats) -> list[float]:
+    """The range of all values in all rounds, which is never empty."""
+    known = x[~np.isnan(x)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return [low, high] if high > low else [low - 0.5, high + 0.5]
 
 
 def _packed(x: Floats) -> Json:

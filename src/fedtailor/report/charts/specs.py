@@ -7,6 +7,7 @@ null) and, where it has clients, ``picked`` (a client's key, or null).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ..drawing import DASHES, SHAPES
@@ -250,7 +251,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     the cost's axis is linear."""
     axis = f"mean test {metric}{unit_of(metric)}"
     name, unit = COSTS[cost]
-    number = "format(datum.value, '.2~s')"
+    number = "format(datum.value, '.4~s')"
     axis_of_cost: Json = {
         "title": name,
         "labelExpr": f"replace({number}, regexp('([a-zA-Z]?)$'), ' $1{unit}')",
@@ -277,12 +278,15 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
             "opacity": _OPACITY, "tooltip": tooltip,
         },
     }  # fmt: skip
-    names = {
-        "transform": [_SHOWN, {"filter": f"datum.{cost}Front"}],
-        "mark": {"type": "text", "align": "left", "dx": 8, "dy": -8, "fontSize": 11},
-        "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
-    }
-    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, names]})
+    names = [
+        {
+            "transform": [_SHOWN, {"filter": f"datum.{cost}Named == '{side}'"}],
+            "mark": {"type": "text", "align": align, "dx": dx, "dy": -8, "fontSize": 11},
+            "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
+        }
+        for side, align, dx in (("right", "left", 8), ("left", "right", -8))
+    ]
+    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, *names]})
 
 
 def client_labels() -> Json:
@@ -309,6 +313,38 @@ def losses(labels: Sequence[str]) -> Json:
     """Training losses by round, a line a method."""
     axis = "mean training loss"
     return _lines("losses", labels, axis, f"{axis} by round, a line a method", 280)
+
+
+def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
+    """Steps by round, a line a method and seed, with a mark where the best value is reached; those
+    of the method ``bold`` are thick."""
+    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
+    places = {"x": x, "y": _measure(title)}
+    words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
+                ("value", "q", title))  # fmt: skip
+    own = {"color": _colour(labels), "opacity": _OPACITY}
+    line = {
+        "mark": {"type": "line", "interpolate": "step-after"},
+        "encoding": {
+            **places,
+            **own,
+            "strokeDash": _dash(labels),
+            "detail": {"field": "seed"},
+            "strokeWidth": {
+                "condition": {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5},
+                "value": 1.2,
+            },
+        },
+    }
+    best = {
+        "mark": {"type": "point", "size": 90, "strokeWidth": 2},
+        "transform": [{"filter": "datum.isBest"}],
+        "encoding": {**places, **own, "shape": _shape(labels)},
+    }
+    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
+             "encoding": {**places, "tooltip": words}}  # fmt: skip
+    layers = {"transform": [_SHOWN], "layer": [line, best, touch]}
+    return chart("lines", f"{title} by round, a line a method", 280, layers)
 
 
 def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:

@@ -106,7 +106,7 @@ def _natural(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _short(paths: Sequence[str]) -> list[str]:
+def short_names(paths: Sequence[str]) -> list[str]:
     """Drop the parts with which all paths begin or end, but leave one part that is no number."""
     parts = [path.split(".") for path in paths]
     while len({tuple(part[:1]) for part in parts}) == 1 and min(map(len, parts)) > 1:
@@ -124,6 +124,19 @@ def _bands(shares: Floats) -> Floats:
     return np.interp(np.linspace(0, len(ordered) - 1, _BANDS), np.arange(len(ordered)), ordered)
 
 
+def sent_rows(trial: Trial) -> list[tuple[int, dict[str, Floats]]]:
+    """Return the evaluated rounds, and by layer the share of each cluster that sent each row,
+    ``[C, d_out]``."""
+    rounds = []
+    for number, tensors in trial.diagnostics():
+        paths = sorted(
+            (n.removeprefix(_SENT) for n in tensors if n.startswith(_SENT)), key=_natural
+        )
+        _require(trial, number, tensors, *([] if paths else [f"{_SENT}*"]))
+        rounds.append((number, {path: tensors[_SENT + path].astype(np.float64) for path in paths}))
+    return rounds
+
+
 def kept_rows(entry: Entry) -> Drawing | None:
     """Draw the share of each cluster that sent each row of each layer in the last evaluated round.
 
@@ -131,14 +144,9 @@ def kept_rows(entry: Entry) -> Drawing | None:
     """
     last_rounds = []
     for trial in entry.trials:
-        if diagnostics := trial.diagnostics():
-            number, tensors = diagnostics[-1]
-            paths = sorted(
-                (n.removeprefix(_SENT) for n in tensors if n.startswith(_SENT)), key=_natural
-            )
-            _require(trial, number, tensors, *([] if paths else [f"{_SENT}*"]))
-            shares = [tensors[_SENT + path].astype(np.float64) for path in paths]  # [C, d_out] each
-            last_rounds.append((trial, number, paths, shares))
+        if rounds := sent_rows(trial):
+            number, layers = rounds[-1]
+            last_rounds.append((trial, number, list(layers), list(layers.values())))
     if all((share == 1).all() for _, _, _, shares in last_rounds for share in shares):
         return None
     clusters = len(last_rounds[0][3][0])
@@ -149,7 +157,7 @@ def kept_rows(entry: Entry) -> Drawing | None:
             bands = np.stack([_bands(share[c]) for share in shares], 1)  # [bands, layers]
             image = axis.imshow(bands, aspect="auto", interpolation="none", vmin=0, vmax=1)
             axis.set_yticks(np.linspace(-0.5, _BANDS - 0.5, 5), ["0", "25", "50", "75", "100"])
-            axis.set_xticks(range(len(paths)), _short(paths), rotation=90, fontsize=7)
+            axis.set_xticks(range(len(paths)), short_names(paths), rotation=90, fontsize=7)
             seed = f", seed {trial.seed}" if len(last_rounds) > 1 else ""
             axis.set_title(f"cluster {c}{seed}, round {number}" if c == 0 else f"cluster {c}")
         row[0].set_ylabel("rows of a layer (%),\nmost sent first")

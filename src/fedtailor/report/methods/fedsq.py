@@ -15,7 +15,7 @@ from ..select import Entry, Metric, by_round, higher_is_better, is_percentage, m
 Floats = NDArray[np.float64]
 
 
-def _best_so_far(trial: Trial, metric: Metric) -> tuple[list[int], Floats]:
+def best_so_far(trial: Trial, metric: Metric) -> tuple[list[int], Floats]:
     """Return evaluated rounds, and the best mean validation result up to each of them."""
     evaluations = by_round(trial, "personal", "validation")
     rounds = sorted(evaluations)
@@ -43,7 +43,7 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
     for index, (label, trials) in enumerate(methods.items()):
         best_rounds = []
         for trial in trials:
-            rounds, best = _best_so_far(trial, metric)
+            rounds, best = best_so_far(trial, metric)
             if not rounds:
                 continue
             first = int(np.argmax(best == best[-1]))
@@ -87,7 +87,7 @@ def mask_agreement(entry: Entry) -> Drawing | None:
 
     None if no activation is gated.
     """
-    curves = _agreement(entry.trials)
+    curves = agreement(entry.trials)
     if not curves:
         return None
     from matplotlib import colormaps
@@ -128,7 +128,7 @@ def mask_agreement(entry: Entry) -> Drawing | None:
     )
 
 
-def _agreement(trials: Sequence[Trial]) -> dict[int, Floats]:
+def agreement(trials: Sequence[Trial]) -> dict[int, Floats]:
     """Return by round the mean over clients and seeds, ``[activations]``."""
     by_number: dict[int, list[Floats]] = {}
     for trial in trials:

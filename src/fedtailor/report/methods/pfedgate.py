@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,56 @@ def _distances(path: Path, clients: NDArray[np.int64]) -> Floats:
     return np.sqrt(np.maximum((squares + squares.T) / 2, 0))
 
 
-def _tree(distances: Floats) -> tuple[list[int], list[Bracket]]:
-    """Cluster by Ward's method: return the leaves from left to right, and a bracket a merge."""
+@dataclass(frozen=True)
+class GatingTree:
+    """Clients from left to right, joined by the distance of their gating layers."""
+
+    clients: list[int]
+    brackets: list[Bracket]
+    sizes: list[int]  # clients below each bracket
+    low: float  # where the axis of distances starts
+    shares: Floats | None  # of the classes among a client's examples, [n, classes]
+    caption: str
+
+
+def gating_tree(entry: Entry) -> GatingTree:
+    """Cluster the clients that took part, of the method's first seed, by Ward's method."""
+    trial = entry.trials[0]
+    partition = entry.run.partitions[trial.seed]
+    path = trial.folder / "private.safetensors"
+    clients = _trained_clients(path)
+    distances = _distances(path, clients)
+    leaves, brackets, sizes = _tree(distances)
+    heights = [y[1] for _, y in brackets]
+    low = 0.0
+    if heights:
+        low = max(0.0, min(heights) - max(0.25 * float(np.ptp(heights)), 0.1 * max(heights)))
+    caption = (
+        "The tree shows the clients' gating layers, clustered by Ward's method on Euclidean "
+        "distances; each tensor's numbers are first divided by their standard deviation over "
+        "clients. The lower two branches meet, the more similar are the gating layers."
+        f"{' The axis starts above 0.' if low else ''}"
+    )
+    shares = None
+    if partition.labels is not None:
+        of_labels = _label_shares(partition.labels, clients)
+        shares = of_labels[leaves]
+        caption += (
+            " The map below shows the labels of the same clients in the same order (empty means "
+            "none)." + _agreement(distances, of_labels)
+        )
+    return GatingTree(clients[leaves].tolist(), brackets, sizes, low, shares, caption)
+
+
+def _tree(distances: Floats) -> tuple[list[int], list[Bracket], list[int]]:
+    """Cluster by Ward's method: return the leaves from left to right, and a bracket and the number
+    of leaves a merge."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
     n = len(distances)
     if n < 2:
-        return list(range(n)), []
+        return list(range(n)), [], []
     Z = linkage(squareform(distances), "ward", optimal_ordering=n <= _MAX_SORTED)
     leaves = leaves_list(Z)
     x, y = np.zeros(2 * n - 1), np.zeros(2 * n - 1)
@@ -77,7 +120,7 @@ def _tree(distances: Floats) -> tuple[list[int], list[Bracket]]:
         a, b = sorted((int(a), int(b)), key=lambda child: x[child])
         x[node], y[node] = (x[a] + x[b]) / 2, height
         brackets.append(([x[a], x[a], x[b], x[b]], [y[a], height, height, y[b]]))
-    return leaves.tolist(), brackets
+    return leaves.tolist(), brackets, Z[:, 3].astype(int).tolist()
 
 
 def label_correlation(trial: Trial, partition: Partition) -> float | None:
@@ -121,21 +164,17 @@ def _agreement(distances: Floats, shares: Floats) -> str:
     )
 
 
-def _dendrogram(axis: Any, n: int, brackets: Sequence[Bracket]) -> float:
-    """Draw the merges of ``n`` leaves; return where the axis of heights starts."""
-    for x, y in brackets:
+def _dendrogram(axis: Any, tree: GatingTree) -> None:
+    """Draw the merges of clients."""
+    n = len(tree.clients)
+    for x, y in tree.brackets:
         axis.plot(x, y, color=INK, linewidth=1.3 if n <= 60 else 0.8)
-    low = 0.0
-    if brackets:
-        heights = [y[1] for _, y in brackets]
-        low = max(0.0, min(heights) - max(0.25 * np.ptp(heights), 0.1 * max(heights)))
-    else:
+    if not tree.brackets:
         text = f"clients that took part: {n}; nothing to cluster"
         axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center")
         axis.set_yticks([])
-    axis.set(ylabel="distance (Ward)", ylim=(low, None), xlim=(-0.5, max(n, 1) - 0.5))
+    axis.set(ylabel="distance (Ward)", ylim=(tree.low, None), xlim=(-0.5, max(n, 1) - 0.5))
     axis.spines["bottom"].set_visible(False)
-    return low
 
 
 def _strip(axis: Any, shares: Floats, classes: Sequence[str]) -> Any:
@@ -157,62 +196,47 @@ def clustering(entry: Entry) -> Drawing:
     """Draw clients clustered by their gating layers, above the labels of their examples."""
     trial = entry.trials[0]
     partition = entry.run.partitions[trial.seed]
-    path = trial.folder / "private.safetensors"
-    clients = _trained_clients(path)
-    distances = _distances(path, clients)
-    leaves, brackets = _tree(distances)
-    order = clients[leaves].tolist()
+    tree = gating_tree(entry)
+    order = tree.clients
     rows = 0 if partition.labels is None else len(partition.classes)
     strip = min(4.2, 0.7 + 0.22 * rows)
     figure = new_figure(3.0 + (strip if rows else 0))
     axes = figure.subplots(
         1 + bool(rows), 1, squeeze=False, sharex=True, height_ratios=[2.4, strip][: 1 + bool(rows)]
     )[:, 0]
-    tree, last = axes[0], axes[-1]
-    low = _dendrogram(tree, len(order), brackets)
-    tree.set_title(f"seed {trial.seed}, after round {trial.commit.round}")
-    tree.tick_params(bottom=False, labelbottom=not rows)
-    caption = (
-        "The tree shows the clients' gating layers, clustered by Ward's method on Euclidean "
-        "distances; each tensor's numbers are first divided by their standard deviation over "
-        "clients. The lower two branches meet, the more similar are the gating layers."
-        f"{' The axis starts above 0.' if low else ''}"
-    )
-    if partition.labels is not None:
-        shares = _label_shares(partition.labels, clients)
-        if order:
-            image = _strip(last, shares[leaves], partition.classes)
-            figure.colorbar(image, ax=last, label="share of the\nclient's examples")
-        caption += (
-            " The map below shows the labels of the same clients in the same order (white means "
-            "none)." + _agreement(distances, shares)
-        )
+    upper, last = axes[0], axes[-1]
+    _dendrogram(upper, tree)
+    upper.set_title(f"seed {trial.seed}, after round {trial.commit.round}")
+    upper.tick_params(bottom=False, labelbottom=not rows)
+    if tree.shares is not None and order:
+        image = _strip(last, tree.shares, partition.classes)
+        figure.colorbar(image, ax=last, label="share of the\nclient's examples")
     client_ticks(last, order, partition)
     untrained = partition.clients - len(order)
     left_out = f"; left out, never took part: {untrained}" if untrained else ""
     last.set_xlabel(f"clients: {len(order)}{left_out}")
-    return Drawing(f"Gating layers of {entry.label}", figure, caption)
+    return Drawing(f"Gating layers of {entry.label}", figure, tree.caption)
 
 
-def _records(trial: Trial) -> list[Record]:
+def records(trial: Trial) -> list[Record]:
     """Read the gates ``[n, L]``, the sparsity ``[n]`` and the clients ``[n]`` of evaluated rounds.
 
     Raises:
         InputError: a round's file lacks one of them.
     """
     needed = ("client/gates", "client/sparsity", "clients")
-    records = []
+    found = []
     for number, content in trial.diagnostics():
         if missing := [name for name in needed if name not in content]:
             raise InputError(
                 f"{trial.folder}: the file of round {number} lacks {', '.join(missing)}"
             )
         gates, sparsity, clients = (content[name] for name in needed)
-        records.append((number, gates.astype(np.float64), sparsity.astype(np.float64), clients))
-    return records
+        found.append((number, gates.astype(np.float64), sparsity.astype(np.float64), clients))
+    return found
 
 
-def _budgets(entry: Entry, trial: Trial) -> list[float]:
+def budgets(entry: Entry, trial: Trial) -> list[float]:
     """Return s, or the values of s that the clients have in turn.
 
     Raises:
@@ -285,20 +309,19 @@ def _draw_line(
 def gates_by_round(entry: Entry) -> Drawing:
     """Draw histograms of all gates over rounds, the share of dropped blocks, and the sparsity."""
     trial = entry.trials[0]
-    records = [record for record in _records(trial) if record[1].size]
-    budgets = _budgets(entry, trial)
+    with_gates = [record for record in records(trial) if record[1].size]
     figure = new_figure(5.4)
     title = f"Gates of {entry.label}"
-    if not records:
+    if not with_gates:
         figure.text(0.5, 0.5, "no round is evaluated yet", ha="center", va="center")
         return Drawing(
             title, figure, "The run has no gates yet: they are recorded when a round is evaluated."
         )
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.1, 1])[:, 0]
-    _draw_histograms(upper, [records[position] for position in _even_positions(len(records))])
+    _draw_histograms(upper, [with_gates[at] for at in _even_positions(len(with_gates))])
     left, right = lower.subplots(1, 2, sharex=True)
-    _draw_dropped(left, records)
-    _draw_sparsity(right, records, budgets)
+    _draw_dropped(left, with_gates)
+    _draw_sparsity(right, with_gates, budgets(entry, trial))
     return Drawing(
         title,
         figure,

@@ -1,0 +1,91 @@
+"""The live charts of single methods: what they show."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedtailor.report.charts.content import groups
+from fedtailor.report.charts.own import own_figures
+from fedtailor.report.read import read_all
+from fedtailor.report.select import entries
+from tests.report.methods.test_fedhft import observe
+from tests.report.methods.test_pfedgate import GATES, GROUP, prepared, private
+
+MakeRun = Callable[..., Path]
+
+
+def _own(path: Path) -> dict[str, dict]:
+    found = entries(read_all([path]))
+    return {one["drawing"]: one for one in own_figures(found, groups(found))}
+
+
+def _rows(chart: dict, name: str) -> list[dict]:
+    columns = chart["data"][name]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def test_pfedgates_tree_stands_above_the_labels_of_the_same_clients(make_run: MakeRun) -> None:
+    run = make_run(methods=("pfedgate",), seeds=(0,))
+    prepared(run, private())
+    tree, labels = _own(run)["clustering"]["charts"]
+    leaves = _rows(tree, "leaves")
+    order = [int(leaf["name"]) for leaf in leaves]
+    assert sorted(order) == [0, 1, 3, 4, 5]  # client 2 never took part
+    assert np.count_nonzero(np.diff(GROUP[order])) == 1
+    assert [leaf["key"] for leaf in leaves] == [f"0:{client}" for client in order]
+    assert max(top["clients"] for top in _rows(tree, "tops")) == 5
+    cells = _rows(labels, "cells")
+    assert {cell["name"] for cell in cells if cell["class"] == "a"} == {"0", "1"}
+    assert [cell["share"] for cell in cells if cell["name"] == "4"] == pytest.approx([33.3, 66.7])
+
+
+def test_pfedgates_histogram_and_dropped_blocks_are_the_whole(make_run: MakeRun) -> None:
+    run = make_run(methods=("pfedgate",), seeds=(0,))
+    prepared(run, private(), sparsity=[0.5, 0.3])
+    figure = _own(run)["gates_by_round"]
+    assert figure["rounds"] == [0, 2, 4, 6, 8]
+    histogram, lines = figure["charts"]
+    last = [bar for bar in _rows(histogram, "chosen") if bar["round"] == 8]
+    dropped = 100 * (GATES == 0).mean()
+    assert sum(bar["share"] for bar in last) + dropped == pytest.approx(100)
+    assert all(any(bar["from"] <= g <= bar["to"] for bar in last) for g in GATES[GATES > 0])
+    of_last = {row["series"]: row["value"] for row in _rows(lines, "lines") if row["round"] == 8}
+    assert of_last == {
+        "blocks left out": pytest.approx(dropped),
+        "parameters kept (at most 30 %)": pytest.approx(45),  # client 1
+        "parameters kept (at most 50 %)": pytest.approx(25),  # client 4
+    }
+
+
+def test_fedhfts_rows_are_shown_unless_all_are_sent(make_run: MakeRun) -> None:
+    run = observe(make_run(methods=("fedhft",), seeds=(0,)), (2, 4))
+    figure = _own(run)["kept_rows"]
+    sent, alike, layers = (_rows(c, n) for c, n in zip(
+        figure["charts"], ("lines", "lines", "chosen"), strict=True))  # fmt: skip
+    assert {(row["series"], row["round"]) for row in sent} == {
+        ("0", 2), ("1", 2), ("0", 4), ("1", 4)
+    }  # fmt: skip
+    assert all(row["value"] == pytest.approx(50) for row in sent)  # shares go evenly from 0 to 1
+    assert all(row["value"] == pytest.approx(20) for row in alike)
+    assert len(layers) == 2 * 2 * 6
+    assert not _own(observe(make_run("all", methods=("fedhft",), seeds=(0,)), (2,), sent=0.0))
+
+
+def test_fedsqs_best_so_far_never_falls_and_agreement_starts_whole(make_run: MakeRun) -> None:
+    run = make_run(methods=("fedavg", "fedsq"), seeds=(0,))
+    for when in (2, 4):
+        tensors = {"client/agreement": np.full((5, 3), 1 - when / 100, np.float32)}
+        tensors["clients"] = np.arange(5)
+        save_file(tensors, run / f"methods/fedsq/seed-0/diagnostics-{when:06d}.safetensors")
+    figures = _own(run)
+    (chart,) = figures["rounds_to_best"]["charts"]
+    for method in (0, 1):
+        rows = [row for row in _rows(chart, "lines") if row["method"] == method]
+        assert (np.diff([row["value"] for row in rows]) >= 0).all()
+        assert [row["round"] for row in rows if row["isBest"]] == [4]
+    (chart,) = figures["mask_agreement"]["charts"]
+    by_round = {row["round"]: row["value"] for row in _rows(chart, "lines") if row["series"] == 1}
+    assert by_round == {0: 100, 2: pytest.approx(98), 4: pytest.approx(96)}
