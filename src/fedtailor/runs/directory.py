@@ -171,7 +171,7 @@ class Commit:
     stopped: bool = False  # a callback stopped it after that round; it can go on
     # the earlier rounds whose states clients in flight have been sent; not in the file if there are
     # none
-    in_flight: tuple[Count, ...] = ()
+    in_flight: Sequence[Count] = ()
 
     @property
     def ended(self) -> bool:
