@@ -45,8 +45,8 @@ def schedule(seconds: list[int], concurrency: int, buffer: int, **faults: Any) -
         faults=FaultConfig(machines=machines, by_client=own, **faults),
     )
     federation = digits_federation((24,) * len(seconds))
-    time = TimeModel(machines, np.arange(len(seconds)), 1)
-    return Buffered(federation, plan, time, 0, 0)
+    time = TimeModel(machines, np.arange(len(seconds)), 1, 0, 0)
+    return Buffered(federation, plan, time)
 
 
 def seen(found: Participants) -> tuple[list[tuple[int, int]], float | None, tuple[int, ...]]:

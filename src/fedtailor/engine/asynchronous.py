@@ -33,7 +33,7 @@ from ..params import Params
 from ..robustness.faults import TimeModel
 from ..task.task import Task
 from .config import Plan
-from .participants import Member, Participants, participants
+from .participants import Member, Participants, Schedule, Synchronous, participants
 
 
 @dataclass(order=True, frozen=True)
@@ -48,14 +48,11 @@ class _Flight:
 
 @dataclass
 class Buffered:
-    """The schedule of rounds that each end when the buffer is full. A client is sent
-    ``bytes_down``, and sends ``bytes_up``."""
+    """The schedule of rounds that each end when the buffer is full."""
 
     federation: Federation
     plan: Plan
     time: TimeModel
-    bytes_down: int
-    bytes_up: int
     number: int = 0  # the last round
     now: float = 0.0  # simulated seconds
     _flights: list[_Flight] = field(default_factory=list)  # a heap
@@ -118,13 +115,29 @@ class Buffered:
         return client
 
     def _flight(self, member: Member) -> _Flight:
-        up = 0 if member.drops else self.bytes_up
-        seconds = self.time.seconds(member.client, member.steps, self.bytes_down, up)
+        down, up = self.time.bytes_down, 0 if member.drops else self.time.bytes_up
+        seconds = self.time.seconds(member.client, member.steps, down, up)
         deadline = self.plan.faults.deadline
         if deadline is not None and seconds > deadline:
             member = replace(member, late=not member.drops)
             seconds = deadline
         return _Flight(self.now + seconds, self._sent, member)
+
+
+def schedule(
+    federation: Federation, plan: Plan, time: TimeModel | None, start: int
+) -> tuple[Schedule, tuple[int, ...]]:
+    """Who takes part from round ``start`` on; and the earlier rounds whose states the clients that
+    are in flight by then have been sent."""
+    done = max(0, start - 1)
+    if plan.cohort.buffer is None:
+        return Synchronous(federation, plan, done), ()
+    assert time is not None
+    buffered = Buffered(federation, plan, time)
+    versions: tuple[int, ...] = ()
+    for _ in range(done):
+        versions = buffered.next_round().versions
+    return buffered, versions
 
 
 def brought_up_to_date(

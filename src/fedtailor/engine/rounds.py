@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from ..robustness.attacks import attack_uploads
 from ..robustness.faults import TimeModel
 from ..task.task import Task
 from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
-from .asynchronous import Buffered, brought_up_to_date
+from .asynchronous import brought_up_to_date, schedule
 from .checks import check
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
@@ -36,29 +35,11 @@ from .executors.counted import Counted
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
-from .participants import Member, Participants, Schedule, Synchronous
+from .participants import Member, Schedule
+from .results import CohortResults, RoundFaults, round_faults
 from .scoring import Evaluation, Scoring
 
 _LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
-
-
-@dataclass(frozen=True)
-class RoundFaults:
-    """What became of those that a round was begun with, where faults are simulated: clients that
-    ``dropped_before`` or ``dropped_after`` they trained, and those whose uploads were ``late``.
-    ``trained`` clients have trained, on ``trained_steps`` batches together, whether their updates
-    count or not. ``seconds`` is the simulated time; None: it is not simulated. In asynchronous
-    rounds ``staleness`` has an entry a cohort member, and ``versions`` are the earlier rounds whose
-    states clients in flight have been sent."""
-
-    dropped_before: tuple[int, ...]
-    dropped_after: tuple[int, ...]
-    late: tuple[int, ...]
-    trained: int
-    trained_steps: int
-    seconds: float | None
-    staleness: tuple[int, ...] | None = None
-    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,9 +172,9 @@ def rounds(
     if on_result is not None:
         runner = Counted(runner, on_result)
     evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
-    schedule, versions = _schedule(federation, plan, time, start)
+    participants, versions = schedule(federation, plan, time, start)
     loop = _Loop(
-        method, task, federation, plan, store, runner, evaluator, quorum, schedule, time=time
+        method, task, federation, plan, store, runner, evaluator, quorum, participants, time
     )
     for version in versions:
         state = earlier(version) if earlier is not None else None
@@ -209,16 +190,7 @@ def rounds(
         runner.close()
 
 
-@dataclass(frozen=True)
-class _Time:
-    """How long clients need, and what a client receives and sends if all send the same."""
-
-    model: TimeModel
-    bytes_down: int
-    bytes_up: int
-
-
-def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> _Time | None:
+def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
     """How long clients need, measured on the `first_step`; None if time is not simulated."""
     faults = plan.faults
     if not faults.machines:
@@ -226,24 +198,8 @@ def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -
     costs = first_costs(method, task, federation, plan)
     assert costs.flops is not None
     kinds = faults.kinds(federation.seed, federation.num_clients)
-    model = TimeModel(faults.machines, kinds, costs.flops)
-    return _Time(model, sum(costs.down.values()), sum(costs.up.values()))
-
-
-def _schedule(
-    federation: Federation, plan: Plan, time: _Time | None, start: int
-) -> tuple[Schedule, tuple[int, ...]]:
-    """Who takes part from round ``start`` on; and the earlier rounds but the last one whose states
-    clients in flight have been sent."""
-    done = max(0, start - 1)
-    if plan.cohort.buffer is None:
-        return Synchronous(federation, plan, done), ()
-    assert time is not None
-    schedule = Buffered(federation, plan, time.model, time.bytes_down, time.bytes_up)
-    versions: tuple[int, ...] = ()
-    for _ in range(done):
-        versions = schedule.next_round().versions
-    return schedule, versions
+    down, up = sum(costs.down.values()), sum(costs.up.values())
+    return TimeModel(faults.machines, kinds, costs.flops, down, up)
 
 
 def first_step(
@@ -328,7 +284,7 @@ class _Loop:
     evaluator: Evaluator
     quorum: float
     schedule: Schedule
-    time: _Time | None = None
+    time: TimeModel | None
     versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
 
     def before(self, server: Server) -> Round:
@@ -390,35 +346,7 @@ class _Loop:
             executor=self.executor.name,
             notes=notes,
             cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
-            faults=self._faults(number, drawn, results, [counted[at] for at in present]),
-        )
-
-    def _faults(
-        self,
-        number: int,
-        drawn: Participants,
-        results: CohortResults,
-        used: Sequence[Member],
-    ) -> RoundFaults | None:
-        """What became of all ``drawn``; the updates of those ``used`` count."""
-        faults = self.plan.faults
-        if not faults.is_active:
-            return None
-        seconds = None if self.time is None else drawn.seconds
-        if self.time is not None and seconds is None:
-            seconds = min(results.seconds, faults.deadline or math.inf)
-        is_late = {*results.late, *(one.client for one in drawn.members if one.late)}
-        return RoundFaults(
-            dropped_before=drawn.dropped,
-            dropped_after=tuple(one.client for one in drawn.members if one.drops),
-            late=tuple(sorted(is_late)),
-            trained=len(drawn.members),
-            trained_steps=sum(one.steps for one in drawn.members),
-            seconds=seconds,
-            staleness=None
-            if self.plan.cohort.buffer is None
-            else tuple(number - 1 - one.version for one in used),
-            versions=drawn.versions,
+            faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 
     def _next(
@@ -566,19 +494,12 @@ class _Loop:
         return (replace(request, steps=request.size) for request in requests)
 
     def _is_late(self, results: CohortResults, member: Member, update: ClientUpdate) -> bool:
-        """Whether a member's upload comes after the deadline of a synchronous round; its time is
-        added to the ``results``."""
+        """Whether a member's upload comes after the deadline of a synchronous round."""
         if self.time is None or self.plan.cohort.buffer is not None:
             return False
         down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
-        sent = 0 if member.drops else up
-        seconds = self.time.model.seconds(member.client, member.steps, down, sent)
-        results.seconds = max(results.seconds, seconds)
-        deadline = self.plan.faults.deadline
-        if member.drops or deadline is None or seconds <= deadline:
-            return False
-        results.late[member.client] = seconds
-        return True
+        seconds = self.time.seconds(member.client, member.steps, down, 0 if member.drops else up)
+        return results.is_late(member, seconds, self.plan.faults.deadline)
 
     def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
         """How many of the cohort's updates can be usable, as far as it is known."""
@@ -620,39 +541,3 @@ class _Loop:
             f"{reason} in round {cohort.round} of {self.method.name}; "
             "lower the learning rate or set optimiser.clip"
         )
-
-
-@dataclass
-class CohortResults:
-    """The usable results of a round's training: ``losses`` by position in the cohort. The costs
-    are those of the first of them in training order; ``refusals`` are by place in that order, each
-    with its client. ``late`` has the simulated seconds of clients that are not back in time, and
-    ``seconds`` those of the slowest."""
-
-    losses: dict[int, float] = field(default_factory=dict)
-    refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
-    late: dict[int, float] = field(default_factory=dict)  # by client
-    seconds: float = 0.0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    costs: Costs | None = None
-    data_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    _first: int = sys.maxsize  # the place in training order behind `costs`
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Why clients have no usable update."""
-        return {client: refusal.reason for client, refusal in self.refusals.values()}
-
-    def add(self, place: int, position: int | None, update: ClientUpdate, *, sends: bool) -> None:
-        """Take the update of the client at ``place`` of the training order. It counts if it has a
-        ``position`` in the cohort, and has cost bytes if the client ``sends`` it."""
-        if position is not None:
-            self.losses[position] = update.loss
-        self.bytes_down += sum(update.costs.down.values())
-        self.bytes_up += sum(update.costs.up.values()) if sends else 0
-        self.data_seconds += update.data_seconds
-        self.cpu_seconds += update.cpu_seconds
-        if place < self._first:
-            self._first, self.costs = place, update.costs

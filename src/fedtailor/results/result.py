@@ -185,8 +185,9 @@ class Result:
 
         Columns: ``method``, ``seed``, ``round``, ``train_loss``, ``lr_scale``, ``bytes_down`` and
         ``bytes_up`` of the whole cohort, ``seconds``, ``simulated_seconds`` where time is
-        simulated; and for each model and split the mean over clients, such as ``personal_validation``: an accuracy as a fraction, or a loss for language
-        modelling; not a number in rounds without an evaluation.
+        simulated; and for each model and split the mean over clients, such as
+        ``personal_validation``: an accuracy as a fraction, or a loss for language modelling; not a
+        number in rounds without an evaluation.
 
         Args:
             method: a label; None: all.

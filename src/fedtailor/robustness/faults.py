@@ -146,11 +146,14 @@ class FaultConfig:
 @dataclass(frozen=True)
 class TimeModel:
     """How long clients need: FLOPs / speed + bytes / link. ``kinds`` ``[K]`` are their machines;
-    ``flops`` are those of one local step."""
+    ``flops`` are those of one local step. ``bytes_down`` and ``bytes_up`` are what a client
+    receives and sends, where all send the same."""
 
     machines: tuple[Machine, ...]
     kinds: NDArray[np.int64]
     flops: int
+    bytes_down: int
+    bytes_up: int
 
     def seconds(self, client: int, steps: int, bytes_down: int, bytes_up: int) -> float:
         """From the moment when the server begins to send to when it has the client's upload."""

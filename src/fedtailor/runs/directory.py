@@ -29,7 +29,8 @@ from safetensors.torch import load_file
 
 from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, staged_path
 from ..engine.costs import peak_memory_mb
-from ..engine.rounds import Round, RoundFaults
+from ..engine.results import RoundFaults
+from ..engine.rounds import Round
 from ..engine.row_file import sync_folder
 from ..engine.scoring import Evaluation
 from ..errors import InputError
