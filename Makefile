@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz evidence-full docs clean
+.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz kills evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-full: $(VENV)/.installed ## Install other libraries and measure everything
 
 fuzz: $(VENV)/.installed ## Read 10,000 mutated inputs of each kind (an hour); FUZZ="--seconds 60" for a minute each
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+kills: $(VENV)/.installed ## Kill runs 1,000 times at random moments, and go on with each (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.random_kills $(KILLS)
 
 evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight minutes; the same command goes on
 	$(BIN)/python -m evidence.run --manifest evidence/manifest-full.toml --minutes 8 $(EVIDENCE)

@@ -28,7 +28,6 @@ import os
 import shlex
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -318,15 +317,14 @@ def on_disk(clients: int, size: int) -> dict[str, Any]:
     """FedAvg's aggregation of uploads that lie on disk: seconds and megabytes."""
     weights = torch.full((clients,), 1 / clients, dtype=torch.float64)
     base = {f"{number:02}": torch.rand(size // TENSORS) for number in range(TENSORS)}
-    with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-        stack, start = UploadStack(clients, 0.0, folder), time.perf_counter()
-        with _Memory() as put:
-            for client in range(clients):
-                stack.put(client, {name: value + client for name, value in base.items()})
-        written = time.perf_counter()
-        with _Memory() as aggregate:
-            mean = weighted_sum(stack.params, weights)
-        done = time.perf_counter()
+    stack, start = UploadStack(clients, 0.0), time.perf_counter()
+    with _Memory() as put:
+        for client in range(clients):
+            stack.put(client, {name: value + client for name, value in base.items()})
+    written = time.perf_counter()
+    with _Memory() as aggregate:
+        mean = weighted_sum(stack.params, weights)
+    done = time.perf_counter()
     for name, value in base.items():
         torch.testing.assert_close(mean[name], value + (clients - 1) / 2)
     return {

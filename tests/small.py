@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -18,6 +21,7 @@ from fedtailor.engine.config import Plan
 from fedtailor.engine.rounds import Round, new_store, rounds
 from fedtailor.method import Method
 from fedtailor.params import Params
+from fedtailor.run_format import CHECKSUMS
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 
@@ -118,3 +122,18 @@ def last_round(
 def same_bits(a: Params, b: Params) -> bool:
     """Whether two states have the same names and the same values, to the bit."""
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def without_checksum(path: Path) -> Path:
+    """Take the checksum out of a JSON file, so that a test may change the file."""
+    content = json.loads(path.read_text())
+    del content["checksum"]
+    path.write_text(json.dumps(content, indent=2))
+    return path
+
+
+def private_rows(path: Path) -> Params:
+    """All clients' private states in a run directory, without their checksums."""
+    rows = load_file(path)
+    del rows[CHECKSUMS]
+    return rows

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -58,3 +60,19 @@ def unknown(
     hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
     place = f" in {where}" if where else ""
     return InputError(f"unknown {what} {brief(name)}{place}{hint} {kind}: {', '.join(names)}")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError inside name the file: the error of a write, as on a full disk, does not.
+
+    >>> with naming(Path("notes.txt")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'notes.txt'
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -1,16 +1,44 @@
-"""The version of the run directory's layout. Whoever opens a run directory checks it."""
+"""The run directory's layout: its version, and the checksums in its files.
+
+Whoever opens a run directory checks the version, and whoever reads a file the file's checksum:
+
+- a JSON file has it as the last entry, over all others;
+- a safetensors file has it in its metadata, over the whole file with the checksum's digits as 0;
+- a file of clients' rows has that of its header there, and in `CHECKSUMS` one for each row, so that
+  a round need not read all rows;
+- a log's checksum, over its committed bytes, is in ``commit.json``.
+
+A checksum is XXH3 of 64 bits. Files of format 3 have none, and are read without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import json
+import struct
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from .errors import InputError, brief
 
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
-FORMAT = 3
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
+FORMAT = 4
+READABLE = (3, FORMAT)
+
+CHECKSUMS = "__checksum__"  # int64 [n], in a file of rows; 0 for a row of zeros
+_KEY = "checksum"  # of a JSON file
+_SEAL = b'{"__metadata__":{"checksum":"'  # begins a safetensors header
+_BLANK = b"0" * 16
+_AT = 8 + len(_SEAL)  # where the checksum is
+_END = _AT + len(_BLANK)
+
+Bytes = bytes | memoryview
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:
@@ -20,12 +48,13 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
         InputError: an older or a newer version of fedtailor wrote the directory.
     """
     version = experiment.get("format", 1)  # the first layout did not say
-    if version != FORMAT:
+    if version not in READABLE:
         older = isinstance(version, int) and version < FORMAT
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
-            f"of fedtailor; this version reads and writes format {FORMAT}: open the directory with "
-            "the version that wrote it (environment.json names it), or choose another --out"
+            f"of fedtailor; this version reads formats {READABLE[0]} and {FORMAT}: open the "
+            "directory with the version that wrote it (environment.json names it), or choose "
+            "another --out"
         )
 
 
@@ -41,3 +70,186 @@ def check_folder_name(what: str, name: str) -> None:
             f"{what} {brief(name)} can't name a folder; allowed: 1 to {_LONGEST_NAME} printable "
             "characters, no '/', no leading '.'"
         )
+
+
+def damaged(path: Path, what: str = "its checksum does not match") -> InputError:
+    """Return the error for a file that is not as it was written."""
+    return InputError(f"{path} is damaged: {what}; restore it from a copy, or run anew")
+
+
+def checksum(*parts: Bytes) -> str:
+    """Return the checksum of all parts in a row, 16 hexadecimal digits.
+
+    >>> checksum(b"to", b"gether") == checksum(b"together")
+    True
+    """
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def seal_json(content: Mapping[str, Any]) -> bytes:
+    """Return a JSON file's bytes: indented, with a last newline and the checksum."""
+    plain = json.loads(json.dumps(content))  # as it will be read
+    sealed = {**plain, _KEY: _json_checksum(plain)}
+    return (json.dumps(sealed, indent=2) + "\n").encode()
+
+
+def unseal_json(content: Any, path: Path) -> Any:
+    """Return the ``content`` of the JSON file at ``path`` without its checksum.
+
+    Raises:
+        InputError: the checksum is not that of the content.
+    """
+    if not isinstance(content, dict) or _KEY not in content:
+        return content
+    stated = content.pop(_KEY)
+    if stated != _json_checksum(content):
+        raise damaged(
+            path, f"its checksum does not match (after a change by hand, delete {_KEY!r} there)"
+        )
+    return content
+
+
+def _json_checksum(content: Mapping[str, Any]) -> str:
+    return checksum(json.dumps(content, sort_keys=True).encode())
+
+
+def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
+    """Return the first ``length`` bytes of the log at ``path``.
+
+    Raises:
+        InputError: it is missing or has fewer, or their checksum is not the ``stated`` one.
+    """
+    try:
+        with path.open("rb") as file:
+            committed = file.read(length)
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}") from None
+    if len(committed) < length:
+        raise damaged(path, f"it holds {len(committed)} bytes, fewer than the {length} committed")
+    if stated not in (None, checksum(committed)):
+        raise damaged(path)
+    return committed
+
+
+def seal_tensors(encoded: bytes) -> tuple[bytes, memoryview]:
+    """Return a safetensors file in two parts, of which the first, its header, has the checksum."""
+    end = 8 + int.from_bytes(encoded[:8], "little")
+    body = memoryview(encoded)[end:]
+    return seal_header(encoded[8:end], body), body
+
+
+def seal_header(header: bytes, *body: Bytes) -> bytes:
+    """Return the start of a safetensors file with a checksum over it and ``body``."""
+    tensors = header.strip()[1:]
+    text = _SEAL + _BLANK + (b'"}' if tensors == b"}" else b'"},') + tensors
+    text += b" " * (-len(text) % 8)
+    start = struct.pack("<Q", len(text)) + text
+    return start[:_AT] + checksum(start, *body).encode() + start[_END:]
+
+
+def row_checksum(parts: Sequence[Bytes]) -> int:
+    """Return the checksum of a row as in `CHECKSUMS`; ``parts`` are its tensors' bytes."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    number: int = state.intdigest() ^ _of_zeros(sum(len(part) for part in parts))
+    return number - 2**64 if number >= 2**63 else number
+
+
+@functools.lru_cache(maxsize=64)
+def _of_zeros(size: int) -> int:
+    number: int = xxhash.xxh3_64_intdigest(bytes(size))
+    return number
+
+
+def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
+    """Check a safetensors file against the checksums that it holds; return whether it holds any.
+
+    In a file of rows, ``unsettled`` rows are not checked: a commit has not moved all of them yet.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    header = _header(path)
+    if header is None:
+        return False
+    data = np.memmap(path, np.uint8, "r")[len(header) :]
+    if _is_of_rows(header):
+        _check_rows(path, columns(path), data, unsettled)
+    elif header[_AT:_END] != checksum(_blanked(header), data.data).encode():
+        raise damaged(path)
+    return True
+
+
+def columns(path: Path) -> dict[str, Any]:
+    """Return what the header of a file of rows says of each tensor: ``dtype``, ``shape`` and
+    ``data_offsets``.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    header = _header(path)
+    if header is None:  # of format 3
+        with path.open("rb") as file:
+            header = file.read(8)
+            header += file.read(int.from_bytes(header, "little"))
+    elif header[_AT:_END] != checksum(_blanked(header)).encode():
+        raise damaged(path)
+    try:
+        found: dict[str, Any] = json.loads(header[8:])
+        found.pop("__metadata__", None)
+        size = len(header) + max(end for _, end in _places(found))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise damaged(path, "its header can't be read") from None
+    if path.stat().st_size != size:
+        raise damaged(path, "it is too short or too long")
+    return found
+
+
+def _places(header: Mapping[str, Any]) -> list[tuple[int, int]]:
+    return [about["data_offsets"] for about in header.values()]
+
+
+def _header(path: Path) -> bytes | None:
+    """The header of a safetensors file with a checksum; None if it has none."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_AT)
+            if start[8:] != _SEAL:
+                if not start or b"__metadata__" in start:
+                    raise damaged(path, "it is empty" if not start else "its header can't be read")
+                return None
+            size = 8 + int.from_bytes(start[:8], "little")
+            if size <= path.stat().st_size:
+                return start + file.read(size - _AT)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; restore it from a copy, or run anew") from None
+    raise damaged(path, "it ends within its header")
+
+
+def _blanked(header: bytes) -> bytes:
+    return header[:_AT] + _BLANK + header[_END:]
+
+
+def _is_of_rows(header: bytes) -> bool:
+    return f'"{CHECKSUMS}"'.encode() in header
+
+
+def _check_rows(
+    path: Path, header: dict[str, Any], data: NDArray[np.uint8], unsettled: Collection[int]
+) -> None:
+    """Check the rows that are not zero. Each has a checksum or, if that is damaged, a flag."""
+    rows = header[CHECKSUMS]["shape"][0]
+    found = {
+        name: data[slice(*place)].reshape(rows, (place[1] - place[0]) // rows)
+        for name, place in zip(header, _places(header), strict=True)
+    }
+    flags = [values.any(axis=1) for name, values in found.items() if name.startswith("__")]
+    stated = found.pop(CHECKSUMS).view(np.int64)[:, 0]
+    for row in np.flatnonzero(np.any(flags, axis=0)).tolist():
+        parts = [values[row].data for values in found.values()]
+        if row not in unsettled and row_checksum(parts) != stated[row]:
+            raise damaged(path, f"the checksum of row {row} does not match")

@@ -6,6 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedtailor.engine.row_file import RowFile
+from fedtailor.errors import InputError
+from fedtailor.run_format import check_tensors
 
 ROW = {
     "h": torch.zeros(3, dtype=torch.bfloat16),
@@ -58,5 +60,34 @@ def test_a_file_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
     file = RowFile(path, 6, ROW)
     file.write(0, rows(6))
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(OSError, match=r"rows\.safetensors ends within row 5"):
+    with pytest.raises(InputError, match=r"rows\.safetensors is damaged: it ends within row 5"):
         file.read(5)
+    with pytest.raises(InputError, match="is damaged: it is too short or too long"):
+        RowFile(path, 6, ROW)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.safetensors"
+    file = RowFile(path, 3, ROW)
+    file.write(1, rows(2))
+    whole = path.read_bytes()
+    never_written = RowFile.open(path).read(0)
+    assert not any(value.any() for value in never_written.values())
+    assert check_tensors(path)
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(InputError, match=r"rows\.safetensors is damaged"):
+            [RowFile(path, 3, ROW).read(row) for row in range(3)]
+    path.write_bytes(whole)
+    assert RowFile.open(path).read(2)["w"].equal(file.read(2)["w"])
+
+
+def test_a_file_without_checksums_is_read_without(tmp_path: Path) -> None:
+    path, new = tmp_path / "rows.safetensors", rows(3)
+    RowFile(path, 3, ROW, checksums=False).write(0, new)
+    assert not check_tensors(path)
+    for file in (RowFile(path, 3, ROW), RowFile.open(path)):
+        assert file.read(1)["h"].equal(new["h"][1])
+        assert file.checksum(1) == 0

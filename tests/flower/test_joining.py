@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fedtailor.flower import client_app, serve
 from fedtailor.inference.onboard import onboard
-from fedtailor.runs.directory import read_commit
+from fedtailor.runs.directory import read_commit, read_json
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DirectGrid
@@ -103,11 +103,11 @@ def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) 
     folder = out / "methods/fedsdg/seed-0"
     assert json.loads((folder / "commit.json").read_text())["round"] == 2
     joined = {"round": read_commit(folder).best_round, "clients": [4]}
-    assert json.loads((folder / "joined.json").read_text()) == joined
+    assert read_json(folder / "joined.json") == joined
     before = {"round": joined["round"] + 1, "clients": [4]}  # as it was when another was reported
     (folder / "joined.json").write_text(json.dumps(before))
     serve(grid, longer, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
-    assert json.loads((folder / "joined.json").read_text()) == joined
+    assert read_json(folder / "joined.json") == joined
 
 
 def test_a_new_client_stays_with_the_node_that_was_there_first(

@@ -18,8 +18,9 @@ from fedtailor.engine.client_store import SEEN
 from fedtailor.flower import Timeouts, serve
 from fedtailor.methods import METHODS
 from fedtailor.params import decode
+from fedtailor.runs.directory import read_json
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
-from tests.small import digits_backbone, same_bits
+from tests.small import digits_backbone, private_rows, same_bits
 
 QUICK = Timeouts(start=20.0, reply=20.0, poll=0.0)
 
@@ -46,7 +47,7 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     near, far = (out / "methods" / name / "seed-0" for out in (near, far))
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
     assert lines(near / "history.jsonl") == lines(far / "history.jsonl")
-    costs = [json.loads((out / "costs.json").read_text()) for out in (near, far)]
+    costs = [read_json(out / "costs.json") for out in (near, far)]
     assert costs[0] | {"flops": None} == costs[1]  # the server has no examples to count with
     _assert_same_evaluations(lines(near / "clients.jsonl"), lines(far / "clients.jsonl"))
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
@@ -65,7 +66,7 @@ def _assert_private(path: Path, far: Path, kept: Path, direct: DirectGrid) -> No
     if not path.exists():
         assert not list(kept.rglob("round-*.safetensors"))
         return
-    rows = load_file(path)
+    rows = private_rows(path)
     last = {client: done["round"] for done in lines(far / "history.jsonl")
             for client in done["cohort"]}  # fmt: skip
     assert set(last) == set(rows.pop(SEEN).nonzero().flatten().tolist())

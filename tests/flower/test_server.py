@@ -22,7 +22,7 @@ from fedtailor.runs.trained import open_trained
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end
-from tests.small import digits_backbone, same_bits
+from tests.small import digits_backbone, private_rows, same_bits
 
 
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_every_client_gets_its_model_in_the_end(
     assert logs == [(out / "methods/fedper/seed-0" / f"{log}.jsonl").read_bytes()
                     for log in ("history", "clients")]  # fmt: skip
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
-    rows = load_file(near / "methods/fedper/seed-0/private.safetensors")
+    rows = private_rows(near / "methods/fedper/seed-0/private.safetensors")
     trained = rows.pop(SEEN)
     for client in range(5):
         (path,) = (tmp_path / "clients").rglob(f"client-{client}/model.safetensors")

@@ -11,7 +11,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.runs.trained import open_trained
-from tests.small import digits, digits_backbone
+from tests.small import digits, digits_backbone, without_checksum
 
 EXPERIMENT = ft.Experiment(
     methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Local(optimiser=ft.Optimiser("adam"))},
@@ -65,7 +65,11 @@ def test_clients_have_their_names_if_they_have_names(result: ft.Result, tmp_path
     assert "name" not in result.clients()
     manifest = result.path / "partitions/seed-0.json"
     content = manifest.read_text()
-    manifest.write_text(json.dumps({**json.loads(content), "names": ["berlin", "lagos", "lima"]}))
+    named = {
+        **json.loads(without_checksum(manifest).read_text()),
+        "names": ["berlin", "lagos", "lima"],
+    }
+    manifest.write_text(json.dumps(named))
     try:
         assert result.clients("local", 0)["name"].tolist() == ["berlin", "lagos", "lima"]
     finally:

@@ -34,6 +34,14 @@ def test_a_kill_before_any_durable_step_loses_nothing(
     assert int(done.stdout) > steps
 
 
+@pytest.mark.slow
+def test_a_power_loss_costs_at_most_the_round_in_progress(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.power_loss", str(tmp_path), "5"]  # of 150
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

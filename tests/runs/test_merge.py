@@ -12,7 +12,7 @@ import fedtailor as ft
 from fedtailor.runs.merge import copy_sparse, merge
 from fedtailor.runs.parts import chosen
 from tests.runs.conftest import contents
-from tests.small import digits, digits_backbone
+from tests.small import digits, digits_backbone, without_checksum
 
 GRID = ft.Experiment(
     methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Local(), "fedavg": ft.FedAvg()},
@@ -76,7 +76,7 @@ def test_missing_and_double_parts_are_named(machines: list[Path], tmp_path: Path
         merge([first, second, second], tmp_path / "out")
     assert f"twice: fedsdg with seed 1 (in {second} and {second}), " in str(error.value)
     unfinished = shutil.copytree(first, tmp_path / "first")
-    commit = unfinished / "methods/fedavg/seed-0/commit.json"
+    commit = without_checksum(unfinished / "methods/fedavg/seed-0/commit.json")
     text = commit.read_text().replace('"round": 1', '"round": 0', 1)
     commit.write_text(text.replace('"finished": true', '"finished": false'))
     with pytest.raises(ft.InputError, match=r"unfinished: fedavg with seed 0 \(round 0 of 1 in"):
@@ -101,7 +101,7 @@ def test_parts_of_other_experiments_or_data_are_refused_by_name(
         merge([first, other], tmp_path / "out")
     assert f"local.steps is 1 in {first} and 2 in {other}; rounds is 1 in " in str(error.value)
     changed = shutil.copytree(second, tmp_path / "b")
-    manifest = changed / "partitions/seed-1.json"
+    manifest = without_checksum(changed / "partitions/seed-1.json")
     manifest.write_text(manifest.read_text().replace('"digest": "', '"digest": "0'))
     with pytest.raises(ft.InputError, match=r"clients, can't be merged: .*seed-1\.json and"):
         merge([first, changed], tmp_path / "out")
@@ -114,7 +114,7 @@ def test_a_label_that_leads_out_of_the_directory_is_refused(
     label: str, machines: list[Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(machines[0], tmp_path / "runs/run")
-    file = run / "experiment.json"
+    file = without_checksum(run / "experiment.json")
     file.write_text(file.read_text().replace('"label": "fedavg"', f'"label": "{label}"'))
     shutil.copytree(run / "methods/fedavg", run / "methods" / label, dirs_exist_ok=True)
     with pytest.raises(ft.InputError) as error:

@@ -21,6 +21,7 @@ from fedtailor.runs.merge import merge
 from fedtailor.runs.run import dry_run
 from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import contents
+from tests.small import without_checksum
 
 NET = """
 import torch
@@ -57,7 +58,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def change(run: Path, key: str, old: str, new: str) -> None:
-    content = json.loads((run / "experiment.json").read_text())
+    content = json.loads(without_checksum(run / "experiment.json").read_text())
     assert old in json.dumps(content[key])
     content[key] = json.loads(json.dumps(content[key]).replace(old, new))
     (run / "experiment.json").write_text(json.dumps(content))

@@ -17,7 +17,7 @@ from fedtailor.errors import InputError
 from fedtailor.params import Params
 from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.trained import TrainedMethod, Which, open_trained
-from tests.small import digits, digits_backbone, same_bits
+from tests.small import digits, digits_backbone, same_bits, without_checksum
 
 SGD = {"optimiser": {"name": "sgd", "lr": 0.6}}  # so high that the last round is not the best
 # each step multiplies the weights by -19, until the loss is not finite any more
@@ -162,7 +162,7 @@ def test_a_missing_file_of_the_best_round_is_told(finished: Path, tmp_path: Path
         ("partitions/seed-0.json", '{"clients": 5}', "lacks task, modality, classes; needed: clie"),
         ("experiment.json", '{"format": 3, "name": 1, "rounds": 1, "seeds": 1, "methods": []}',
          "name = 1: input should be a valid string"),
-        ("methods/fedper/seed-0/commit.json", "{}", "must hold best, bytes, diverged, finished"),
+        ("methods/fedper/seed-0/commit.json", "{}", "must hold best, bytes, checksums"),
         ("methods/fedper/seed-0/private.safetensors", "x", "is damaged: "),
         ("methods/fedper/seed-0/server.safetensors", 99 * "x", "is damaged: "),
     ],
@@ -180,8 +180,7 @@ def test_a_file_that_makes_no_sense_is_told_in_one_line(
 
 def test_a_factory_that_names_no_function_is_told(finished: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
-    content = json.loads((copy / "experiment.json").read_text())
-    content["model"] = {"factory": "x"}
-    (copy / "experiment.json").write_text(json.dumps(content))
+    path = without_checksum(copy / "experiment.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"factory": "x"}}))
     with pytest.raises(InputError, match="'x'"):
         open_trained(copy, "fedper")

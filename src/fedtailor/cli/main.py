@@ -13,6 +13,7 @@ import fedtailor
 from ..errors import InputError, one_line, unknown
 from . import (
     advise,
+    check,
     check_method,
     compare,
     completion,
@@ -52,6 +53,7 @@ _COMMANDS = {
     "track": (track.add, "give an experiment tracker what a run has committed"),
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
     "doctor": (doctor.add, "check the installation, and say what to do"),
+    "check": (check.add, "look for damaged files in a run directory"),
     "completion": (completion.add, "print a script that completes commands in a shell"),
 }
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from ..data.names import client_number
 from ..errors import InputError, unknown
 from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
-from ..runs.directory import read_json
+from ..runs.directory import load_tensors, read_json
 from .folder import Deployment
 
 
@@ -62,8 +59,8 @@ def export(
         )
     newest = max(models, key=lambda path: path.stat().st_mtime)
     try:
-        state = load_file(newest)
-    except SafetensorError:
+        state = load_tensors(newest)
+    except InputError:
         raise InputError(
             f"the model is damaged: {newest}; remove the file, and run fedtailor deploy run again"
         ) from None

@@ -17,7 +17,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
-from ..runs.directory import as_json, read_json, write_atomically
+from ..run_format import seal_json
+from ..runs.directory import read_json, write_atomically
 from ..runs.experiment import read_toml
 from .folder import Deployment
 from .subprocesses import CONNECTION, ask
@@ -60,7 +61,7 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
         command = ["supernode", "register", str(paths[name]), CONNECTION, "--name", name]
         node_ids[name] = str(ask(command, env)["node-id"])
     content = {name: {"node": node} for name, node in node_ids.items()}
-    write_atomically(deployment.server / REGISTERED, as_json(content))
+    write_atomically(deployment.server / REGISTERED, seal_json(content))
 
 
 def has_keys(deployment: Deployment) -> bool:

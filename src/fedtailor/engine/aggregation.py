@@ -6,6 +6,8 @@ are added up as they come.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,13 +27,14 @@ from .config import Plan
 
 
 class UploadStack:
-    """A cohort's uploads, stacked ``[c, ...]``; memory-mapped in ``folder`` if they take more than
-    ``limit`` bytes."""
+    """A cohort's uploads, stacked ``[c, ...]``; memory-mapped in ``folder``, by default the
+    one for temporary files, if they take more than ``limit`` bytes. The files there have no names,
+    so nothing of them is left after a kill."""
 
-    def __init__(self, cohort_size: int, limit: float, folder: str) -> None:
+    def __init__(self, cohort_size: int, limit: float, folder: Path | None = None) -> None:
         self._size = self._left = cohort_size
         self._limit = limit
-        self._folder = Path(folder)
+        self._folder = folder
         self.params: Params = {}
 
     def put(self, position: int, upload: Params) -> None:
@@ -40,7 +43,7 @@ class UploadStack:
             nbytes = self._size * sum(v.numel() * v.element_size() for v in upload.values())
             on_disk = nbytes > self._limit
             for name, value in upload.items():
-                self.params[name] = self._allocate(len(self.params), value, on_disk)
+                self.params[name] = self._allocate(value, on_disk)
         for name, value in upload.items():
             self.params[name][position].copy_(value)
 
@@ -58,12 +61,29 @@ class UploadStack:
         """The row that holds the value of the largest size."""
         return _place_of_largest([v[at] for v in self.params.values()] for at in range(self._left))
 
-    def _allocate(self, number: int, like: Tensor, on_disk: bool) -> Tensor:
+    def _allocate(self, like: Tensor, on_disk: bool) -> Tensor:
         shape = (self._size, *like.shape)
         if not on_disk:
             return like.new_empty(shape)
-        path, size = str(self._folder / f"{number}.bin"), self._size * like.numel()
-        return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)
+        size = self._size * like.numel()
+        descriptor, path = tempfile.mkstemp(prefix="fedtailor-", dir=self._folder)
+        try:
+            _reserve(descriptor, path, size * like.element_size())
+            return torch.from_file(path, shared=True, size=size, dtype=like.dtype).view(shape)
+        finally:
+            os.close(descriptor)
+            Path(path).unlink()
+
+
+def _reserve(descriptor: int, path: str, nbytes: int) -> None:
+    """Let a file have room for ``nbytes``: on a full disk, writing to a memory map would end the
+    process."""
+    if nbytes == 0 or not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: uploads need {nbytes} bytes", path) from None
 
 
 class UploadMean:
@@ -185,19 +205,18 @@ def empty_uploads(
     cohort: Cohort,
     num_batches: Sequence[int],
     plan: Plan,
-    folder: str,
     *,
     complete: bool,
     attacked: bool,
 ) -> Uploads:
-    """The place for a cohort's uploads until `next_state`; ``folder`` is for those on disk. The
+    """The place for a cohort's uploads until `next_state`. The
     cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
     be weighed as they come, unless they are ``attacked``."""
     if method.needs_only_mean and not method.robust.is_active and not attacked:
         weighed = with_max_share(cohort, plan.cohort.max_share)
         weights = method.client_weights(weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
-    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6, folder)
+    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..params import Params, clone
+from ..run_format import columns
 from .row_file import RowFile, sync_folder
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
@@ -58,6 +60,11 @@ class PrivateStates(Protocol):
     def adopt(self, round_: int, clients: Sequence[int]) -> None:
         """Stage again what a killed run had made durable."""
 
+    @property
+    def checksum(self) -> str | None:
+        """A checksum of all states, as they are once what is staged is committed; None where they
+        have none here."""
+
     def keep(self, round_: int) -> None:
         """Let the states after ``round_``, the one that is staged or was committed last, be kept
         beside the latest ones, in place of those of the round that was kept before."""
@@ -84,9 +91,10 @@ class ClientStore:
         self._round = 0  # what is staged
         self._best_round: int | None = None  # whose states are kept
         self._best: RowFile | None = None  # rows as of the best round that have changed since
+        self._row = {**self._example, SEEN: _flag(0)[0]}
+        self._checksums: int | None = None  # of the file
         if path is not None and self._example:
-            seen = torch.zeros((), dtype=torch.uint8)
-            self._file = RowFile(path, num_clients, {**self._example, SEEN: seen})
+            self._file = RowFile(path, num_clients, self._row)
 
     @property
     def has_states(self) -> bool:
@@ -98,20 +106,20 @@ class ClientStore:
         if not self.has_states:
             return {}
         if client in self._staged:
-            return self._staging.read(client) if self._staging else self._staged[client]
+            return self._without_flag(self._staging, client) or self._staged[client]
         return self._read_committed(client)
 
     def _read_committed(self, client: int) -> Params:
-        if self._file is not None:
-            if self._has_trained(client):
-                return self._file.read(client, *self._example)
-        elif client in self._committed:
+        if client in self._committed:
             return {name: value.clone() for name, value in self._committed[client].items()}
-        return self._initial(client)
+        return self._without_flag(self._file, client) or self._initial(client)
 
-    def _has_trained(self, client: int) -> bool:
-        assert self._file is not None
-        return bool(self._file.read(client, SEEN)[SEEN])
+    def _without_flag(self, file: RowFile | None, client: int) -> Params:
+        """The client's state in a file; empty if it is not there."""
+        if file is None:
+            return {}
+        row = file.read(client)
+        return row if row.pop(SEEN, 1) else {}
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Begin to fetch from the disk what `read` will soon be asked for."""
@@ -138,14 +146,16 @@ class ClientStore:
     def _open(self, round_: int) -> None:
         assert self._path is not None
         self._staging_path = staged_path(self._path, round_)
-        self._staging = RowFile(self._staging_path, self._rows, self._example)
+        path = self._staging_path
+        has_flag = not path.exists() or SEEN in columns(path)  # not in format 3
+        self._staging = RowFile(path, self._rows, self._row if has_flag else self._example)
 
     def stage(self, client: int, state: Params | None) -> None:
         """Let `read` see a new state before it is committed."""
         if not state:
             return
         if self._staging is not None:
-            self._staging.write(client, _as_rows(state))
+            self._staging.write(client, {**_as_rows(state), SEEN: _flag(1)})
             self._staged[client] = {}
         else:
             self._staged[client] = clone(state)
@@ -164,6 +174,25 @@ class ClientStore:
         if self._staging is not None:
             self._staging.sync()
 
+    @property
+    def checksum(self) -> str | None:
+        """A checksum of all states, as they are once what is staged is committed; None without a
+        file, or if the file is one of format 3."""
+        if self._file is None or not self._file.has_checksums:
+            return None
+        if self._checksums is None:
+            self._checksums = self._file.checksums()
+        return f"{(self._checksums ^ self._change()) & (2**64 - 1):016x}"
+
+    def _change(self) -> int:
+        """What a commit of what is staged changes in the checksums of all rows."""
+        assert self._file is not None
+        changed = 0
+        if self._staging is not None:
+            for client in self._staged:
+                changed ^= self._file.checksum(client) ^ self._staging.checksum(client)
+        return changed
+
     def keep(self, round_: int) -> None:
         """Keep the states as of ``round_`` in the store's file or beside it; without a file, only
         the latest ones are there. The caller removes the file of an earlier round."""
@@ -177,34 +206,44 @@ class ClientStore:
         elif self._staging is not None:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
+            if self._checksums is not None:
+                self._checksums ^= self._change()
             for client in self._staged:
-                self._file.write(client, {**_as_rows(self._staging.read(client)), SEEN: _flag(1)})
+                row = _as_rows(self._staging.read(client))
+                self._file.write(client, {SEEN: _flag(1), **row})
             self._file.sync()
             self._staging = None
             self._staging_path.unlink()
         self._staged = {}
 
     def _save_best_rows(self, number: int) -> None:
-        """Copy what will be overwritten for the first time since the best round. A row counts as
-        copied only when it is on the disk: a commit that is repeated after a kill must not take a
-        new row for an old one."""
+        """Copy what will be overwritten for the first time since the best round."""
         assert self._path is not None
         assert self._file is not None
         if self._best is None:
             path = best_path(self._path, number)
             self._best = RowFile(path, self._rows, {**self._example, KEPT: _flag(IN_STORE)[0]})
             sync_folder(path.parent)
-        best = self._best
-        changed = [k for k in self._staged if best.read(k, KEPT)[KEPT] == IN_STORE]
-        trained = [client for client in changed if self._has_trained(client)]
-        for client in trained:
-            best.write(client, _as_rows(self._file.read(client, *self._example)))
-        if trained:
-            best.sync()
+        changed = [client for client in self._staged if not self._is_kept(client)]
         for client in changed:
-            best.write(client, {KEPT: _flag(HERE if client in trained else NOWHERE)})
+            state = self._without_flag(self._file, client)
+            self._best.write(client, {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)})
         if changed:
-            best.sync()
+            self._best.sync()
+
+    def _is_kept(self, client: int) -> bool:
+        """Whether the client's state as of the best round has been copied. A copy that is damaged
+        is one that a kill has cut short, as long as the store has the old row."""
+        assert self._best is not None
+        assert self._file is not None
+        assert self._staging is not None
+        try:
+            return bool(self._best.read(client)[KEPT] != IN_STORE)
+        except InputError:
+            if self._file.checksum(client) == self._staging.checksum(client):
+                raise
+            self._file.read(client)
+            return False
 
 
 def _flag(value: int) -> Tensor:

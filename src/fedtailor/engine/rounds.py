@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -359,38 +358,36 @@ class _Loop:
             InputError: too few updates are usable (DivergedError: because they, or the server's
                 next state, are not finite).
         """
-        with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            uploads = empty_uploads(
-                self.method,
-                cohort,
-                [member.steps for member in members if member.counts],
-                self.plan,
-                folder,
-                complete=self.complete and self.plan.faults.deadline is None,
-                attacked=self.plan.attack.on_uploads,
-            )
-            with clock.phase("train"):
-                results = self._train(server, cohort, members, uploads)
-            clock.move(results.data_seconds / self.executor.processes, "train", "data")
-            if cohort.clients:
-                self._check_quorum(results, cohort)
-            if (problem := self._too_few(len(results.losses))) is not None:
-                note = f"{problem}; the server's state stays as it is"
-                return results, NextState(server, (), {}, (note,))
-            with clock.phase("aggregate"):
-                least, max_share = self._least(cohort), self.plan.cohort.max_share
-                context = self.method, self.task, server, uploads, cohort
-                try:
-                    state = next_state(
-                        *context,
-                        sorted(results.losses),
-                        least=least,
-                        max_share=max_share,
-                        attack=self._attack(server),
-                    )
-                except DivergedError as error:
-                    self.store.begin(cohort.round)  # nothing of the round is kept
-                    raise self._diverged(str(error), cohort) from None
+        uploads = empty_uploads(
+            self.method,
+            cohort,
+            [member.steps for member in members if member.counts],
+            self.plan,
+            complete=self.complete and self.plan.faults.deadline is None,
+            attacked=self.plan.attack.on_uploads,
+        )
+        with clock.phase("train"):
+            results = self._train(server, cohort, members, uploads)
+        clock.move(results.data_seconds / self.executor.processes, "train", "data")
+        if cohort.clients:
+            self._check_quorum(results, cohort)
+        if (problem := self._too_few(len(results.losses))) is not None:
+            note = f"{problem}; the server's state stays as it is"
+            return results, NextState(server, (), {}, (note,))
+        with clock.phase("aggregate"):
+            least, max_share = self._least(cohort), self.plan.cohort.max_share
+            context = self.method, self.task, server, uploads, cohort
+            try:
+                state = next_state(
+                    *context,
+                    sorted(results.losses),
+                    least=least,
+                    max_share=max_share,
+                    attack=self._attack(server),
+                )
+            except DivergedError as error:
+                self.store.begin(cohort.round)  # nothing of the round is kept
+                raise self._diverged(str(error), cohort) from None
         for position in state.left_out:
             self.store.unstage(cohort.clients[position])
         return results, state

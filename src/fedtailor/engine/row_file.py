@@ -3,6 +3,7 @@
 The file is valid at every moment: its header is written first, and only rows that have been
 written take room on disk. Rows are read and written at their place, not through a memory map: what
 a process has touched of a map counts as its memory, and grows with the number of clients seen.
+Every row has a checksum, so that damage is noticed when the row is read.
 """
 
 from __future__ import annotations
@@ -11,82 +12,159 @@ import json
 import os
 import struct
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import naming
 from ..params import Params
+from ..run_format import CHECKSUMS, columns, damaged, row_checksum, seal_header
 
 _NAMES = {
     torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_CHUNK = 1 << 16  # checksums that are read at a time
 
 
 class RowFile:
     """The file at ``path``, of ``num_rows`` rows that are each like ``example``."""
 
-    def __init__(self, path: Path, num_rows: int, example: Params) -> None:
-        """Open the file; made, with all rows zero, if it is not there."""
-        self._path = path
-        # the widest first, so that every tensor is aligned
-        self._row = dict(sorted(example.items(), key=lambda item: -item[1].element_size()))
-        header, end = {}, 0
-        for name, value in self._row.items():
-            start, end = end, end + num_rows * _nbytes(value)
-            header[name] = {
-                "dtype": _NAMES[value.dtype],
-                "shape": [num_rows, *value.shape],
-                "data_offsets": [start, end],
-            }
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
+    def __init__(
+        self, path: Path, num_rows: int, example: Params, *, checksums: bool = True
+    ) -> None:
+        """Open the file; made, with all rows zero, if it is not there. One that is there may have
+        no ``checksums``: then its rows are not checked.
+
+        Raises:
+            InputError: the file that is there is damaged, or of other rows.
+        """
+        self._path, self._rows = path, num_rows
+        self._row = _widest_first(example)
+        header, places = _header(num_rows, _with_checksums(example) if checksums else self._row)
         if not path.exists():
-            fresh = path.with_suffix(".new")
-            with fresh.open("wb") as file:
-                file.write(struct.pack("<Q", len(text)) + text)
-                file.truncate(8 + len(text) + end)
-            fresh.replace(path)
-        self._start = {n: 8 + len(text) + about["data_offsets"][0] for n, about in header.items()}
-        self._descriptor = os.open(path, os.O_RDWR)
+            self._make(header, max(end for _, end in places.values()))
+        found = columns(path)
+        self.has_checksums = CHECKSUMS in found
+        if checksums and not self.has_checksums:  # of format 3
+            header, places = _header(num_rows, self._row)
+        with path.open("rb") as file:
+            if file.read(len(header)) != header:
+                raise damaged(path, "its header is not that of these rows")
+        self._start = {name: len(header) + start for name, (start, _) in places.items()}
+        writable = os.access(path, os.W_OK)
+        self._descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
-    def read(self, index: int, *names: str) -> Params:
-        """The tensors of one row: those of ``names``, or all if there are none."""
-        row = {}
-        for name in names or self._row:
-            like = self._row[name]
-            row[name] = torch.empty(like.shape, dtype=like.dtype)
-            if like.numel():
-                data, place = _bytes(row[name]), self._start[name] + index * _nbytes(like)
-                while data:
-                    done = os.preadv(self._descriptor, [data], place)
-                    if not done:
-                        raise OSError(f"{self._path} ends within row {index}")
-                    data, place = data[done:], place + done
+    @staticmethod
+    def open(path: Path) -> RowFile:
+        """Open a file that is there, with rows as its header says.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        found = columns(path)
+        dtypes = {name: dtype for dtype, name in _NAMES.items()}
+        example = {
+            name: torch.empty(about["shape"][1:], dtype=dtypes[about["dtype"]], device="meta")
+            for name, about in found.items()
+            if name != CHECKSUMS
+        }
+        return RowFile(path, next(iter(found.values()))["shape"][0], example)
+
+    def _make(self, header: bytes, size: int) -> None:
+        fresh = self._path.with_suffix(".new")
+        with naming(fresh), fresh.open("wb") as file:
+            file.write(header)
+            file.truncate(len(header) + size)
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+
+    def read(self, index: int) -> Params:
+        """The tensors of one row.
+
+        Raises:
+            InputError: the row is damaged.
+        """
+        row = {n: torch.empty(like.shape, dtype=like.dtype) for n, like in self._row.items()}
+        parts = {name: _bytes(value) for name, value in row.items()}
+        for name, part in parts.items():
+            self._read(name, index, part)
+        if self.has_checksums and row_checksum([*parts.values()]) != self.checksum(index):
+            raise damaged(self._path, f"the checksum of row {index} does not match")
         return row
 
+    def checksum(self, index: int) -> int:
+        """The checksum of one row as the file has it; 0 for a row that was never written, or if
+        the file has none."""
+        number = torch.zeros((), dtype=torch.int64)
+        if self.has_checksums:
+            self._read(CHECKSUMS, index, _bytes(number))
+        return int(number)
+
+    def checksums(self) -> int:
+        """Those of all rows, combined by exclusive or."""
+        combined = 0
+        for first in range(0, self._rows, _CHUNK):
+            some = np.empty(min(_CHUNK, self._rows - first), np.int64)
+            self._read(CHECKSUMS, first, some.view(np.uint8).data)
+            combined ^= int(np.bitwise_xor.reduce(some))
+        return combined
+
+    def _read(self, name: str, index: int, data: memoryview) -> None:
+        place = self._place(name, index)
+        while data:
+            done = os.preadv(self._descriptor, [data], place)
+            if not done:
+                raise damaged(self._path, f"it ends within row {index}")
+            data, place = data[done:], place + done
+
     def write(self, first: int, rows: Params) -> None:
-        """Set the rows from ``first`` on: ``rows`` ``[m, ...]``."""
-        for name, value in rows.items():
-            like = self._row[name]
-            data, place = _bytes(value.to(like.dtype)), self._start[name] + first * _nbytes(like)
-            while data:
-                done = os.pwrite(self._descriptor, data, place)
-                data, place = data[done:], place + done
+        """Set the rows from ``first`` on: ``rows`` ``[m, ...]``. A tensor that is missing must be
+        zero there, as in a row that was never written."""
+        count = len(next(iter(rows.values())))
+        data = {name: _bytes(value.to(self._row[name].dtype)) for name, value in rows.items()}
+        if self.has_checksums:
+            numbers = [row_checksum(self._parts(data, at)) for at in range(count)]
+            data[CHECKSUMS] = _bytes(torch.tensor(numbers))
+        with naming(self._path):
+            for name, part in data.items():
+                self._write(name, first, part)
+
+    def _write(self, name: str, index: int, data: memoryview) -> None:
+        place = self._place(name, index)
+        while data:
+            done = os.pwrite(self._descriptor, data, place)
+            data, place = data[done:], place + done
+
+    def _place(self, name: str, index: int) -> int:
+        return self._start[name] + index * (8 if name == CHECKSUMS else _nbytes(self._row[name]))
+
+    def _parts(self, data: Mapping[str, memoryview], at: int) -> list[memoryview]:
+        """The bytes of the row ``at`` of ``data``, in the order of the file."""
+        sizes = {name: _nbytes(like) for name, like in self._row.items()}
+        return [
+            data[name][at * size : (at + 1) * size] if name in data else memoryview(bytes(size))
+            for name, size in sizes.items()
+        ]
 
     def prefetch(self, index: int) -> None:
         """Have the kernel fetch a row from the disk in the background, where it can (not macOS)."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for name, like in self._row.items():
-            place = self._start[name] + index * _nbytes(like)
-            os.posix_fadvise(self._descriptor, place, _nbytes(like), os.POSIX_FADV_WILLNEED)
+        for name in self._start:
+            size = self._place(name, 1) - self._place(name, 0)
+            os.posix_fadvise(
+                self._descriptor, self._place(name, index), size, os.POSIX_FADV_WILLNEED
+            )
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
-        os.fsync(self._descriptor)
+        with naming(self._path):
+            os.fsync(self._descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -94,6 +172,38 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
+
+
+def _widest_first(row: Params) -> Params:
+    """The tensors in an order in which every one is aligned."""
+    return dict(sorted(row.items(), key=lambda item: -item[1].element_size()))
+
+
+def _with_checksums(row: Params) -> Params:
+    return _widest_first({**row, CHECKSUMS: torch.zeros((), dtype=torch.int64)})
+
+
+def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The start of a file, and the place of each tensor behind it; with a checksum over the header
+    if the rows have them."""
+    places, end = {}, 0
+    for name, value in row.items():
+        places[name] = end, end + rows * _nbytes(value)
+        end = places[name][1]
+    text = json.dumps(
+        {
+            name: {
+                "dtype": _NAMES[value.dtype],
+                "shape": [rows, *value.shape],
+                "data_offsets": places[name],
+            }
+            for name, value in row.items()
+        }
+    ).encode()
+    if CHECKSUMS in row:
+        return seal_header(text), places
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, places
 
 
 def _nbytes(value: Tensor) -> int:

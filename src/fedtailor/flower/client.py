@@ -27,6 +27,7 @@ from ..errors import DivergedError, InputError, unknown
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
+from ..run_format import seal_json
 from ..runs.build import (
     backbone_of,
     dataset_of,
@@ -36,7 +37,7 @@ from ..runs.build import (
     task_of,
     with_new_clients,
 )
-from ..runs.directory import as_json, write_atomically
+from ..runs.directory import write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..task.backbone import Backbone
@@ -193,7 +194,7 @@ class Site:
         if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
-            write_atomically(path, as_json(data_manifest(self._federation(message.seed))))
+            write_atomically(path, seal_json(data_manifest(self._federation(message.seed))))
             path.replace(folder / "data.json")
         results: list[ClientReply] = []
         sent: list[Params] = []
@@ -225,7 +226,7 @@ class Site:
         folder = home / message.label / f"seed-{message.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         manifest = data_manifest(self._federation(message.seed))
-        write_atomically(folder / "data.json", as_json(manifest))
+        write_atomically(folder / "data.json", seal_json(manifest))
         results = []
         for client, payload in zip(message.clients, payloads, strict=False):
             try:
@@ -417,7 +418,7 @@ class _Session:
             training, request, candidates, client=f"client-{client}", label=message.label
         )
         States(folder).keep(client, state)
-        write_atomically(folder / f"client-{client}" / RESULT_FILE, as_json(asdict(result)))
+        write_atomically(folder / f"client-{client}" / RESULT_FILE, seal_json(asdict(result)))
         print(result, flush=True)
         return result.kept
 

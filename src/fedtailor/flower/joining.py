@@ -13,7 +13,8 @@ from flwr.app import MessageType, RecordDict
 from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
-from ..runs.directory import as_json, locked, read_commit, read_json, write_atomically
+from ..run_format import seal_json
+from ..runs.directory import locked, read_commit, read_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
@@ -158,7 +159,7 @@ def _read_joined(folder: Path, number: int) -> list[int]:
 
 def _record(folder: Path, number: int, clients: Sequence[int]) -> None:
     joined = sorted({*_read_joined(folder, number), *clients})
-    write_atomically(folder / _JOINED, as_json({"round": number, "clients": joined}))
+    write_atomically(folder / _JOINED, seal_json({"round": number, "clients": joined}))
 
 
 def _warn(line: str) -> None:

@@ -23,8 +23,9 @@ from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..params import to_device
+from ..run_format import seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.directory import RunDirectory, as_json, read_json, read_server, write_atomically
+from ..runs.directory import RunDirectory, read_json, read_server, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
@@ -190,7 +191,7 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
     everyone = sorted({*_clients_with_model(part), *kept})
     models = {"round": commit.best_round, "clients": everyone}
     path = folder / FLOWER
-    write_atomically(path, as_json({**read_json(path), "models": models}))
+    write_atomically(path, seal_json({**read_json(path), "models": models}))
     without = [client for client in clients if client not in kept]
     if without:
         print(
@@ -229,6 +230,6 @@ def _run_name(directory: RunDirectory) -> str:
     if not path.exists():
         if directory.commit.round:
             raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
-        write_atomically(path, as_json({"run": uuid.uuid4().hex}))
+        write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
     name: str = read_json(path)["run"]
     return name

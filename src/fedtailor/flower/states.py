@@ -14,12 +14,10 @@ import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ..errors import InputError
-from ..params import Params, clone, encode, to_device
-from ..runs.directory import write_atomically
+from ..params import Params, clone, to_device
+from ..runs.directory import load_tensors, save_tensors
 
 MODEL = "model.safetensors"  # what a client was judged by after the reported round
 _NAME = re.compile(r"round-(\d+)\.safetensors")
@@ -43,8 +41,8 @@ class States:
         if not path.is_file():
             raise InputError(f"the private state of round {base} is missing")
         try:
-            state = load_file(path)
-        except SafetensorError:
+            state = load_tensors(path)
+        except InputError:
             raise InputError(f"the private state of round {base} is damaged: {path}") from None
         if {n: v.shape for n, v in state.items()} != {n: v.shape for n, v in like.items()}:
             raise InputError(f"the private state of round {base} is of another model")
@@ -79,7 +77,7 @@ class States:
         self.check(client, base, number)
         kept, path = self._kept(client), self._path(client, number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode(private))
+        save_tensors(path, private)
         for other, old in kept.items():
             if other not in (base, best, number):
                 old.unlink()
@@ -88,7 +86,7 @@ class States:
         """Keep the model of the reported round, private tensors included."""
         path = self._path(client, 0).with_name(MODEL)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode(clone(to_device(state, torch.device("cpu")))))
+        save_tensors(path, clone(to_device(state, torch.device("cpu"))))
 
     def _kept(self, client: int) -> dict[int, Path]:
         """The states that are here, by round."""

@@ -27,9 +27,10 @@ from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.rounds import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
-from ..params import Params, aligned, clone, encode, to_device
+from ..params import Params, aligned, clone, to_device
+from ..run_format import seal_json
 from ..runs.build import federation_of, public_of, with_new_clients
-from ..runs.directory import as_json, locked, read_json, write_atomically
+from ..runs.directory import locked, read_json, save_tensors, write_atomically
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_before
@@ -140,8 +141,8 @@ def onboard(
         stage = folder / f".{client}.new"
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir()
-        write_atomically(stage / STATE_FILE, encode(clone(to_device(state, torch.device("cpu")))))
-        write_atomically(stage / RESULT_FILE, as_json(asdict(result)))
+        save_tensors(stage / STATE_FILE, clone(to_device(state, torch.device("cpu"))))
+        write_atomically(stage / RESULT_FILE, seal_json(asdict(result)))
         _put(stage, place, old)
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,15 @@ from annotated_types import Ge, Le, MinLen
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from ..run_format import check_folder_name, check_format
+from ..run_format import (
+    check_folder_name,
+    check_format,
+    check_tensors,
+    checksum,
+    committed_bytes,
+    damaged,
+    unseal_json,
+)
 from .checked import Amount, Count, Results, check_results, load_json, load_object, record
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ class Partition:
     majority: Counts | None = None  # [K], -1 for clients that are not evaluated
     majority_correct: Counts | None = None
     data: str = ""  # a hash of the data set
+    holdings: str | None = None  # the checksum of the file of these sizes
 
     def name(self, client: int) -> str:
         """Return a client's name, or its number in digits if it has none."""
@@ -66,6 +76,7 @@ class Commit:
     bytes: Mapping[str, Count]
     diverged: str | None = None  # the reason, if training diverged in the next round
     stopped: bool = False  # a callback has stopped it after that round
+    checksums: Mapping[str, str] = field(default_factory=dict)  # of the logs' committed bytes
 
 
 @dataclass(frozen=True)
@@ -261,11 +272,29 @@ def _opened(path: Path) -> Iterator[Any]:
 
     if not path.is_file():
         raise InputError(f"{path.parent} has no {path.name}")
+    about = path.stat()
+    _check(path, about.st_mtime_ns, about.st_size)
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
     except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        raise damaged(path, str(error)) from None
+
+
+@functools.lru_cache(maxsize=64)  # some are read tensor by tensor
+def _check(path: Path, mtime: int, size: int) -> None:
+    """Raise InputError if the file is damaged. The rows of the clients' private states change while
+    a commit moves them."""
+    try:
+        check_tensors(path)
+    except InputError:
+        if path.name != "private.safetensors" or not _is_moved(path.parent):
+            raise
+
+
+def _is_moved(folder: Path) -> bool:
+    """Whether private states of the last round are moved just now, or a kill has ended that."""
+    return (folder / f"private-{read_commit(folder).round:06d}.safetensors").exists()
 
 
 def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
@@ -292,15 +321,17 @@ def tensor_names(path: Path) -> list[str]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        return load_object(path.read_bytes(), str(path))
+        content = load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}") from None
+    opened: dict[str, Any] = unseal_json(content, path)
+    return opened
 
 
 def read_log(
     kind: type[Record],
     path: Path,
-    lengths: Mapping[str, int],
+    commit: Commit,
     skip: Mapping[str, int] | None = None,
 ) -> list[Record]:
     """Read the committed lines of a log.
@@ -308,27 +339,18 @@ def read_log(
     Args:
         kind: what a line is.
         path: the file.
-        lengths: of each log, as in commit.json.
+        commit: has the lengths and checksums of the logs.
         skip: the lengths that have been read before; None: nothing.
 
     Raises:
         InputError: the file is missing or damaged.
     """
-    if path.stem not in lengths:
+    if path.stem not in commit.bytes:
         raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
-    length = lengths[path.stem]
-    try:
-        with path.open("rb") as file:
-            start = file.seek(skip[path.stem] if skip else 0)
-            committed = file.read(length - start)
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}") from None
-    if start + len(committed) < length:
-        raise InputError(
-            f"{path} holds {start + len(committed)} bytes, fewer than the {length} committed"
-        )
+    committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
+    start = skip[path.stem] if skip else 0
     records = []
-    for number, line in enumerate(committed.splitlines(), start=1):
+    for number, line in enumerate(committed[start:].splitlines(), start=1):
         source = f"{path} line {number}"
         records.append(record(kind, load_json(line, source), source))
     return records
@@ -357,9 +379,9 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         seed=seed,
         folder=folder,
         commit=commit,
-        history=read_log(Round, folder / "history.jsonl", commit.bytes),
-        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit.bytes),
-        timings=read_log(Timing, folder / "timings.jsonl", commit.bytes),
+        history=read_log(Round, folder / "history.jsonl", commit),
+        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit),
+        timings=read_log(Timing, folder / "timings.jsonl", commit),
         costs=record(Costs, _object(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
@@ -439,6 +461,8 @@ def _read_partition(run: Path, seed: int) -> Partition:
     counts = tensors(held)
     texts = {name: value for name, value in _object(path).items() if name not in _COUNTS}
     found = record(Partition, texts | counts, str(path))
+    if found.holdings not in (None, checksum(held.read_bytes())):
+        raise damaged(held)
     K = found.clients
     for name in sorted(_COUNTS & counts.keys()):
         shape = (K, len(found.classes)) if name == "labels" else (K,)

@@ -21,23 +21,40 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from xxhash import xxh3_64
 
-from ..engine.client_store import HERE, KEPT, SEEN, PrivateStates, best_path, staged_path
+from ..engine.client_store import (
+    HERE,
+    IN_STORE,
+    KEPT,
+    SEEN,
+    PrivateStates,
+    best_path,
+    staged_path,
+)
 from ..engine.costs import peak_memory_mb
 from ..engine.results import RoundFaults
 from ..engine.rounds import Round
-from ..engine.row_file import sync_folder
+from ..engine.row_file import RowFile, sync_folder
 from ..engine.scoring import Evaluation
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 from ..report.checked import Count, load_object, record
 from ..report.select import Metric
+from ..run_format import (
+    check_tensors,
+    committed_bytes,
+    damaged,
+    seal_json,
+    seal_tensors,
+    unseal_json,
+)
 from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
@@ -62,35 +79,71 @@ OWN_FILES = frozenset(
 )
 
 _GLANCE = 0.1  # seconds; who looks whether a run goes on holds the lock for far less
+_locks: set[IO[str]] = set()  # of this process
+
+
+def _release_locks() -> None:
+    for file in _locks:
+        file.close()
+
+
+# a forked process would hold its parent's locks for as long as it lives
+os.register_at_fork(after_in_child=_release_locks)
+
 _MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and durably."""
+def write_atomically(path: Path, *content: bytes | memoryview) -> None:
+    """Write a file whole or not at all, and durably; its content may come in several parts."""
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
+    with naming(fresh):
+        with fresh.open("wb") as file:
+            file.writelines(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it lies in, where they are missing, durably."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def save_tensors(path: Path, tensors: Params) -> None:
+    """Write tensors by name as a safetensors file with a checksum, as `write_atomically` does."""
+    write_atomically(path, *seal_tensors(encode(tensors)))
+
+
+def load_tensors(path: Path) -> Params:
+    """What `save_tensors` has written.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    check_tensors(path)
+    try:
+        tensors: Params = load_file(path)
+    except SafetensorError as error:  # of format 3, without a checksum
+        raise damaged(path, str(error)) from None
+    return tensors
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        InputError: no such file, or it holds no JSON object.
+        InputError: no such file, or it holds no JSON object, or is damaged.
     """
     try:
-        return load_object(path.read_bytes(), str(path))
+        value = load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-
-
-def as_json(value: Any) -> bytes:
-    """Indented JSON with a last newline."""
-    return (json.dumps(value, indent=2) + "\n").encode()
+    content: dict[str, Any] = unseal_json(value, path)
+    return content
 
 
 def give_id(out: Path) -> None:
@@ -98,7 +151,7 @@ def give_id(out: Path) -> None:
     path = out / "environment.json"
     content = read_json(path)
     if "id" not in content:
-        write_atomically(path, as_json({**content, "id": os.urandom(8).hex()}))
+        write_atomically(path, seal_json({**content, "id": os.urandom(8).hex()}))
 
 
 def check_removable(out: Path) -> None:
@@ -146,7 +199,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +209,11 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(f"another process is writing to {folder}") from None
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
 
 
 @dataclass(frozen=True)
@@ -173,6 +230,8 @@ class Commit:
     # the earlier rounds whose states clients in flight have been sent; not in the file if there are
     # none
     in_flight: Sequence[Count] = ()
+    # of the logs' committed bytes, and ``private``: of all private states
+    checksums: dict[str, str] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
@@ -199,7 +258,7 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "in_flight"} <= content.keys() <= names:
+    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
         raise InputError(f"{path} must hold {', '.join(sorted(names))}")
     if not isinstance(content["best"], dict):
         raise InputError(f"{path}: best must hold an object")
@@ -229,16 +288,17 @@ class RunDirectory:
         self.path = path
         self._metric = metric
         self._names = names
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
+        self._logged = {log: xxh3_64() for log in LOGS}  # the committed bytes
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if (path / "commit.json").exists():
             self.commit = read_commit(path)
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
-            if self.commit.rounds < rounds:
-                self._reopen(rounds)
-            return
+            if self.commit.rounds >= rounds:
+                return
+            self._reopen(rounds)
         self.commit = replace(self.commit, rounds=rounds)
         self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
@@ -254,7 +314,7 @@ class RunDirectory:
         state = add_prefix(read_server(self.path, self.commit, number), "server/")
         if (self.path / PRIVATE_FILE).exists():
             state["clients"] = torch.tensor(self._last_line("history")["cohort"])
-        write_atomically(state_path(self.path, number), encode(state))
+        save_tensors(state_path(self.path, number), state)
         self._commit(replace(self.commit, rounds=rounds, finished=False))
         self._result.unlink()
 
@@ -267,14 +327,11 @@ class RunDirectory:
         return self.path / f"{name}.jsonl"
 
     def _cut(self, log: str) -> None:
-        committed = self.commit.bytes[log]
-        with self._log(log).open("ab") as file:
-            if file.tell() < committed:
-                raise InputError(
-                    f"{self._log(log)} has {file.tell()} bytes, fewer than the {committed} that "
-                    f"were committed; restore it, or choose another --out"
-                )
-            file.truncate(committed)
+        path, length = self._log(log), self.commit.bytes[log]
+        path.touch()
+        committed = committed_bytes(path, length, self.commit.checksums.get(log))
+        self._logged[log].update(committed)
+        os.truncate(path, length)
 
     @property
     def has_begun(self) -> bool:
@@ -288,15 +345,19 @@ class RunDirectory:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
         if not self.has_begun:
             return None
-        path = state_path(self.path, self.commit.round)
-        if not path.exists():
-            raise InputError(f"{path} is missing; restore it, or choose another --out")
-        with _readable(path):
-            state = load_file(path)
+        state = load_tensors(state_path(self.path, self.commit.round))
         self._keep_best(store)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
             store.commit()
+        committed = self.commit.checksums.get("private")
+        if committed is not None and store.checksum not in (None, committed):
+            private = self.path / PRIVATE_FILE
+            raise damaged(
+                private,
+                f"it does not have the states of round {self.commit.round}, or "
+                f"{staged_path(private, self.commit.round).name} with them is missing",
+            )
         return aligned(strip_prefix(state, "server/"))
 
     def earlier(self, number: int) -> Server | None:
@@ -332,21 +393,30 @@ class RunDirectory:
         if store.staged:
             store.sync()
             state["clients"] = torch.tensor(store.staged)
-        write_atomically(
-            state_path(self.path, done.number), encode({n: v.cpu() for n, v in state.items()})
-        )
+        save_tensors(state_path(self.path, done.number), {n: v.cpu() for n, v in state.items()})
         if done.diagnostics:
             path = self.path / f"diagnostics-{done.number:06d}.safetensors"
-            write_atomically(path, encode(done.diagnostics))
+            save_tensors(path, done.diagnostics)
         if confusion := _confusion(done):
             path = self.path / f"confusion-{done.number:06d}.safetensors"
-            write_atomically(path, encode(confusion))
+            save_tensors(path, confusion)
         if done.costs is not None and not self.has_costs:
-            write_atomically(self.path / "costs.json", as_json(asdict(done.costs)))
+            write_atomically(self.path / "costs.json", seal_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
-        in_flight = () if done.faults is None else done.faults.versions
-        rounds = self.commit.rounds
-        self._commit(Commit(done.number, rounds, False, lengths, best=best, in_flight=in_flight))
+        checksums = {log: logged.hexdigest() for log, logged in self._logged.items()}
+        if (private := store.checksum) is not None:
+            checksums["private"] = private
+        self._commit(
+            Commit(
+                done.number,
+                self.commit.rounds,
+                False,
+                lengths,
+                best=best,
+                in_flight=() if done.faults is None else done.faults.versions,
+                checksums=checksums,
+            )
+        )
         self._keep_best(store)
         self._drop_states()
 
@@ -355,7 +425,7 @@ class RunDirectory:
         if self.commit.finished:
             return
         server = read_server(self.path, self.commit, self.commit.round)
-        write_atomically(self._result, encode(server))
+        save_tensors(self._result, server)
         self._commit(replace(self.commit, finished=True, stopped=False))
         self._drop_states()
 
@@ -370,17 +440,19 @@ class RunDirectory:
         self._drop_states()
 
     def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
-        with self._log(log).open("ab") as file:
-            file.writelines(json.dumps(thing).encode() + b"\n" for thing in objects)
+        lines = b"".join(json.dumps(thing).encode() + b"\n" for thing in objects)
+        with naming(self._log(log)), self._log(log).open("ab") as file:
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
+            self._logged[log].update(lines)
             return file.tell()
 
     def _commit(self, commit: Commit) -> None:
         content = asdict(commit)
         if not commit.in_flight:
             del content["in_flight"]
-        write_atomically(self.path / "commit.json", as_json(content))
+        write_atomically(self.path / "commit.json", seal_json(content))
         self.commit = commit
 
     def _keep_best(self, store: PrivateStates) -> None:
@@ -467,14 +539,10 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
     one.
 
     Raises:
-        InputError: it is missing.
+        InputError: it is missing or damaged.
     """
     last = commit.finished and number == commit.round
-    path = folder / "server.safetensors" if last else state_path(folder, number)
-    if not path.exists():
-        raise InputError(f"{path} is missing; restore it")
-    with _readable(path):
-        state = load_file(path)
+    state = load_tensors(folder / "server.safetensors" if last else state_path(folder, number))
     return aligned(state if last else strip_prefix(state, "server/"))
 
 
@@ -487,32 +555,26 @@ def model_seed(folder: Path, seed: int) -> int:
 
 
 def read_private(path: Path, client: int) -> Params:
-    """A client's tensors in a store's file; empty if it never trained."""
-    with _readable(path), safe_open(path, "pt") as file:
-        return _row(file, client) if file.get_slice(SEEN)[client] else {}
+    """A client's tensors in a store's file; empty if it never trained.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    row = RowFile.open(path).read(client)
+    return row if row.pop(SEEN) else {}
 
 
 def read_private_after(folder: Path, number: int, client: int) -> Params:
     """A client's tensors after round ``number``, the last one or the best; empty if it had not
-    trained."""
+    trained.
+
+    Raises:
+        InputError: a file is damaged.
+    """
     path = best_path(folder / PRIVATE_FILE, number)
     if path.exists():
-        with _readable(path), safe_open(path, "pt") as file:
-            where = file.get_slice(KEPT)[client]
-            if where:
-                return _row(file, client) if where == HERE else {}
+        row = RowFile.open(path).read(client)
+        if (where := row.pop(KEPT)) != IN_STORE:
+            return row if where == HERE else {}
     path = folder / PRIVATE_FILE
     return read_private(path, client) if path.exists() else {}
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what safetensors says of a damaged file into an InputError."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}; restore it") from None
-
-
-def _row(file: Any, client: int) -> Params:
-    return {n: file.get_slice(n)[client] for n in file.keys() if n not in (SEEN, KEPT)}  # noqa: SIM118

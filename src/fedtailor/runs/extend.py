@@ -74,8 +74,8 @@ def differences(
 ) -> list[str]:
     """The keys that differ between two contents of ``experiment.json``, each with both values.
 
-    The name, the number of rounds, methods and seeds of one of them alone, and what happens to
-    clients that diverge don't count.
+    The format, the name, the number of rounds, methods and seeds of one of them alone, and what
+    happens to clients that diverge don't count.
 
     >>> one = {"rounds": 1, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 8}]}
     >>> other = {"rounds": 2, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 4}]}
@@ -101,7 +101,8 @@ def _defaults(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
 
 def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     """What has to be the same, keys dotted. A key without a value may be missing."""
-    kept = {k: v for k, v in content.items() if k not in {"name", "rounds", "seeds", "methods"}}
+    free = {"format", "name", "rounds", "seeds", "methods"}
+    kept = {k: v for k, v in content.items() if k not in free}
     kept["engine"] = {k: v for k, v in kept.get("engine", {}).items() if k != "on_divergence"}
     methods = {m["label"]: m for m in content["methods"] if m["label"] in labels}
     return flattened({**kept, "methods": methods})

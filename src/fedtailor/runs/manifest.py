@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Le, Len
 
@@ -21,9 +22,9 @@ from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..report.checked import record
 from ..report.read import check_experiment
-from ..run_format import FORMAT, check_format
+from ..run_format import FORMAT, check_format, checksum, seal_json
 from ..user_code import stored
-from .directory import as_json, read_json, write_atomically
+from .directory import make_folder, read_json, write_atomically
 from .experiment import Experiment, Settings, by_label, changed, parse, source_place
 from .extend import check_extends, united
 from .trained_rows import write_trained_rows
@@ -58,8 +59,9 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
         InputError: ``out`` holds anything else.
     """
     wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; the output must be a directory")
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
         places = [".lock", "experiment.json", *copies(experiment)]
         ours = {out / place for name in places for place in (name, f"{name}.new")}
@@ -79,7 +81,7 @@ def is_as_it_was(experiment: Experiment, out: Path) -> bool:
     begun = [out / "partitions" / f"seed-{seed}.json" for seed in experiment.seeds]
     if not all(path.exists() for path in (file, *begun)):
         return False
-    if file.read_bytes() != as_json(check_same(experiment, out)):
+    if file.read_bytes() != seal_json(check_same(experiment, out)):
         return False
     data, public = experiment.data, experiment.public
     paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
@@ -193,7 +195,7 @@ def write_manifest(
     Raises:
         InputError: ``out`` holds a different run, or one of other data.
     """
-    content = as_json(check_same(experiment, out))
+    content = seal_json(check_same(experiment, out))
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     for seed, path in paths.items():
@@ -204,14 +206,14 @@ def write_manifest(
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
     if not (out / "environment.json").exists():
-        write_atomically(out / "environment.json", as_json(_environment()))
-    (out / "partitions").mkdir(exist_ok=True)
+        write_atomically(out / "environment.json", seal_json(_environment()))
+    make_folder(out / "partitions")
     for seed, path in paths.items():
         if not path.exists():
             clients = evaluated_clients(experiment, federations[seed])
-            _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
+            holdings = _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
             write_trained_rows(federations[seed], out, seed)
-            write_atomically(path, as_json(manifests[seed]))
+            write_atomically(path, seal_json({**manifests[seed], "holdings": holdings}))
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:
@@ -240,7 +242,7 @@ def write_copies(files: Mapping[str, bytes], out: Path) -> None:
     for place, source in files.items():
         copy = out / place
         if not copy.exists() or copy.read_bytes() != source:  # of a run that was killed here
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(copy.parent)
             write_atomically(copy, source)
 
 
@@ -326,9 +328,9 @@ def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[i
     return tuple(sorted({*clients, *federation.novel(novel)}))
 
 
-def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]) -> None:
+def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]) -> str:
     """Who holds how much, a row a client; a part of the clients at a time. Of those that are
-    ``evaluated``, what their most frequent class would get right."""
+    ``evaluated``, what their most frequent class would get right. Returns the file's checksum."""
     partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
     columns = {
         "train": partition.train.sizes(),
@@ -349,7 +351,7 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
     elif federation.told_labels is not None:
         row["labels"] = torch.zeros(len(dataset.classes), dtype=torch.int32)
     path.unlink(missing_ok=True)  # of a run that was killed here
-    file = RowFile(path, clients, row)
+    file = RowFile(path, clients, row, checksums=False)  # one of the whole file is cheaper
     for start in range(0, clients, _BLOCK):
         some = slice(start, start + _BLOCK)
         rows = {name: torch.from_numpy(values[some]) for name, values in columns.items()}
@@ -360,6 +362,7 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
             rows["labels"] = torch.from_numpy(federation.told_labels[some]).int()
         file.write(start, rows)
     file.sync()
+    return checksum(np.memmap(path, np.uint8, "r").data)
 
 
 def _environment() -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .directory import as_json, read_commit, read_json, write_atomically
+from ..run_format import seal_json
+from .directory import read_commit, read_json, write_atomically
 from .experiment import by_label, parse
 from .extend import differences, united
 from .manifest import read_experiment, same_data
@@ -67,7 +68,7 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     with tempfile.TemporaryDirectory(prefix=f"{place.name}.merging-", dir=place.parent) as stage:
         fresh = Path(stage) / "run"
         _copy(opened, parts, fresh)
-        write_atomically(fresh / "experiment.json", as_json(experiment))
+        write_atomically(fresh / "experiment.json", seal_json(experiment))
         fresh.replace(place)
     return out
 

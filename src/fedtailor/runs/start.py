@@ -23,12 +23,12 @@ from ..engine.rounds import first_server
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
+from ..run_format import seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
 from .directory import (
     START_FILE,
-    as_json,
     model_seed,
     read_private_after,
     write_atomically,
@@ -90,7 +90,7 @@ class Start:
             "model_seed": model_seed(trained.folder, trained.seed),
             "clients": int((self.clients >= 0).sum()),
         }
-        write_atomically(folder / START_FILE, as_json(content))
+        write_atomically(folder / START_FILE, seal_json(content))
 
 
 def open_start(inputs: Inputs, label: str, seed: int) -> Start:

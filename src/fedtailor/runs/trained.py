@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import load_file
-
 from .. import random
 from ..data import Data
 from ..data.federation import Federation
@@ -29,6 +27,7 @@ from .build import Inputs, named, task_again
 from .directory import (
     PRIVATE_FILE,
     Commit,
+    load_tensors,
     model_seed,
     read_commit,
     read_private_after,
@@ -129,7 +128,7 @@ class TrainedMethod:
         ``like``; empty if there is no such client."""
         if (folder := self.onboarded(client)) is None:
             return {}
-        state = load_file(folder / STATE_FILE)
+        state = load_tensors(folder / STATE_FILE)
         fits = all(n in state and state[n].shape == v.shape for n, v in like.items())
         return pick(state, like) if fits else {}
 
@@ -181,7 +180,7 @@ class TrainedMethod:
                     f"which = 'last': {client} joined after the training and has one model; "
                     f"allowed: 'best'"
                 )
-            return aligned(load_file(onboarded / STATE_FILE))
+            return aligned(load_tensors(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
         if private and self._is_novel(number):

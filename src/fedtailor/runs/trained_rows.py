@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save
 
 from ..data.federation import Federation
 from ..data.table import Fingerprints
+from ..run_format import check_tensors, seal_tensors
 from .directory import write_atomically
 
 _MOST_ROWS = 2_000_000  # to hash more takes long
@@ -25,7 +26,7 @@ def write_trained_rows(federation: Federation, out: Path, seed: int) -> None:
     if federation.trained_before is not None:
         found["before"] = federation.trained_before
     if found:
-        write_atomically(_file(out, seed), save(found))
+        write_atomically(_file(out, seed), *seal_tensors(save(found)))
 
 
 def read_trained_rows(out: Path, seed: int) -> Fingerprints | None:
@@ -50,7 +51,11 @@ def has_too_many(federation: Federation) -> bool:
 
 def _read(out: Path, seed: int) -> dict[str, Fingerprints]:
     file = _file(out, seed)
-    return load_file(file) if file.exists() else {}
+    if not file.exists():
+        return {}
+    check_tensors(file)
+    found: dict[str, Fingerprints] = load_file(file)
+    return found
 
 
 def _file(out: Path, seed: int) -> Path:

@@ -20,7 +20,7 @@ from ..report.read import read as read_run
 from ..report.select import by_round, higher_is_better, metric_of, summary
 from ..user_code import absolute
 from . import builtin
-from .directory import as_json, write_atomically
+from .directory import write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
 from .run import run
 
@@ -333,7 +333,7 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
     experiment = replace(tuning.experiment, methods=methods)
-    plain = json.loads(as_json(experiment.as_dict()))
+    plain = json.loads(json.dumps(experiment.as_dict()))
     plain["methods"] = {
         m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}
         for m in plain["methods"]

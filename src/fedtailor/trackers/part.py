@@ -88,12 +88,12 @@ class Part:
         if commit.bytes == old:
             return {}
         points: dict[int, Values] = {}
-        for line in read_log(Round, self.folder / "history.jsonl", commit.bytes, old):
+        for line in read_log(Round, self.folder / "history.jsonl", commit, old):
             points[line.round] = self._of_round(line)
-        for timing in read_log(Timing, self.folder / "timings.jsonl", commit.bytes, old):
+        for timing in read_log(Timing, self.folder / "timings.jsonl", commit, old):
             # a run that goes on from another one is evaluated as round 0, which is not in history
             points.setdefault(timing.round, {}).update(self._of_timing(timing))
-        for evaluation in read_log(Evaluation, self.folder / "clients.jsonl", commit.bytes, old):
+        for evaluation in read_log(Evaluation, self.folder / "clients.jsonl", commit, old):
             points.setdefault(evaluation.round, {}).update(_of_evaluation(evaluation))
         return {number: _numbers(points[number]) for number in sorted(points)}
 

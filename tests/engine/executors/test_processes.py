@@ -33,7 +33,7 @@ from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.local import Local
 from fedtailor.optim import Optimiser
 from fedtailor.params import Params
-from fedtailor.runs.directory import RunDirectory
+from fedtailor.runs.directory import RunDirectory, locked
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation, same_bits
 
@@ -290,9 +290,21 @@ def test_an_interrupt_ends_busy_processes() -> None:
     assert all(gone(process) for process in found)
 
 
-def test_processes_end_after_their_parent_was_killed() -> None:
-    program, found = start("wait")
+@pytest.mark.parametrize("how", ["wait", "sleep"])  # idle, and in the middle of a client
+def test_processes_end_after_their_parent_was_killed(how: str) -> None:
+    program, found = start(how)
+    time.sleep(0.2)
     program.kill()
     program.wait(60)
     program.communicate()
     assert all(gone(process) for process in found)
+
+
+def test_no_process_holds_the_lock_of_its_parent(tmp_path: Path) -> None:
+    with two_processes() as processes:
+        with locked(tmp_path):
+            list(processes.map("plus", {"x": torch.zeros(3)}, map(Numbers, range(4))))
+            with pytest.raises(InputError, match="another process"), locked(tmp_path):
+                pass
+        with locked(tmp_path):
+            pass

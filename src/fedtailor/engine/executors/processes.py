@@ -4,11 +4,12 @@ A child inherits all that there is when it is forked (the task, the data, what h
 without a copy. The server's state reaches it once a round, then one request at a time. A
 message is a pickle of structure alone. The tensors in it lie in memory that parent and child share:
 a file without a name (``memfd_create``), gone with the last process that has it open. A child ends
-when its connection closes, also where the parent was killed.
+when its connection closes, and at once where the parent was killed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import mmap
@@ -32,6 +33,7 @@ from .work import Work
 T = TypeVar("T")
 
 _GROWTH = 1 << 20
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def cores() -> int:
@@ -186,7 +188,7 @@ class _Child:
         inherited = [self.connection, *(sibling.connection for sibling in siblings)]
         self._process = multiprocessing.get_context("fork").Process(
             target=_serve,
-            args=(works, server, self._inputs, self._results, theirs, inherited),
+            args=(works, server, self._inputs, self._results, theirs, inherited, os.getpid()),
             daemon=True,
         )
         with warnings.catch_warnings():  # of threads beside: PyTorch's own are idle, none is used
@@ -238,8 +240,12 @@ def _serve(
     results: tuple[Memory, Memory],
     connection: Connection,
     inherited: list[Connection],
+    parent: int,
 ) -> None:
-    """What a child does until its connection closes."""
+    """What a child does until its connection closes, or its ``parent`` dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has died before that
+        return
     gc.freeze()  # the collector need not touch, and so copy, what was inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

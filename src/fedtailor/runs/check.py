@@ -1,0 +1,142 @@
+"""Checking all files of a run directory against their checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ..engine.client_store import staged_path
+from ..engine.row_file import RowFile
+from ..errors import InputError
+from ..run_format import check_tensors, checksum, committed_bytes, damaged
+from .directory import (
+    LOGS,
+    PRIVATE_FILE,
+    Commit,
+    load_tensors,
+    read_commit,
+    read_json,
+    state_path,
+)
+from .manifest import open_run
+
+
+@dataclass
+class Checked:
+    """How many files are as they were written, how many have no checksum (run format 3), and for
+    each damaged or missing one a line that names it."""
+
+    intact: int = 0
+    unchecked: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def check(out: Path) -> Checked:
+    """Check every file of the run directory ``out`` that is ever read again. What a kill has left
+    of a round that does not count is none.
+
+    Raises:
+        InputError: ``out`` is no run directory, or one of another version of fedtailor.
+    """
+    if not (out / "experiment.json").is_file():
+        raise InputError(f"{out} is not a run directory")
+    found = Checked()
+    for test in _tests(out):
+        try:
+            has_checksum = test()
+        except InputError as error:
+            if str(error) not in found.problems:
+                found.problems.append(str(error))
+            continue
+        found.intact += has_checksum
+        found.unchecked += not has_checksum
+    return found
+
+
+def _tests(out: Path) -> Iterator[Callable[[], bool]]:
+    """A test for each file: it returns whether the file has a checksum."""
+    yield partial(_json, out / "experiment.json")
+    yield partial(_json, out / "environment.json")
+    yield lambda: bool(open_run(out))  # the copies of the user's own files
+    for path in sorted((out / "partitions").glob("seed-*.json")):
+        yield partial(_holdings, path)
+        trained = path.with_name(f"{path.stem}-trained.safetensors")
+        if trained.exists():
+            yield partial(check_tensors, trained)
+    for folder in sorted(out.glob("methods/*/seed-*")):
+        if (folder / "commit.json").exists():
+            yield from _of_part(folder)
+
+
+def _of_part(folder: Path) -> Iterator[Callable[[], bool]]:
+    yield partial(_json, folder / "commit.json")
+    try:
+        commit = read_commit(folder)
+    except InputError:
+        return  # nothing says which of its files count
+    for log in LOGS:
+        yield partial(_log, folder / f"{log}.jsonl", commit, log)
+    earlier = {about.round for about in commit.best.values()} - {commit.round}
+    # no file has the state before the first round, where the run began with it
+    earlier |= {number for number in commit.in_flight if number or state_path(folder, 0).exists()}
+    yield from (partial(check_tensors, state_path(folder, number)) for number in sorted(earlier))
+    if commit.finished:
+        yield partial(check_tensors, folder / "server.safetensors")
+    elif commit.round or state_path(folder, 0).exists():
+        yield partial(check_tensors, state_path(folder, commit.round))
+    if "private" in commit.checksums or (folder / PRIVATE_FILE).exists():
+        yield partial(_private, folder, commit)
+    for path in sorted(folder.glob("private-best-*.safetensors")):
+        yield partial(check_tensors, path)
+    for pattern in ("diagnostics-*", "confusion-*"):
+        for path in sorted(folder.glob(f"{pattern}.safetensors")):
+            if int(path.stem.rpartition("-")[2]) <= commit.round:
+                yield partial(check_tensors, path)
+    for path in [*folder.glob("*.json"), *folder.glob("onboarded/[!.]*/*.json")]:
+        if path.name != "commit.json":
+            yield partial(_json, path)
+    for path in sorted(folder.glob("onboarded/[!.]*/*.safetensors")):
+        yield partial(check_tensors, path)
+
+
+def _json(path: Path) -> bool:
+    read_json(path)
+    return b'"checksum"' in path.read_bytes()
+
+
+def _holdings(path: Path) -> bool:
+    stated, file = read_json(path).get("holdings"), path.with_suffix(".safetensors")
+    if not file.exists():
+        raise InputError(f"{file} is missing; restore it from a copy, or run anew")
+    if stated not in (None, checksum(file.read_bytes())):
+        raise damaged(file)
+    return stated is not None
+
+
+def _log(path: Path, commit: Commit, log: str) -> bool:
+    stated = commit.checksums.get(log)
+    committed_bytes(path, commit.bytes[log], stated)
+    return stated is not None
+
+
+def _private(folder: Path, commit: Commit) -> bool:
+    """Rows that a kill has kept from being moved are in a file of their own."""
+    path, expected = folder / PRIVATE_FILE, commit.checksums.get("private")
+    staged, moved = staged_path(path, commit.round), list[int]()
+    if staged.exists():
+        moved = load_tensors(state_path(folder, commit.round))["clients"].tolist()
+        check_tensors(staged)
+    has_checksums = check_tensors(path, moved)
+    if expected is None or not has_checksums:
+        return has_checksums
+    file = RowFile.open(path)
+    combined = file.checksums()
+    if staged.exists():
+        new = RowFile.open(staged)
+        for client in moved:
+            combined ^= file.checksum(client) ^ new.checksum(client)
+    if f"{combined & (2**64 - 1):016x}" != expected:
+        raise damaged(path, f"it does not have the states of round {commit.round}")
+    return True

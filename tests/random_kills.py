@@ -1,0 +1,195 @@
+"""Kill runs with SIGKILL at random moments, go on at once, and compare with undisturbed runs.
+
+    make kills                                              1,000 kills
+    python -m tests.random_kills --kinds flower --kills 50  of one kind
+
+The kinds are the executors, two ranks as torchrun starts them, and a deployment over Flower, where
+a kill takes any process of the server's machine. A run is killed and continued until it is through.
+Then its files must have the bytes of an undisturbed run. A killed run leaves no process behind, and
+in the end no temporary folder is left. Prints one line for each kind; exits with 1 at the first
+difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import fedtailor as ft
+from fedtailor.engine.executors.process_group import init_process_group
+from tests import forked
+from tests.deploy.live import PICTURES, Command, live, until
+from tests.small import digits, digits_backbone
+
+SHARES = {"sequential": 250, "vectorised": 200, "processes": 300, "ranks": 200, "flower": 50}
+METHODS: dict[str, ft.Method] = {
+    "fedsdg": ft.FedSDG(rank=2), "fedhft": ft.FedHFT(clusters=2), "pfedgate": ft.PFedGate(),
+    "fedsq": ft.FedSQ(), "fedmerge": ft.FedMerge(models=2), "fedavg": ft.FedAvg(),
+    "ditto": ft.Ditto(), "scaffold": ft.Scaffold(), "apfl": ft.APFL(), "fedadam": ft.FedAdam(),
+}  # fmt: skip
+SMALL = ft.Experiment(
+    methods=METHODS,
+    rounds=6,
+    split=ft.SplitConfig(6, "dirichlet", alpha=1.0),
+    cohort=ft.CohortConfig(size=4),
+    local=ft.LocalConfig(steps=2),
+    evaluate=ft.EvaluateConfig(every=2),
+)
+SITE = ("--data", "digits", "--insecure", "--set", "limit=48")
+TEXT = PICTURES.replace("rounds = 40", "rounds = 60").replace("every = 40", "every = 20")
+
+
+def working(label: str, kind: str, out: Path) -> Callable[[], int]:
+    """What each process of a run does: run one method, or go on with it."""
+    ranks = kind == "ranks"
+    engine = ft.EngineConfig(
+        executor="sequential" if ranks else kind,  # type: ignore[arg-type]
+        processes=2 if kind == "processes" else None,
+    )
+    experiment = replace(SMALL, methods={label: METHODS[label]}, engine=engine)
+
+    def work() -> int:
+        if not ranks:
+            ft.run(experiment, out, data=digits(), backbone=digits_backbone())
+            return 0
+        with init_process_group() as group:
+            ft.run(experiment, out, data=digits(), backbone=digits_backbone(), group=group)
+        return 0
+
+    return work
+
+
+def simulated(kind: str, kills: int, folder: Path, draw: random.Random) -> None:
+    """Runs of one executor, or of ranks."""
+    size, done, runs, labels = 2 if kind == "ranks" else 1, 0, 0, list(METHODS)
+    whole: dict[str, tuple[dict[str, bytes], float]] = {}
+    while done < kills:
+        label = labels[runs % len(labels)]
+        if label not in whole:
+            out, begun = folder / f"{label}-whole", time.monotonic()
+            codes = forked.run(size, working(label, kind, out), folder / "said.txt")
+            assert set(codes) == {0}, (folder / "said.txt").read_text()[-2000:]
+            whole[label] = forked.contents(out), time.monotonic() - begun
+        expected, seconds = whole[label]
+        out = folder / f"{label}-{runs}"
+        while True:
+            said = folder / "said.txt"
+            said.unlink(missing_ok=True)
+            with forked.ranks(size, working(label, kind, out), said) as processes:
+                chosen = draw.choice(processes)
+                chosen.join(draw.uniform(0, 1.2 * seconds))
+                if chosen.exitcode is None:
+                    assert chosen.pid is not None
+                    children = _children(chosen.pid)
+                    os.kill(chosen.pid, signal.SIGKILL)
+                    chosen.join()
+                    until("children end", lambda of=children: not any(map(_runs, of)), 10.0)
+                    done += 1
+                    continue  # leaving the block kills a rank that has not noticed yet
+                codes = forked.ended(processes)
+            assert set(codes) == {0}, f"{label} on {kind}: {codes}\n{said.read_text()[-2000:]}"
+            break
+        assert forked.contents(out) == expected, f"{label} on {kind}: {out} ends with other bytes"
+        shutil.rmtree(out)
+        runs += 1
+    print(f"{kind}: {done} kills of {runs} runs, all ended with the same bytes", flush=True)
+
+
+def _children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in threads for child in path.read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
+    """A deployment of two sites; any process at the server is killed, the sites stay."""
+    done = runs = 0
+    expected: dict[str, bytes] | None = None
+    with live(folder, TEXT, ["a", "b"]) as made:
+        server = made.server("--insecure")
+        for site in "ab":
+            made.deploy("client", "--site", site, *SITE, *(["--set", "skip=48"] * (site == "b")))
+        out, at_sites = made.folder / "run", list(made.folder.glob("sites/*/states"))
+        while done < kills:
+            run = made.deploy("run")
+            wait = 0.0 if expected is None else draw.uniform(0.0, 25.0)
+            ended = _ends(run, 1e9 if expected is None else wait)
+            if not ended:
+                pid = draw.choice(_of_server(made.processes()))
+                os.kill(pid, signal.SIGKILL)
+                done += 1
+                if not _ends(run, 5.0):
+                    run.process.send_signal(signal.SIGINT)
+                    run.code()
+            if server.process.poll() is not None or not _ends_not(server, 3.0):
+                until("no server", lambda: not _of_server(made.processes()), 60.0)
+                server = made.server("--insecure")
+            if ended and run.code() == 0:
+                found = forked.contents(out)
+                expected = expected or found
+                assert found == expected, f"over Flower: {out} ends with other bytes"
+                shutil.rmtree(out)
+                for place in at_sites:
+                    shutil.rmtree(place, ignore_errors=True)
+                runs += 1
+    print(f"flower: {done} kills of {runs} runs, all ended with the same bytes", flush=True)
+
+
+def _ends(command: Command, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if command.process.poll() is not None:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _ends_not(command: Command, seconds: float) -> bool:
+    return not _ends(command, seconds)
+
+
+def _of_server(processes: list[tuple[int, str]]) -> list[int]:
+    return [pid for pid, line in processes if "client" not in line and "supernode" not in line]
+
+
+def main() -> None:
+    """Kill as often as asked; what is left of it is an error."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kinds", nargs="+", choices=SHARES, default=list(SHARES))
+    parser.add_argument("--kills", type=int, help="of each kind; default: 1,000 in all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as name:
+        temporary = Path(name) / "temporary"
+        temporary.mkdir()
+        os.environ["TMPDIR"] = str(temporary)
+        for kind in options.kinds:
+            folder, kills = Path(name) / kind, options.kills or SHARES[kind]
+            folder.mkdir()
+            if kind == "flower":
+                over_flower(kills, folder, draw)
+            else:
+                simulated(kind, kills, folder, draw)
+        left = list(temporary.glob("fedtailor-*"))
+        if left:
+            sys.exit(f"left in the temporary folder: {left}")
+
+
+if __name__ == "__main__":
+    main()

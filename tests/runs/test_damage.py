@@ -1,0 +1,234 @@
+"""Damaged files: what a run directory says of them, and that it never uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli import main
+from fedtailor.optim import Optimiser
+from fedtailor.report import compare
+from fedtailor.report.read import read, tensors
+from fedtailor.runs.callbacks import CommittedRound, OnRound
+from fedtailor.runs.check import check
+from fedtailor.runs.trained import open_trained
+from tests.runs.conftest import EXPERIMENT, FOLDER, contents
+from tests.small import digits, digits_backbone
+
+METHOD = ft.FedSDG(rank=2, optimiser=Optimiser("sgd", lr=0.5))
+LONG = replace(
+    EXPERIMENT,
+    methods={"fedsdg": METHOD},
+    rounds=6,
+    seeds=(1,),
+    cohort=ft.CohortConfig(size=2),
+    evaluate=ft.EvaluateConfig(every=3),
+)
+PART = FOLDER.with_name("seed-1")
+NOT_READ = {".lock", "run.log"}
+
+
+class KilledError(Exception):
+    pass
+
+
+def go_on(out: Path, on_round: OnRound | None = None) -> None:
+    ft.run(LONG, out, data=digits(), backbone=digits_backbone(), on_round=on_round)
+
+
+def results(out: Path) -> dict[str, Any]:
+    """All that a finished run is read for."""
+    trained = open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone())
+    states = [trained.client_state(client) for client in range(3)]
+    (row,) = json.loads(compare([out], as_json=True))["rows"]
+    trial = read(out).trials[0]
+    pictures = [(number, sorted(found)) for number, found in trial.diagnostics()]
+    gates = tensors(out / PART / "private.safetensors", "gate_logits")["gate_logits"]
+    return {
+        "models": (row["personal_model"], row["global_model"]),
+        "pictures": pictures,
+        "gates": gates.tolist(),
+        "states": [{name: v.tolist() for name, v in state.items()} for state in states],
+    }
+
+
+def outcome(out: Path) -> dict[str, Any] | str:
+    """`results` of a run that goes on; or the error that it ends with."""
+    try:
+        go_on(out)
+        return results(out)
+    except ft.InputError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("damage") / "whole"
+    go_on(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def killed(whole: Path) -> Path:
+    """As it stands after a kill right behind the fifth commit: its private states lie in a file of
+    their own, and some of the best round's beside."""
+    out = whole.with_name("killed")
+
+    def kill(done: CommittedRound) -> None:
+        if done.number == 5:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        go_on(out, kill)
+    assert (out / PART / "private-000005.safetensors").exists()
+    assert (out / PART / "private-best-000003.safetensors").exists()
+    return out
+
+
+def remove(path: Path, draw: np.random.Generator) -> None:
+    path.unlink()
+
+
+def cut(path: Path, draw: np.random.Generator) -> None:
+    os.truncate(path, int(draw.integers(path.stat().st_size)))
+
+
+def flip(path: Path, draw: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(draw.integers(len(content)))] ^= 1 << int(draw.integers(8))
+    path.write_bytes(content)
+
+
+def test_a_killed_run_ends_as_if_undisturbed(killed: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    assert not check(out).problems
+    go_on(out)
+    assert not check(out).problems
+    assert contents(out) == contents(whole)
+    assert results(out) == results(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("private-000005.safetensors", remove, "private-000005.safetensors"),
+        ("private-000005.safetensors", cut, "private-000005.safetensors"),
+        ("private.safetensors", cut, "private.safetensors"),
+        ("round-000005.safetensors", flip, "round-000005.safetensors"),
+        ("clients.jsonl", flip, "clients.jsonl"),
+    ],
+)
+def test_a_resume_names_the_damaged_file(
+    killed: Path, tmp_path: Path, name: str, damage: Callable[..., None], message: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    damage(out / PART / name, np.random.default_rng(0))
+    with pytest.raises(ft.InputError) as caught:
+        go_on(out)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_zeros_in_place_of_states_are_noticed(killed: Path, tmp_path: Path) -> None:
+    """As a file system may leave them after a power loss."""
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    path = out / PART / "private.safetensors"
+    size, header = path.stat().st_size, 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    os.truncate(path, header)
+    os.truncate(path, size)
+    with pytest.raises(ft.InputError, match=r"private\.safetensors is damaged"):
+        go_on(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [cut, flip])
+@pytest.mark.parametrize("state", ["killed", "whole"])
+def test_no_damage_is_used(
+    request: pytest.FixtureRequest,
+    whole: Path,
+    tmp_path: Path,
+    state: str,
+    damage: Callable[..., None],
+) -> None:
+    start: Path = request.getfixturevalue(state)
+    draw, expected, right = np.random.default_rng(7), contents(whole), results(whole)
+    files = [path for path in sorted(start.rglob("*")) if path.is_file()]
+    cases = [path.relative_to(start) for path in files if path.name not in NOT_READ] * 2
+    named = 0
+    for file in cases:
+        out = tmp_path / "run"
+        shutil.copytree(start, out)
+        damage(out / file, draw)
+        problems = check(out).problems
+        found = outcome(out)
+        if isinstance(found, str):
+            assert [problem for problem in problems if file.name in problem], (file, problems)
+            assert file.name in found, (file, found)
+            assert "\n" not in found
+            named += 1
+        else:  # where nothing is kept: blanks in JSON, log lines that are not committed
+            ours = contents(out)
+            differing = {name for name in ours if ours[name] != expected.get(name)}
+            assert differing <= {str(file)}, (file, differing)
+            assert found == right, file
+        shutil.rmtree(out)
+    assert named > len(cases) * 0.7, named
+
+
+FILE = """
+rounds = 3
+data = {name = "digits", limit = 200}
+split = {clients = 4}
+model = {name = "lenet", width = 0.2, image_size = 16, pretrained = false}
+local = {batch_size = 8, steps = 1}
+engine = {executor = "sequential", upload_memory_mb = 0.001}
+[methods.fedavg]
+robust = {rule = "median"}
+"""
+
+
+PROGRAM = """
+import resource, sys
+from fedtailor.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "place"),
+    [(9_000, "out/methods/fedavg/seed-0/round-000001"), (30_000, "temporary/fedtailor-")],
+)
+def test_without_room_a_file_is_named_and_the_run_goes_on(
+    limit: int, place: str, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for a full disk: a state has 13 kB, the uploads 52."""
+    file, temporary = tmp_path / "run.toml", tmp_path / "temporary"
+    file.write_text(FILE)
+    temporary.mkdir()
+    uploads = f"engine.upload_memory_mb={1 if place.startswith('out') else 0.001}"
+    arguments = ["run", str(file), "--out", str(tmp_path / "out"), "--set", uploads]
+    command = [sys.executable, "-c", PROGRAM, str(limit), *arguments]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"fedtailor: {tmp_path}/{place}")
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list(temporary.glob("fedtailor-*"))
+    assert main(arguments) == 0
