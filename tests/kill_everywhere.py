@@ -48,7 +48,7 @@ EXPERIMENTS = {
 # in the second round clients are in flight with the states of before the first one, and after it
 EXPERIMENTS["asynchronous"] = ft.Experiment(
     methods={"fedper": ft.FedPer()},
-    rounds=4,
+    rounds=3,
     split=ft.SplitConfig(6),
     local=ft.LocalConfig(steps=1),
     cohort=ft.CohortConfig(size=4, buffer=2),
