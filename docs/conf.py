@@ -43,7 +43,7 @@ NAVIGATION = {
     "Tutorials": ["start", *pages_of("tutorials"), *pages_of("notebooks")],
     "How-to guides": [
         "experiments", "continue", "tune", "data", "models", "python", "report", "predict",
-        "export", "metrics", "track", "robustness", "torchrun", "deployment", "faq",
+        "export", "metrics", "track", "robustness", "faults", "torchrun", "deployment", "faq",
     ],
     "Methods": ["when", "methods/index"],
     "Reference": [

@@ -66,7 +66,9 @@ class Run:
 
 
 # Fields that are younger than some results: at these values a run is what it was without them.
-LATER: Mapping[str, Any] = {"shuffled": 0.0, "gate": None, "max_share": None, "revision": None}
+LATER: Mapping[str, Any] = {
+    "shuffled": 0.0, "gate": None, "max_share": None, "revision": None, "buffer": None
+}  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
 
@@ -79,6 +81,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
         del content[key]
     if content["attack"]["kind"] == "none":
         del content["attack"]
+    if not experiment.faults.is_active:
+        del content["faults"]
     for method in content["methods"]:
         if method["robust"]["rule"] == "none" and not method["robust"]["before"]:
             method["robust"] = dict(NO_RULE)

@@ -21,13 +21,14 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.optim import Optimiser
 from fedtailor.robustness.attacks import AttackConfig
+from fedtailor.robustness.faults import ClientFaults, FaultConfig, Machine
 from fedtailor.runs import builtin
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
     ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig,
-    ft.StartConfig, AttackConfig,
+    ft.StartConfig, AttackConfig, FaultConfig, Machine, ClientFaults,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 

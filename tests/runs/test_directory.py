@@ -17,7 +17,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "steps"),
-    [("two-methods", 60), ("best-rounds", 60), ("more-rounds", 40), ("start-from", 40)],
+    [
+        ("two-methods", 60),
+        ("best-rounds", 60),
+        ("more-rounds", 40),
+        ("start-from", 40),
+        ("asynchronous", 40),
+    ],
 )
 def test_a_kill_before_any_durable_step_loses_nothing(
     experiment: str, steps: int, tmp_path: Path

@@ -34,6 +34,35 @@ def check_attack(federation: Federation, plan: Plan) -> None:
         raise InputError("attack: all evaluated clients attack; lower attack.fraction")
 
 
+def check_faults(method: Method, federation: Federation, plan: Plan, taking_part: int) -> None:
+    """Raise InputError where simulated faults, or asynchronous aggregation, don't go with the
+    federation or the method."""
+    plan.faults.check(federation.num_clients)
+    if federation.remote and plan.faults.is_active:
+        raise InputError("faults: they are simulated in one process; over Flower they are real")
+    buffer = plan.cohort.buffer
+    if buffer is None:
+        return
+    if federation.remote:
+        raise InputError(
+            f"cohort.buffer = {buffer}: asynchronous aggregation is simulated in one process, not "
+            "over Flower"
+        )
+    if not plan.faults.machines:
+        raise InputError(
+            f"cohort.buffer = {buffer} needs to know how fast clients are: add [[faults.machines]]"
+        )
+    if buffer > taking_part:
+        raise InputError(
+            f"cohort.buffer = {buffer} is more than the {taking_part} clients that take part"
+        )
+    if not method.needs_only_mean:
+        raise InputError(
+            f"cohort.buffer = {buffer} is for methods that average; {method.name} needs each "
+            "client's upload of the same round. Leave cohort.buffer out for it"
+        )
+
+
 def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
     """The part of `check` that needs no model."""
     taking_part = federation.num_clients - plan.cohort.novel
@@ -50,6 +79,7 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
         method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
     )
     check_attack(federation, plan)
+    check_faults(method, federation, plan, taking_part)
     if plan.local.batch_size < method.min_batch_size:
         raise InputError(
             f"{method.name} does not train on batches of fewer than {method.min_batch_size} "

@@ -7,6 +7,7 @@ from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class _Clients(ClientWork, ABC):
                 purpose=request.purpose,
                 passes=request.passes,
             )
-            batches = [to_device(batch, task.device) for batch in drawn]
+            batches = [to_device(batch, task.device) for batch in islice(drawn, request.steps)]
         key = random.key(self.federation.seed, request.round, request.client, request.purpose)
         return ClientInputs(
             aligned(received),

@@ -13,6 +13,7 @@ from ..data.config import Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
+from ..robustness.faults import FaultConfig
 from ..task.task import Precision
 
 _DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?")
@@ -73,6 +74,8 @@ class CohortConfig:
     novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
     # of a cohort's examples, as uploads are weighed by them; None: no limit
     max_share: Annotated[float, Gt(0), Le(1)] | None = None
+    # asynchronous: the server aggregates once it has so many uploads; None: synchronous rounds
+    buffer: Annotated[int, Gt(0)] | None = None
 
     def count(self, num_clients: int) -> int:
         """The cohort's size, at least 1, of ``num_clients`` that take part."""
@@ -117,6 +120,7 @@ class Plan:
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     attack: AttackConfig = AttackConfig()
+    faults: FaultConfig = FaultConfig()
 
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""

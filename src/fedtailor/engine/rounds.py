@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +19,10 @@ from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
 from ..robustness.attacks import attack_uploads
+from ..robustness.faults import TimeModel
 from ..task.task import Task
 from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
+from .asynchronous import brought_up_to_date, schedule
 from .checks import check
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
@@ -33,6 +34,8 @@ from .executors.counted import Counted
 from .executors.work import ClientRequest, Executor, Refusal, Work, client_requests
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
+from .participants import Member, Schedule
+from .results import CohortResults, RoundFaults, round_faults
 from .scoring import Evaluation, Scoring
 
 _LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
@@ -46,8 +49,8 @@ class Round:
     ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 
     Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
-    part, and nothing is sent. ``cpu_seconds`` is the processor time of the clients' training, None
-    where it is not known."""
+    part, and nothing is sent. Nobody is in the cohort of a round that comes to nothing, either.
+    ``cpu_seconds`` is the processor time of the clients' training, None where it is not known."""
 
     number: int
     server: Server
@@ -57,13 +60,19 @@ class Round:
     lr_scale: float
     bytes_down: int
     bytes_up: int
-    costs: Costs | None  # None in round 0
+    costs: Costs | None  # None if nobody has trained
     evaluations: tuple[Evaluation, ...]
     diagnostics: Params
     seconds: dict[str, float]
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
     notes: tuple[str, ...] = ()
     cpu_seconds: float | None = None
+    faults: RoundFaults | None = None  # None: none are simulated
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean training loss over the cohort; None if nobody is in it."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
 
 
 def new_store(
@@ -87,7 +96,10 @@ def first_server(method: Method, task: Task, federation: Federation) -> Server:
 def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
     """Who takes part in round ``number``."""
     size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
-    clients = federation.cohort(number, size, plan.cohort.novel)
+    return _cohort(federation, number, federation.cohort(number, size, plan.cohort.novel))
+
+
+def _cohort(federation: Federation, number: int, clients: tuple[int, ...]) -> Cohort:
     sizes = [federation.num_examples(client) for client in clients]
     key = random.key(federation.seed, number, "aggregate")
     num_examples = torch.tensor(sizes, dtype=torch.float64)
@@ -103,6 +115,7 @@ def rounds(
     store: PrivateStates | None = None,
     server: Server | None = None,
     start: int = 1,
+    earlier: Callable[[int], Server | None] | None = None,
     executor: str | None = None,
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
     quorum: float = 1.0,
@@ -121,6 +134,8 @@ def rounds(
         server: the server's state after the last round; None: its first state.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
             are evaluated before round 1, and handed out as round 0.
+        earlier: to resume asynchronous rounds, the server's state after an earlier round; None for
+            its first state.
         executor: to resume a run, the executor that its last round names.
         make_executor: makes what runs the clients' work, instead of what ``plan.engine`` says.
         quorum: the part of a cohort whose updates must be usable, from 0 to 1. The clients without
@@ -145,6 +160,7 @@ def rounds(
     server = to_device(server, task.device)
     if plan.engine.on_divergence == "skip":
         quorum = min(quorum, _LEAST)
+    time = time_model(method, task, federation, plan)
     federation = with_example_cache(method, task, federation, plan.engine)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
@@ -155,7 +171,14 @@ def rounds(
     if on_result is not None:
         runner = Counted(runner, on_result)
     evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
-    loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
+    participants, versions = schedule(federation, plan, time, start)
+    loop = _Loop(
+        method, task, federation, plan, store, runner, evaluator, quorum, participants, time
+    )
+    for version in versions:
+        state = earlier(version) if earlier is not None else None
+        state = first_server(method, task, federation) if state is None else state
+        loop.versions[version] = to_device(state, task.device)
     try:
         for number in range(start, plan.rounds + 1):
             done = loop.round(server, number) if number else loop.before(server)
@@ -164,6 +187,18 @@ def rounds(
             store.commit()
     finally:
         runner.close()
+
+
+def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
+    """How long clients need, measured on the `first_step`; None if time is not simulated."""
+    faults = plan.faults
+    if not faults.machines:
+        return None
+    costs = first_costs(method, task, federation, plan)
+    assert costs.flops is not None
+    kinds = faults.kinds(federation.seed, federation.num_clients)
+    down, up = sum(costs.down.values()), sum(costs.up.values())
+    return TimeModel(faults.machines, kinds, costs.flops, down, up)
 
 
 def first_step(
@@ -180,15 +215,17 @@ def first_step(
     return client_works(method, task, federation, plan), server, request
 
 
-def step_flops(method: Method, task: Task, federation: Federation, plan: Plan) -> int:
-    """Count the floating-point operations of the `first_step`. What is computed once for each
-    example is not counted."""
+def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) -> Costs:
+    """The costs of the `first_step`, its floating-point operations included. What is computed once
+    for each example is not counted."""
     federation = with_example_cache(method, task, federation, plan.engine)
     works, server, request = first_step(method, task, federation, plan)
     train = works["train"]
     assert isinstance(train, Training)
     inputs = train.prepare(server, request)
-    return count_flops(lambda: train.complete(request, inputs))
+    updates: list[ClientUpdate] = []
+    flops = count_flops(lambda: updates.append(train.complete(request, inputs)))
+    return replace(updates[0].costs, flops=flops)
 
 
 def client_works(
@@ -245,6 +282,9 @@ class _Loop:
     executor: Executor
     evaluator: Evaluator
     quorum: float
+    schedule: Schedule
+    time: TimeModel | None
+    versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
 
     def before(self, server: Server) -> Round:
         """Evaluate the states that the run begins with."""
@@ -272,27 +312,29 @@ class _Loop:
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
         plan, federation, clock = self.plan, self.federation, Clock()
-        cohort = draw_cohort(federation, plan, number)
-        if number < plan.rounds:
+        self.versions[number - 1] = server
+        drawn = self.schedule.next_round()
+        counted = [drawn.members[at] for at in drawn.counted]
+        cohort = _cohort(federation, number, tuple(member.client for member in counted))
+        if number < plan.rounds and plan.cohort.buffer is None:
             self.store.prefetch(draw_cohort(federation, plan, number + 1).clients)
-        num_batches = [federation.num_steps(client, plan.local) for client in cohort.clients]
         self.store.begin(number)
-        results, state = self._next(server, cohort, num_batches, clock)
+        results, state = self._next(server, cohort, drawn.members, clock)
         server, present = state.server, state.present
+        self.versions = {version: self.versions[version] for version in drawn.versions}
         notes = self._notes(cohort, results, state)
         if len(present) < len(cohort.clients):
-            cohort = cohort.subset(torch.tensor(present))
-        self.evaluator.forget(cohort.clients)
+            cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
+        self.evaluator.forget([member.client for member in drawn.members])
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
             evaluations, diagnostics = self.evaluator.evaluate(server, number) if due else ([], {})
-        assert results.costs is not None
         return Round(
             number=number,
             server=server,
             cohort=cohort,
             losses=tuple(results.losses[at] for at in present),
-            steps=tuple(num_batches[at] for at in present),
+            steps=tuple(counted[at].steps for at in present),
             lr_scale=plan.schedule.factor(number, plan.rounds),
             bytes_down=results.bytes_down,
             bytes_up=results.bytes_up,
@@ -302,13 +344,15 @@ class _Loop:
             seconds=clock.seconds,
             executor=self.executor.name,
             notes=notes,
-            cpu_seconds=results.cpu_seconds or None,
+            cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
+            faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 
     def _next(
-        self, server: Server, cohort: Cohort, num_batches: Sequence[int], clock: Clock
+        self, server: Server, cohort: Cohort, members: Sequence[Member], clock: Clock
     ) -> tuple[CohortResults, NextState]:
-        """Train a cohort from ``server`` and aggregate; the uploads are forgotten with that.
+        """Train the members and aggregate the uploads that count, those of the cohort; they are
+        forgotten with that.
 
         Raises:
             InputError: too few updates are usable (DivergedError: because they, or the server's
@@ -317,15 +361,19 @@ class _Loop:
         uploads = empty_uploads(
             self.method,
             cohort,
-            num_batches,
+            [member.steps for member in members if member.counts],
             self.plan,
-            complete=self.complete,
+            complete=self.complete and self.plan.faults.deadline is None,
             attacked=self.plan.attack.on_uploads,
         )
         with clock.phase("train"):
-            results = self._train(server, cohort, num_batches, uploads)
+            results = self._train(server, cohort, members, uploads)
         clock.move(results.data_seconds / self.executor.processes, "train", "data")
-        self._check_quorum(results, cohort)
+        if cohort.clients:
+            self._check_quorum(results, cohort)
+        if (problem := self._too_few(len(results.losses))) is not None:
+            note = f"{problem}; the server's state stays as it is"
+            return results, NextState(server, (), {}, (note,))
         with clock.phase("aggregate"):
             least, max_share = self._least(cohort), self.plan.cohort.max_share
             context = self.method, self.task, server, uploads, cohort
@@ -343,6 +391,19 @@ class _Loop:
         for position in state.left_out:
             self.store.unstage(cohort.clients[position])
         return results, state
+
+    def _too_few(self, present: int) -> str | None:
+        """Why so few uploads can't be aggregated, where simulated faults may have lost the others;
+        None: they can."""
+        if not self.plan.faults.is_active:
+            return None
+        if present == 0:
+            return "no upload is there"
+        try:
+            self.method.robust.among(present)
+        except InputError as error:
+            return str(error)
+        return None
 
     def _attack(self, server: Server) -> Callable[[Params, Cohort], None] | None:
         """What attackers make of their uploads, if they change them."""
@@ -374,34 +435,73 @@ class _Loop:
             for at, reason in state.left_out.items()
         }
         name = self.federation.name
+        reasons |= {
+            client: f"its upload came after {seconds:.6g} simulated seconds"
+            for client, seconds in results.late.items()
+        }
         without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
         return (*without, *state.notes)
 
     def _train(
-        self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads
+        self, server: Server, cohort: Cohort, members: Sequence[Member], uploads: Uploads
     ) -> CohortResults:
+        """Train the members; those that were sent an older state go first."""
         results = CohortResults()
-        order = training_order(num_batches)
-        scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
-        sizes = dict(zip(cohort.clients, num_batches, strict=True))
-        clients = [cohort.clients[at] for at in order]
-        passes = self.plan.local.passes
-        requests = client_requests(
-            clients, cohort.round, "train", passes, sizes, self.store.read, scale
-        )
-        for request, result in self.executor.map("train", server, requests):
-            refusal = result if isinstance(result, Refusal) else result.refusal
-            if refusal is not None:
-                results.refusals[request.position] = request.client, refusal
-                continue
-            position = order[request.position]
-            results.add(position, request, result)
-            if len(cohort.clients) - len(results.refusals) < self._least(cohort):
-                continue  # the round comes to nothing: nothing of it is kept
-            with phase("state"):
-                self.store.stage(request.client, result.private)
-                uploads.put(position, self.method.unpack(self.task, result.packed))
+        order = [members[at] for at in training_order([member.steps for member in members])]
+        places = {member.client: place for place, member in enumerate(order)}
+        positions = {client: position for position, client in enumerate(cohort.clients)}
+        for version in sorted({member.version for member in members}):
+            sent = self.versions[version]
+            requests = self._requests([one for one in order if one.version == version], version)
+            for request, result in self.executor.map("train", sent, requests):
+                place, client = places[request.client], request.client
+                refusal = result if isinstance(result, Refusal) else result.refusal
+                if refusal is not None:
+                    results.refusals[place] = client, refusal
+                    continue
+                member, position = order[place], positions.get(client)
+                if self._is_late(results, member, result):
+                    position = None
+                results.add(place, position, result, sends=not member.drops)
+                if cohort.clients and self._most_usable(results, cohort) < self._least(cohort):
+                    continue  # the round comes to nothing: nothing of it is kept
+                with phase("state"):
+                    self.store.stage(client, result.private)
+                    if position is None:
+                        continue
+                    upload = self.method.unpack(self.task, result.packed)
+                    if (staleness := cohort.round - 1 - version) > 0:
+                        upload = brought_up_to_date(
+                            self.method, self.task, upload, sent, server, staleness
+                        )
+                    uploads.put(position, upload)
         return results
+
+    def _requests(self, members: Sequence[Member], version: int) -> Iterator[ClientRequest]:
+        """The requests to members that are sent the state after round ``version``."""
+        requests = client_requests(
+            [member.client for member in members],
+            version + 1,
+            "train",
+            self.plan.local.passes,
+            {member.client: member.steps for member in members},
+            self.store.read,
+            self.plan.schedule.factor(version + 1, self.plan.rounds),
+        )
+        return (replace(request, steps=request.size) for request in requests)
+
+    def _is_late(self, results: CohortResults, member: Member, update: ClientUpdate) -> bool:
+        """Whether a member's upload comes after the deadline of a synchronous round."""
+        if self.time is None or self.plan.cohort.buffer is not None:
+            return False
+        down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
+        seconds = self.time.seconds(member.client, member.steps, down, 0 if member.drops else up)
+        return results.is_late(member, seconds, self.plan.faults.deadline)
+
+    def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
+        """How many of the cohort's updates can be usable, as far as it is known."""
+        refused = {client for client, _ in results.refusals.values()}
+        return len(cohort.clients) - len(refused.intersection(cohort.clients))
 
     @property
     def complete(self) -> bool:
@@ -415,12 +515,16 @@ class _Loop:
     def _check_quorum(self, results: CohortResults, cohort: Cohort) -> None:
         """Raise where too few updates are usable: DivergedError if there would be enough without
         those that are not finite, else InputError."""
-        usable, asked = len(results.losses), len(cohort.clients)
+        usable, asked = len(results.losses) + len(results.late), len(cohort.clients)
         least = self._least(cohort)
         if usable >= least:
             return
         self.store.begin(cohort.round)  # nothing of the round is kept
-        diverged = {at: r for at, (_, r) in results.refusals.items() if r.diverged}
+        diverged = {
+            place: refusal
+            for place, (client, refusal) in results.refusals.items()
+            if refusal.diverged and client in cohort.clients
+        }
         if usable + len(diverged) >= least:
             raise self._diverged(diverged[min(diverged)].reason, cohort)
         raise InputError(
@@ -434,34 +538,3 @@ class _Loop:
             f"{reason} in round {cohort.round} of {self.method.name}; "
             "lower the learning rate or set optimiser.clip"
         )
-
-
-@dataclass
-class CohortResults:
-    """The usable results of a cohort's training: ``losses`` by position in the cohort. The costs
-    are those of the first of them in training order; ``refusals`` are by place in that order, each
-    with its client."""
-
-    losses: dict[int, float] = field(default_factory=dict)
-    refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    costs: Costs | None = None
-    data_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    _first: int = sys.maxsize  # the place in training order behind `costs`
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Why clients have no usable update."""
-        return {client: refusal.reason for client, refusal in self.refusals.values()}
-
-    def add(self, position: int, request: ClientRequest, update: ClientUpdate) -> None:
-        """Take the update of the client at ``position``."""
-        self.losses[position] = update.loss
-        self.bytes_down += sum(update.costs.down.values())
-        self.bytes_up += sum(update.costs.up.values())
-        self.data_seconds += update.data_seconds
-        self.cpu_seconds += update.cpu_seconds
-        if request.position < self._first:
-            self._first, self.costs = request.position, update.costs

@@ -174,6 +174,11 @@ def _costs(comparison: Table) -> TextTable:
         ]
         for row in ranked(comparison)
     ]
+    if any(row.simulated_seconds is not None for row in comparison.rows):
+        header.append("simulated\nseconds")
+        for line, row in zip(cells, ranked(comparison), strict=True):
+            known = row.simulated_seconds
+            line.append("-" if known is None else seconds_text(known))
     title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"
     return TextTable(title, header, cells)
 

@@ -14,7 +14,7 @@ from statistics import mean
 from .choice import Score, validation_score
 from .differences import Difference, Results, by_client, comparable, difference, results_of
 from .majority import majority_summary
-from .read import Run
+from .read import Round, Run
 from .select import (
     Entry,
     Metric,
@@ -47,7 +47,7 @@ def verdicts(runs: Sequence[Run], metric: Metric | None = None) -> list[Verdict]
 def traffic(entry: Entry) -> tuple[float | None, float | None]:
     """Return the bytes down and up per client and round, over the committed rounds."""
     rounds = [record for trial in entry.trials for record in trial.history]
-    visits = sum(len(record.cohort) for record in rounds)
+    visits = sum(record.num_trained for record in rounds)
     if not visits:
         return None, None
     down, up = sum(r.bytes_down for r in rounds), sum(r.bytes_up for r in rounds)
@@ -65,6 +65,20 @@ def cpu_seconds_of(entry: Entry) -> float | None:
     timings = [timing for trial in entry.trials for timing in trial.timings if timing.round]
     known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
     return sum(known) / len(entry.trials) if known and len(known) == len(timings) else None
+
+
+def simulated_seconds(rounds: Sequence[Round]) -> float | None:
+    """Return the simulated seconds of some rounds of a trial; None if time was not simulated."""
+    known = [record.simulated_seconds for record in rounds if record.simulated_seconds is not None]
+    return sum(known) if known and len(known) == len(rounds) else None
+
+
+def simulated_seconds_of(entry: Entry) -> float | None:
+    """Return the simulated seconds of all rounds, mean over seeds; None where time was not
+    simulated."""
+    of_trials = [simulated_seconds(trial.history) for trial in entry.trials]
+    known = [seconds for seconds in of_trials if seconds is not None]
+    return mean(known) if known and len(known) == len(of_trials) else None
 
 
 @dataclass(frozen=True)

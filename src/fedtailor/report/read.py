@@ -81,7 +81,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class Round:
-    """One line of history.jsonl; the bytes are those of the whole cohort."""
+    """One line of history.jsonl; the bytes are those of the whole cohort. With simulated faults,
+    ``trained`` and ``trained_steps`` count all clients that have trained, not the cohort alone."""
 
     round: Count
     cohort: Sequence[Count]
@@ -91,6 +92,19 @@ class Round:
     lr_scale: Amount
     bytes_down: Count
     bytes_up: Count
+    trained: Count | None = None
+    trained_steps: Count | None = None
+    simulated_seconds: Amount | None = None
+
+    @property
+    def num_trained(self) -> int:
+        """How many clients have trained."""
+        return len(self.cohort) if self.trained is None else self.trained
+
+    @property
+    def num_steps(self) -> int:
+        """How many local steps they have done together."""
+        return sum(self.steps) if self.trained_steps is None else self.trained_steps
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,9 @@ def sections(
         "Cost against result",
         f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
         "until the reported round, the floating-point operations of its training until then "
-        "(matrix products and convolutions), and the processor seconds and seconds of the whole "
-        "training on the machine that ran it. The dashed line joins the methods for which no other "
+        "(matrix products and convolutions), the simulated seconds until then if time was "
+        "simulated, and the processor seconds and seconds of the whole training on the machine "
+        "that ran it. The dashed line joins the methods for which no other "
         "one is both cheaper and better.",
         [f"pareto-{cost}" for cost in specs.COSTS if cost in content["costs"]],
         drawings=[figures.cost(entries, metric)],

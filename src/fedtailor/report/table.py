@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .clients import ClientRow, client_rows, worst_clients
-from .judge import cpu_seconds_of, seconds_of, traffic, verdicts
+from .judge import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic, verdicts
 from .majority import majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
@@ -114,6 +114,7 @@ class Row:
     flops: float | None  # of a client's training on one batch; None: not counted
     seconds: float  # of all rounds, mean over seeds
     cpu_seconds: float | None  # of the clients' training, mean over seeds; None: not known
+    simulated_seconds: float | None  # of all rounds, mean over seeds; None: not simulated
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ def _row(entry: Entry, metric: Metric) -> Row:
         flops=_mean_flops(costs),
         seconds=seconds_of(entry),
         cpu_seconds=cpu_seconds_of(entry),
+        simulated_seconds=simulated_seconds_of(entry),
     )
 
 

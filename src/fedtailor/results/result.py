@@ -17,7 +17,7 @@ from ..report.cells import text_tables
 from ..report.choice import validation_score
 from ..report.comparison import compare, verdict_lines
 from ..report.page import write
-from ..report.read import Run, Trial, read
+from ..report.read import Round, Run, Trial, read
 from ..report.select import (
     Metric,
     Model,
@@ -184,9 +184,10 @@ class Result:
         """Return every round so far, one row a method, seed and round.
 
         Columns: ``method``, ``seed``, ``round``, ``train_loss``, ``lr_scale``, ``bytes_down`` and
-        ``bytes_up`` of the whole cohort, ``seconds``; and for each model and split the mean over
-        clients, such as ``personal_validation``: an accuracy as a fraction, or a loss for language
-        modelling; not a number in rounds without an evaluation.
+        ``bytes_up`` of the whole cohort, ``seconds``, ``simulated_seconds`` where time is
+        simulated; and for each model and split the mean over clients, such as
+        ``personal_validation``: an accuracy as a fraction, or a loss for language modelling; not a
+        number in rounds without an evaluation.
 
         Args:
             method: a label; None: all.
@@ -213,6 +214,7 @@ class Result:
                     "bytes_down": record.bytes_down,
                     "bytes_up": record.bytes_up,
                     "seconds": seconds.get(record.round),
+                    **_simulated(record),
                     **{name: values.get(record.round, np.nan) for name, values in means.items()},
                 }
                 for record in trial.history
@@ -349,9 +351,16 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
         flat |= {} if model is None else _columns(name, model.mean)
     flat |= {} if row.before is None else _columns("before", row.before)
+    if row.simulated_seconds is not None:
+        flat["simulated_seconds"] = row.simulated_seconds
     sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
     work = ("flops", "seconds", "cpu_seconds")
     return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}
+
+
+def _simulated(record: Round) -> dict[str, float]:
+    known = record.simulated_seconds
+    return {} if known is None else {"simulated_seconds": known}
 
 
 def _columns(name: str, value: Spread) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,8 +47,9 @@ class CommittedRound:
 
     @property
     def train_loss(self) -> float:
-        """The mean training loss over the cohort."""
-        return sum(self.round.losses) / len(self.round.losses)
+        """The mean training loss over the cohort; nan if nobody is in it."""
+        loss = self.round.train_loss
+        return math.nan if loss is None else loss
 
     def score(
         self,

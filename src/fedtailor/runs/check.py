@@ -78,11 +78,10 @@ def _of_part(folder: Path) -> Iterator[Callable[[], bool]]:
         return  # nothing says which of its files count
     for log in LOGS:
         yield partial(_log, folder / f"{log}.jsonl", commit, log)
-    best = {about.round for about in commit.best.values()}
-    yield from (
-        partial(check_tensors, state_path(folder, number))
-        for number in sorted(best - {commit.round})
-    )
+    earlier = {about.round for about in commit.best.values()} - {commit.round}
+    # no file has the state before the first round, where the run began with it
+    earlier |= {number for number in commit.in_flight if number or state_path(folder, 0).exists()}
+    yield from (partial(check_tensors, state_path(folder, number)) for number in sorted(earlier))
     if commit.finished:
         yield partial(check_tensors, folder / "server.safetensors")
     elif commit.round or state_path(folder, 0).exists():

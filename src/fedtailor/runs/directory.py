@@ -38,6 +38,7 @@ from ..engine.client_store import (
     staged_path,
 )
 from ..engine.costs import peak_memory_mb
+from ..engine.results import RoundFaults
 from ..engine.rounds import Round
 from ..engine.row_file import RowFile, sync_folder
 from ..engine.scoring import Evaluation
@@ -226,6 +227,9 @@ class Commit:
     diverged: str | None = None  # why it stopped after that round; the next run goes on there
     best: dict[str, BestRound] = field(default_factory=dict)
     stopped: bool = False  # a callback stopped it after that round; it can go on
+    # the earlier rounds whose states clients in flight have been sent; not in the file if there are
+    # none
+    in_flight: Sequence[Count] = ()
     # of the logs' committed bytes, and ``private``: of all private states
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -254,7 +258,7 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "checksums"} <= content.keys() <= names:
+    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
         raise InputError(f"{path} must hold {', '.join(sorted(names))}")
     if not isinstance(content["best"], dict):
         raise InputError(f"{path}: best must hold an object")
@@ -356,6 +360,18 @@ class RunDirectory:
             )
         return aligned(strip_prefix(state, "server/"))
 
+    def earlier(self, number: int) -> Server | None:
+        """The server's state after an earlier round, which clients in flight have been sent; None
+        for the first state, which no round has made."""
+        if number == 0 and not state_path(self.path, 0).exists():
+            return None
+        return read_server(self.path, self.commit, number)
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether the file of costs is written."""
+        return (self.path / "costs.json").exists()
+
     @property
     def executor(self) -> str | None:
         """What ran the clients of the last committed round; None if nothing was chosen yet."""
@@ -384,14 +400,22 @@ class RunDirectory:
         if confusion := _confusion(done):
             path = self.path / f"confusion-{done.number:06d}.safetensors"
             save_tensors(path, confusion)
-        if done.costs is not None and not (self.path / "costs.json").exists():
+        if done.costs is not None and not self.has_costs:
             write_atomically(self.path / "costs.json", seal_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
         checksums = {log: logged.hexdigest() for log, logged in self._logged.items()}
         if (private := store.checksum) is not None:
             checksums["private"] = private
         self._commit(
-            Commit(done.number, self.commit.rounds, False, lengths, best=best, checksums=checksums)
+            Commit(
+                done.number,
+                self.commit.rounds,
+                False,
+                lengths,
+                best=best,
+                in_flight=() if done.faults is None else done.faults.versions,
+                checksums=checksums,
+            )
         )
         self._keep_best(store)
         self._drop_states()
@@ -425,7 +449,10 @@ class RunDirectory:
             return file.tell()
 
     def _commit(self, commit: Commit) -> None:
-        write_atomically(self.path / "commit.json", seal_json(asdict(commit)))
+        content = asdict(commit)
+        if not commit.in_flight:
+            del content["in_flight"]
+        write_atomically(self.path / "commit.json", seal_json(content))
         self.commit = commit
 
     def _keep_best(self, store: PrivateStates) -> None:
@@ -433,9 +460,10 @@ class RunDirectory:
             store.keep(self.commit.best_round)
 
     def _drop_states(self) -> None:
-        """Remove all states but the last one and those of the best rounds."""
+        """Remove all states but the last one, those of the best rounds, and those that clients in
+        flight have been sent."""
         commit, private = self.commit, self.path / PRIVATE_FILE
-        rounds = {commit.round, commit.best_round, commit.best_global_round}
+        rounds = {commit.round, commit.best_round, commit.best_global_round, *commit.in_flight}
         kept = {best_path(private, commit.best_round)}
         if commit.finished:  # the last one has files of its own
             rounds.discard(commit.round)
@@ -452,14 +480,22 @@ def _history(done: Round) -> dict[str, Any]:
     return {
         "round": done.number,
         "cohort": list(done.cohort.clients),
-        "train_loss": sum(done.losses) / len(done.losses),
+        "train_loss": done.train_loss,
         "losses": list(done.losses),
         "steps": list(done.steps),
         "lr_scale": done.lr_scale,
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
         **notes,
+        **({} if done.faults is None else _faults(done.faults)),
     }
+
+
+def _faults(faults: RoundFaults) -> dict[str, Any]:
+    line = asdict(faults)
+    del line["versions"]
+    optional = {"simulated_seconds": line.pop("seconds"), "staleness": line.pop("staleness")}
+    return {**line, **{name: value for name, value in optional.items() if value is not None}}
 
 
 def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:

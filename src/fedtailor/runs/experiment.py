@@ -22,6 +22,7 @@ from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..robustness.attacks import AttackConfig
+from ..robustness.faults import FaultConfig
 from ..run_format import check_folder_name
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
@@ -63,6 +64,7 @@ class Experiment:
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
     start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
@@ -107,6 +109,7 @@ class Experiment:
             self.engine,
             self.evaluate,
             self.attack,
+            self.faults,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,7 +207,7 @@ def _own(method: Method) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 Settings = str | Sequence[str] | Mapping[str, Any]
@@ -442,6 +445,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
                 f"{where}.{name}".lstrip(".") + f" must be a table, got {brief(value)}"
             )
         return value
+    if (entry := _entry(hint)) is not None:
+        return _entries(entry, value, f"{where}.{name}".lstrip("."))
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
     try:
@@ -456,6 +461,27 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
+
+
+def _entry(hint: Any) -> type | None:
+    """The dataclass of which a field of this type has any number; None: it is of another type."""
+    entry, *_ = typing.get_args(hint) or (None,)
+    is_list = typing.get_origin(hint) is tuple and dataclasses.is_dataclass(entry)
+    return entry if is_list else None
+
+
+def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
+    """Several of a dataclass, from a list of tables."""
+    if not isinstance(values, list | tuple):
+        raise InputError(f"{where} must be a list of tables, got {brief(values)}")
+    entries = []
+    for at, value in enumerate(values):
+        if not isinstance(value, kind):
+            if not isinstance(value, Mapping):
+                raise InputError(f"{where}[{at}] must be a table, got {brief(value)}")
+            value = build(kind(), value, f"{where}[{at}]")
+        entries.append(value)
+    return tuple(entries)
 
 
 @functools.cache

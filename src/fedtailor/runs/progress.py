@@ -148,7 +148,7 @@ class Progress:
     def _show(self, done: Round, *, is_due: bool) -> None:
         """Show the results of a round in the bar, and on a line if one is due."""
         assert self._stage is not None
-        stage, loss = self._stage, f"{sum(done.losses) / len(done.losses):.3f}"
+        stage, loss = self._stage, "-" if done.train_loss is None else f"{done.train_loss:.3f}"
         scores = _scores(self._evaluations, stage.metric)
         shown = {"loss": loss, **scores}
         self._shown = ", ".join(f"{name}={value}" for name, value in shown.items())

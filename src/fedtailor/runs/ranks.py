@@ -20,6 +20,7 @@ from ..engine.executors.ranks import RankExecutor, follow
 from ..engine.executors.work import Work
 from ..engine.malloc import keep_freed_memory
 from ..engine.rounds import client_works, with_example_cache
+from ..errors import InputError
 from .build import Inputs
 from .manifest import PACKAGES, data_manifest
 from .parts import Part
@@ -49,7 +50,12 @@ class LeadingRank:
 
 def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> None:
     """Raise InputError where the ranks can't work together: they lack a device each, or differ in
-    data, model or package versions."""
+    data, model or package versions; or where rounds are asynchronous."""
+    if (buffer := inputs.experiment.cohort.buffer) is not None:
+        raise InputError(
+            f"cohort.buffer = {buffer}: asynchronous aggregation is simulated in one process, not "
+            "under torchrun"
+        )
     group.check_device(device)
     group.check_consistent(_fingerprint(inputs))
 

@@ -13,7 +13,7 @@ from ..data.sources import task_of_data
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import Round, new_store, rounds, step_flops
+from ..engine.rounds import Round, first_costs, new_store, rounds
 from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone
@@ -262,18 +262,20 @@ def _run_part(
         store=store,
         server=server,
         start=number,
+        earlier=directory.earlier,
         executor=directory.executor,
         make_executor=make_executor,
         on_result=part.progress.on_result,
         metrics=inputs.metrics,
     )
-    if number <= 1 and not part.federation.remote:
-        todo = _with_flops(todo, step_flops(part.method, task, part.federation, plan))
+    if not directory.has_costs and not part.federation.remote:
+        flops = first_costs(part.method, task, part.federation, plan).flops
+        todo = _with_flops(todo, flops)
     followed = trace.follow(todo, part.title) if trace else todo
     commit_rounds(part, followed, store, on_round)
 
 
-def _with_flops(todo: Iterator[Round], flops: int) -> Iterator[Round]:
+def _with_flops(todo: Iterator[Round], flops: int | None) -> Iterator[Round]:
     for done in todo:
         yield done if done.costs is None else replace(done, costs=replace(done.costs, flops=flops))
 

@@ -128,7 +128,8 @@ class Part:
                     found[f"reported/{short}/{name}"] = value["mean"]
             if of_model:
                 found[f"reported/{short}/round"] = of_model["rounds"][0]
-        costs = ("bytes_down", "bytes_up", "trained", "communicated", "private", "flops", "seconds")
+        sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
+        costs = (*sizes, "flops", "seconds", "simulated_seconds")
         found |= {f"reported/{name}": row[name] for name in costs if row[name] is not None}
         texts = {name: value for name, value in found.items() if isinstance(value, str)}
         numbers = {name: float(v) for name, v in found.items() if not isinstance(v, str)}

@@ -96,6 +96,24 @@ def test_costs_are_those_until_the_reported_round(make_run: MakeRun) -> None:
     assert costs["bytesFront"] == [True, True]
 
 
+def test_simulated_rounds_cost_what_all_who_trained_have_done(make_run: MakeRun) -> None:
+    out = make_run(methods=("fedavg",), seeds=(0,))
+    folder = out / "methods/fedavg/seed-0"
+    commit = json.loads((folder / "commit.json").read_text())
+    log = (folder / "history.jsonl").read_bytes()[: commit["bytes"]["history"]].splitlines()
+    more = {"trained": 4, "trained_steps": 5, "simulated_seconds": 2.5}
+    text = "".join(json.dumps(json.loads(line) | more) + "\n" for line in log)
+    (folder / "history.jsonl").write_text(text)
+    commit["bytes"]["history"] = len(text)
+    (folder / "commit.json").write_text(json.dumps(commit))
+    costs = _content(out)["costs"]
+    assert (costs["simulated"], costs["simulatedFront"]) == ([4 * 2.5], [True])
+    assert costs["flops"] == [pytest.approx(4 * 5 * 6000 / K)]
+    (row,) = table(read_all([out])).rows
+    assert row.simulated_seconds == 8 * 2.5
+    assert row.bytes_down == 8000 / 4
+
+
 def test_language_models_have_losses(make_run: MakeRun) -> None:
     shown = _content(make_run(is_lm=True, seeds=(0,), methods=("fedavg",)))
     assert shown["metric"] == {

@@ -65,7 +65,7 @@ class ClientRequest:
 
     ``position`` counts the round's requests; ``private`` is the client's private state, None where
     it lies elsewhere. The client works on ``passes`` over its data, in batches drawn for
-    ``purpose``; ``size`` is how much work that is.
+    ``purpose``, or on the first ``steps`` of these; ``size`` is how much work that is.
     """
 
     position: int
@@ -76,6 +76,7 @@ class ClientRequest:
     passes: int
     lr_scale: float
     size: int
+    steps: int | None = None  # None: all batches
 
 
 def client_requests(

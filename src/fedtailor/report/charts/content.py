@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..differences import Division, division_of
-from ..judge import cpu_seconds_of, seconds_of
+from ..judge import cpu_seconds_of, seconds_of, simulated_seconds
 from ..numbers import scale_of
 from ..read import Partition, Trial
 from ..select import (
@@ -232,23 +232,25 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
 
 
-_COSTS = ("bytes", "flops", "cpu", "seconds")
+_COSTS = ("bytes", "flops", "simulated", "cpu", "seconds")
 
 
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """The mean test result beside what it cost: bytes and floating-point operations of a client
-    until the reported round, and the seconds of the whole training; means over seeds. What was not
-    measured is None."""
+    """The mean test result beside what it cost: bytes and floating-point operations of a client,
+    and simulated seconds, until the reported round, and the seconds of the whole training; means
+    over seeds. What was not measured is None."""
     for position, entry in enumerate(entries):
-        traffic, flops, results = [], [], []
+        traffic, flops, simulated, results = [], [], [], []
         for trial, selected in _selected(entry):
             rounds = [record for record in trial.history if record.round <= selected.round]
             total = sum(record.bytes_down + record.bytes_up for record in rounds)
             clients = entry.run.partitions[trial.seed].clients
             traffic.append(total / clients)
             if trial.costs is not None and trial.costs.flops is not None:
-                steps = sum(sum(record.steps) for record in rounds)
+                steps = sum(record.num_steps for record in rounds)
                 flops.append(trial.costs.flops * steps / clients)
+            if (seconds := simulated_seconds(rounds)) is not None:
+                simulated.append(seconds)
             results.append(scale_of(metric)[0] * summary(selected.test, metric).mean)
         if results and math.isfinite(float(np.mean(results))):
             yield {
@@ -256,6 +258,9 @@ def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
                 "value": number(float(np.mean(results))),
                 "bytes": number(float(np.mean(traffic))),
                 "flops": number(float(np.mean(flops))) if len(flops) == len(results) else None,
+                "simulated": number(float(np.mean(simulated)))
+                if len(simulated) == len(results)
+                else None,
                 "cpu": number(cpu_seconds) if (cpu_seconds := cpu_seconds_of(entry)) else None,
                 "seconds": number(seconds_of(entry)),
             }

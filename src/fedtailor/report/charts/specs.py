@@ -241,6 +241,7 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
 COSTS = {  # what a chart of costs says below its axis, and the unit
     "bytes": ("bytes per client (down and up)", "B"),
     "flops": ("floating-point operations of a client's training", "FLOP"),
+    "simulated": ("simulated seconds until the reported round", "s"),
     "cpu": ("processor seconds of all clients' training", "s"),
     "seconds": ("seconds of the whole training", "s"),
 }

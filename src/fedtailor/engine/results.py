@@ -1,0 +1,103 @@
+"""What comes of a round's training, and what became of those who took part."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .client import ClientUpdate
+from .config import Plan
+from .costs import Costs
+from .executors.work import Refusal
+from .participants import Member, Participants
+
+
+@dataclass
+class CohortResults:
+    """The usable results of a round's training: ``losses`` by position in the cohort. The costs
+    are those of the first of them in training order; ``refusals`` are by place in that order, each
+    with its client. ``late`` has the simulated seconds of clients that are not back in time, and
+    ``seconds`` those of the slowest."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
+    late: dict[int, float] = field(default_factory=dict)  # by client
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    costs: Costs | None = None
+    data_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    _first: int = sys.maxsize  # the place in training order behind `costs`
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why clients have no usable update."""
+        return {client: refusal.reason for client, refusal in self.refusals.values()}
+
+    def is_late(self, member: Member, seconds: float, deadline: float | None) -> bool:
+        """Take the simulated time of a member of a synchronous round; whether it sends an upload
+        that comes after the deadline."""
+        self.seconds = max(self.seconds, seconds)
+        if member.drops or deadline is None or seconds <= deadline:
+            return False
+        self.late[member.client] = seconds
+        return True
+
+    def add(self, place: int, position: int | None, update: ClientUpdate, *, sends: bool) -> None:
+        """Take the update of the client at ``place`` of the training order. It counts if it has a
+        ``position`` in the cohort, and has cost bytes if the client ``sends`` it."""
+        if position is not None:
+            self.losses[position] = update.loss
+        self.bytes_down += sum(update.costs.down.values())
+        self.bytes_up += sum(update.costs.up.values()) if sends else 0
+        self.data_seconds += update.data_seconds
+        self.cpu_seconds += update.cpu_seconds
+        if place < self._first:
+            self._first, self.costs = place, update.costs
+
+
+@dataclass(frozen=True)
+class RoundFaults:
+    """What became of those that a round was begun with, where faults are simulated: clients that
+    ``dropped_before`` or ``dropped_after`` they trained, and those whose uploads were ``late``.
+    ``trained`` clients have trained, on ``trained_steps`` batches together, whether their updates
+    count or not. ``seconds`` is the simulated time; None: it is not simulated. In asynchronous
+    rounds ``staleness`` has an entry a cohort member, and ``versions`` are the earlier rounds whose
+    states clients in flight have been sent."""
+
+    dropped_before: tuple[int, ...]
+    dropped_after: tuple[int, ...]
+    late: tuple[int, ...]
+    trained: int
+    trained_steps: int
+    seconds: float | None
+    staleness: tuple[int, ...] | None = None
+    versions: tuple[int, ...] = ()
+
+
+def round_faults(
+    plan: Plan, drawn: Participants, results: CohortResults, used: Sequence[Member], number: int
+) -> RoundFaults | None:
+    """What became of all who were ``drawn`` in round ``number``; the updates of those ``used``
+    count. None if no faults are simulated."""
+    faults, members = plan.faults, drawn.members
+    if not faults.is_active:
+        return None
+    seconds = drawn.seconds
+    if seconds is None and faults.machines:
+        seconds = min(results.seconds, faults.deadline or math.inf)
+    late = {*results.late, *(member.client for member in members if member.late)}
+    staleness = tuple(number - 1 - member.version for member in used)
+    return RoundFaults(
+        dropped_before=drawn.dropped,
+        dropped_after=tuple(member.client for member in members if member.drops),
+        late=tuple(sorted(late)),
+        trained=len(members),
+        trained_steps=sum(member.steps for member in members),
+        seconds=seconds,
+        staleness=None if plan.cohort.buffer is None else staleness,
+        versions=drawn.versions,
+    )
