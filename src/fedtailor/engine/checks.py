@@ -49,6 +49,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
     method.robust.check_method(
         method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
     )
+    can_clip = method.needs_only_mean or method.sends_updates
+    if plan.cohort.above_norm == "clip" and not can_clip:
+        raise InputError(
+            "cohort.above_norm = 'clip' needs uploads that can be compared with the server's "
+            f"state; those of {method.name} can't; allowed: 'refuse', 'keep'"
+        )
     check_attack(federation, plan)
     if plan.local.batch_size < method.min_batch_size:
         raise InputError(

@@ -20,13 +20,19 @@ from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
-from ..robustness.attacks import attack_uploads
 from ..task.task import Task
-from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
+from .aggregation import (
+    NextState,
+    UploadMean,
+    Uploads,
+    empty_uploads,
+    next_state,
+    training_order,
+)
 from .checks import check
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
-from .config import EngineConfig, Plan
+from .config import LEAST, EngineConfig, Plan
 from .costs import Costs, count_flops
 from .evaluation import Evaluator
 from .executors.choose import executor_for
@@ -35,8 +41,7 @@ from .executors.work import ClientRequest, Executor, Refusal, Work, client_reque
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
 from .scoring import Evaluation, Scoring
-
-_LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
+from .screen import Screen
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Round:
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
     notes: tuple[str, ...] = ()
     cpu_seconds: float | None = None
+    norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them
 
 
 def new_store(
@@ -103,6 +109,7 @@ def rounds(
     *,
     store: PrivateStates | None = None,
     server: Server | None = None,
+    recent_norms: Sequence[Sequence[float]] = (),
     start: int = 1,
     executor: str | None = None,
     make_executor: Callable[[Mapping[str, Work]], Executor] | None = None,
@@ -120,6 +127,7 @@ def rounds(
         store: the clients' private states; None: new ones, in memory. To resume a run, the store as
             it was after the last round.
         server: the server's state after the last round; None: its first state.
+        recent_norms: to resume a run, the ``norms`` of its last ten rounds.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
             are evaluated before round 1, and handed out as round 0.
         executor: to resume a run, the executor that its last round names.
@@ -145,7 +153,7 @@ def rounds(
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     if plan.engine.on_divergence == "skip":
-        quorum = min(quorum, _LEAST)
+        quorum = min(quorum, LEAST)
     federation = with_example_cache(method, task, federation, plan.engine)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
@@ -157,6 +165,7 @@ def rounds(
         runner = Counted(runner, on_result)
     evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
+    loop.screen.recent_norms = recent_norms
     try:
         for number in range(start, plan.rounds + 1):
             done = loop.round(server, number) if number else loop.before(server)
@@ -247,6 +256,9 @@ class _Loop:
     evaluator: Evaluator
     quorum: float
 
+    def __post_init__(self) -> None:
+        self.screen = Screen(self.method, self.task, self.federation, self.plan)
+
     def before(self, server: Server) -> Round:
         """Evaluate the states that the run begins with."""
         clock = Clock()
@@ -283,6 +295,7 @@ class _Loop:
         notes = self._notes(cohort, results, state)
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present))
+        norms = self.screen.close(cohort)
         self.evaluator.forget(cohort.clients)
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -304,6 +317,7 @@ class _Loop:
             executor=self.executor.name,
             notes=notes,
             cpu_seconds=results.cpu_seconds or None,
+            norms=norms,
         )
 
     def _next(
@@ -316,19 +330,18 @@ class _Loop:
                 next state, are not finite).
         """
         with tempfile.TemporaryDirectory(prefix="fedtailor-") as folder:
-            uploads = empty_uploads(
-                self.method,
-                cohort,
-                num_batches,
-                self.plan,
-                folder,
-                complete=self.complete,
-                attacked=self.plan.attack.on_uploads,
-            )
+            complete = self.complete and self.plan.cohort.refuses_rarely
+            uploads = self._empty(cohort, num_batches, folder, complete=complete)
             with clock.phase("train"):
                 results = self._train(server, cohort, num_batches, uploads)
             clock.move(results.data_seconds / self.executor.processes, "train", "data")
             self._check_quorum(results, cohort)
+            if isinstance(uploads, UploadMean) and not uploads.keeps and self.screen.above():
+                # what has been added up can't be taken out again
+                self.store.begin(cohort.round)
+                uploads = self._empty(cohort, num_batches, folder, complete=False)
+                with clock.phase("train"):
+                    results = self._train(server, cohort, num_batches, uploads)
             with clock.phase("aggregate"):
                 least, max_share = self._least(cohort), self.plan.cohort.max_share
                 context = self.method, self.task, server, uploads, cohort
@@ -338,7 +351,7 @@ class _Loop:
                         sorted(results.losses),
                         least=least,
                         max_share=max_share,
-                        attack=self._attack(server),
+                        screen=self.screen,
                     )
                 except DivergedError as error:
                     self.store.begin(cohort.round)  # nothing of the round is kept
@@ -347,26 +360,18 @@ class _Loop:
             self.store.unstage(cohort.clients[position])
         return results, state
 
-    def _attack(self, server: Server) -> Callable[[Params, Cohort], None] | None:
-        """What attackers make of their uploads, if they change them."""
-        attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
-        if not attack.on_uploads:
-            return None
-
-        def change(uploads: Params, cohort: Cohort) -> None:
-            rows = [row for row, client in enumerate(cohort.clients) if client in attackers]
-            if not rows or not attack.is_on(cohort.round):
-                return
-            attacked = {
-                name: value
-                for name, value in uploads.items()
-                if value.is_floating_point() and name not in self.task.buffers
-            }
-            like = {name: value[0] for name, value in attacked.items()}
-            key = random.key(self.federation.seed, cohort.round, "attack")
-            attack_uploads(attack, attacked, self.method.unchanged(server, like), rows, key)
-
-        return change
+    def _empty(
+        self, cohort: Cohort, num_batches: Sequence[int], folder: str, *, complete: bool
+    ) -> Uploads:
+        return empty_uploads(
+            self.method,
+            cohort,
+            num_batches,
+            self.plan,
+            folder,
+            complete=complete,
+            attacked=self.plan.attack.on_uploads,
+        )
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
@@ -384,6 +389,7 @@ class _Loop:
         self, server: Server, cohort: Cohort, num_batches: Sequence[int], uploads: Uploads
     ) -> CohortResults:
         results = CohortResults()
+        self.screen.begin(server)
         order = training_order(num_batches)
         scale = self.plan.schedule.factor(cohort.round, self.plan.rounds)
         sizes = dict(zip(cohort.clients, num_batches, strict=True))
@@ -403,7 +409,9 @@ class _Loop:
                 continue  # the round comes to nothing: nothing of it is kept
             with phase("state"):
                 self.store.stage(request.client, result.private)
-                uploads.put(position, self.method.unpack(self.task, result.packed))
+                upload = self.method.unpack(self.task, result.packed)
+                self.screen.measure(request.client, upload)
+                uploads.put(position, upload)
         return results
 
     @property

@@ -37,6 +37,7 @@ from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 from ..report.checked import Count, load_object, record
 from ..report.select import Metric
+from ..robustness.norms import RECENT
 from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
@@ -303,6 +304,11 @@ class RunDirectory:
         name: str | None = self._last_line("timings")["executor"]
         return name
 
+    def recent_norms(self) -> list[list[float]]:
+        """The norms of the uploads of the last committed rounds."""
+        committed = self._log("history").read_bytes()[: self.commit.bytes["history"]]
+        return [json.loads(line).get("norms", []) for line in committed.splitlines()[-RECENT:]]
+
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
         lengths = {
@@ -383,6 +389,7 @@ class RunDirectory:
 
 def _history(done: Round) -> dict[str, Any]:
     notes = {"notes": list(done.notes)} if done.notes else {}
+    norms = {"norms": list(done.norms)} if done.norms else {}
     return {
         "round": done.number,
         "cohort": list(done.cohort.clients),
@@ -392,6 +399,7 @@ def _history(done: Round) -> dict[str, Any]:
         "lr_scale": done.lr_scale,
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
+        **norms,
         **notes,
     }
 

@@ -261,6 +261,7 @@ def _run_part(
         plan,
         store=store,
         server=server,
+        recent_norms=directory.recent_norms(),
         start=number,
         executor=directory.executor,
         make_executor=make_executor,
