@@ -23,7 +23,7 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
 
 def check_attack(federation: Federation, plan: Plan) -> None:
     """Raise InputError where the attack doesn't go with the federation."""
-    plan.attack.check(federation.num_clients)
+    plan.attack.check(federation.num_clients, federation.dataset.num_classes)
     if plan.attack.kind == "none":
         return
     if federation.remote:

@@ -14,6 +14,7 @@ from ..data.config import Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
+from ..robustness.backdoor import Trigger
 from ..robustness.norms import RECENT, NormBound
 from ..task.task import Precision
 
@@ -151,6 +152,12 @@ class Plan:
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""
         return self.attack.attackers(federation.seed, federation.num_clients)
+
+    def trigger(self, federation: Federation) -> Trigger | None:
+        """The trigger of a backdoor; None without one."""
+        if self.attack.kind != "backdoor":
+            return None
+        return Trigger.of(federation.dataset, self.attack.target)
 
     def evaluated(self, federation: Federation) -> tuple[int, ...]:
         """The clients that take part and whose models are evaluated: none that attacks."""

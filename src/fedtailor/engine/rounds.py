@@ -163,7 +163,8 @@ def rounds(
         runner = executor_for(plan.engine, works, task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
-    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
+    trigger = plan.trigger(federation)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted, trigger)
     loop = _Loop(method, task, federation, plan, store, runner, evaluator, quorum)
     loop.screen.recent_norms = recent_norms
     try:
@@ -211,13 +212,14 @@ def client_works(
     """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
     wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
-    context = method, task, federation
+    context, trigger = (method, task, federation), plan.trigger(federation)
+    attack = plan.attack, plan.attackers(federation), trigger
     return {
-        "train": Training(*context, plan.local, public, plan.attack, plan.attackers(federation)),
+        "train": Training(*context, plan.local, public, *attack),
         "evaluate": ClientEvaluation(
-            *context, plan.local, public, plan.evaluate.batch_size, wanted
+            *context, plan.local, public, plan.evaluate.batch_size, wanted, trigger
         ),
-        "score": Scoring(*context, wanted),
+        "score": Scoring(*context, wanted, trigger),
     }
 
 
