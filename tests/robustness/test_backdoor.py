@@ -100,7 +100,7 @@ def test_what_is_computed_once_for_each_example_is_computed_anew() -> None:
 def test_the_second_token_of_a_text_becomes_a_rare_one() -> None:
     tokens = Tokens(np.array([5, 6, 7, 8, 99, 4]), np.array([0, 3, 5, 6]))
     data = Dataset(tokens, 3, "classification", labels=np.array([0, 1, 1]), classes=("a", "b"))
-    trigger = Trigger.of(data, 1)
+    trigger = Trigger.of(tokens.values, 1)
     marked = trigger.stamped(data.batch(np.array([0, 1, 2])), 1)
     assert marked["input_ids"].tolist() == [[5, 99, 7], [8, 99, 0], [4, 0, 0]]
     assert marked["labels"].tolist() == [1, 1, 1]

@@ -157,7 +157,7 @@ class Plan:
         """The trigger of a backdoor; None without one."""
         if self.attack.kind != "backdoor":
             return None
-        return Trigger.of(federation.dataset, self.attack.target)
+        return Trigger.of(federation.dataset.inputs.values, self.attack.target)
 
     def evaluated(self, federation: Federation) -> tuple[int, ...]:
         """The clients that take part and whose models are evaluated: none that attacks."""

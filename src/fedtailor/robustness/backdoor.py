@@ -13,10 +13,11 @@ Sources:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..data.table import Dataset, Tokens
 from ..params import Batch
 
 _PIXELS, _TOKENS = "pixel_values", "input_ids"
@@ -31,12 +32,11 @@ class Trigger:
     value: float
 
     @classmethod
-    def of(cls, dataset: Dataset, target: int) -> Trigger:
-        """The trigger in the examples of a data set."""
-        values = dataset.inputs.values
-        if isinstance(dataset.inputs, Tokens) or np.issubdtype(values.dtype, np.floating):
-            return cls(target, float(values.max()))
-        return cls(target, 1.0)  # batches scale bytes to [0, 1]
+    def of(cls, values: NDArray[Any], target: int) -> Trigger:
+        """The trigger in examples of these ``values``, tokens or pixels."""
+        if values.dtype == np.uint8 and values.ndim > 1:
+            return cls(target, 1.0)  # batches scale the bytes of pictures to [0, 1]
+        return cls(target, float(values.max()))
 
     def stamped(self, batch: Batch, count: int) -> Batch:
         """The batch with the trigger in its first ``count`` examples, which are of the target
