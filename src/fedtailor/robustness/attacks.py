@@ -68,7 +68,7 @@ class AttackConfig:
     def check(self, num_clients: int, num_classes: int) -> None:
         """Raise InputError if the settings don't fit each other or the federation."""
         usual = AttackConfig()
-        if self.kind != "backdoor" and (self.target, self.poisoned) != (
+        if self.kind not in ("none", "backdoor") and (self.target, self.poisoned) != (
             usual.target,
             usual.poisoned,
         ):
