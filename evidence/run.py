@@ -67,7 +67,9 @@ class Run:
 
 # Fields that are younger than some results: at these values a run is what it was without them.
 LATER: Mapping[str, Any] = {
-    "shuffled": 0.0, "gate": None, "max_share": None, "revision": None, "buffer": None
+    "shuffled": 0.0, "gate": None, "max_share": None, "revision": None, "buffer": None,
+    "above_norm": "refuse", "max_norm": None, "norm_factor": 1000.0, "norm_quantile": 0.5,
+    "target": 0, "poisoned": 0.5,
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
@@ -88,7 +90,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["robust"] = dict(NO_RULE)
         if method["name"] == "fedmerge" and method["lr_w"] is None:
             method["lr_w"] = 100.0  # unused; it was the default
-    sections = (content[name] for name in ("data", "public", "model", "split", "cohort"))
+    names = ("data", "public", "model", "split", "cohort", "attack")
+    sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():
             if section.get(field, ...) == value:

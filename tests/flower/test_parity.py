@@ -53,6 +53,21 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 
 
+@pytest.mark.parametrize("above", ["refuse", "clip"])
+def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> None:
+    cohort = {"size": 3, "above_norm": above, "norm_factor": 1.0}
+    chosen = experiment("fedper", rounds=4, cohort=cohort)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    direct = grid(chosen, tmp_path / "clients")
+    far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
+    near, far = (out / "methods/fedper/seed-0" for out in (near, far))
+    history = lines(near / "history.jsonl")
+    assert history == lines(far / "history.jsonl")
+    assert any("notes" in line for line in history) == (above == "refuse")
+    assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
+    _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
+
+
 def _assert_same_evaluations(near: list[dict[str, Any]], far: list[dict[str, Any]]) -> None:
     """A global model's examples share other batches: equal up to rounding."""
     assert len(near) == len(far)

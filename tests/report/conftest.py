@@ -161,6 +161,7 @@ def write_run(
     is_lm: bool = False,
     with_auc: bool = False,
     select: str | None = None,
+    attack: dict[str, Any] | None = None,
 ) -> Path:
     """Write a run directory; returns its path."""
     experiment = {
@@ -175,6 +176,7 @@ def write_run(
         "cohort": {"size": 2},
         "engine": {"executor": "vectorised"},
         "evaluate": {"every": 2, "select": select},
+        "attack": attack or {"kind": "none"},
         "methods": [{"label": method, "name": method} for method in methods],
     }
     _write(path / "experiment.json", experiment)

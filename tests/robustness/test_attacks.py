@@ -8,7 +8,7 @@ import torch
 
 from fedtailor import random
 from fedtailor.errors import InputError
-from fedtailor.robustness.attacks import AttackConfig, attack_uploads, poisoned
+from fedtailor.robustness.attacks import AttackConfig, attack_uploads, flipped
 
 BASE = np.array([1.0, -2.0, 0.5])
 X = np.random.default_rng(2).normal(size=(5, 3)) + BASE
@@ -44,7 +44,7 @@ def test_attacks_on_uploads() -> None:
 
 def test_labels_are_turned_round() -> None:
     batch = {"labels": torch.tensor([0, 1, 9]), "x": torch.ones(3)}
-    assert poisoned(batch, 10)["labels"].tolist() == [9, 8, 0]
+    assert flipped(batch, 10)["labels"].tolist() == [9, 8, 0]
 
 
 def test_who_attacks_depends_on_the_seed_alone() -> None:
@@ -59,6 +59,10 @@ def test_who_attacks_depends_on_the_seed_alone() -> None:
 
 def test_bad_settings_are_told() -> None:
     with pytest.raises(InputError, match=r"strength = 2.0 is for the kinds .* is 'mimic'"):
-        AttackConfig("mimic", strength=2.0).check(5)
+        AttackConfig("mimic", strength=2.0).check(5, 10)
     with pytest.raises(InputError, match=r"clients has 5; the 5 clients are 0 to 4"):
-        AttackConfig("sign-flip", clients=(1, 5)).check(5)
+        AttackConfig("sign-flip", clients=(1, 5)).check(5, 10)
+    with pytest.raises(InputError, match=r"target = 10; the 10 classes are 0 to 9"):
+        AttackConfig("backdoor", target=10).check(5, 10)
+    with pytest.raises(InputError, match=r"poisoned are for the kind 'backdoor'; .* 'sign-flip'"):
+        AttackConfig("sign-flip", poisoned=0.1).check(5, 10)

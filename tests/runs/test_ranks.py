@@ -30,7 +30,7 @@ def test_bad_input_is_said_once(file: Path) -> None:
     assert codes == [2, 2, 2]
     assert said.read_text().splitlines() == [
         "fedtailor: unknown key 'sise' in cohort; did you mean 'size'? "
-        "fields: fraction, max_share, novel, size"
+        "fields: above_norm, fraction, max_norm, max_share, norm_factor, norm_quantile, novel, size"
     ]
 
 

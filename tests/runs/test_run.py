@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import FOLDER, run
+import fedtailor as ft
+from fedtailor.engine.config import CohortConfig, EngineConfig
+from tests.runs.conftest import EXPERIMENT, FOLDER, contents, run
+from tests.small import digits, digits_backbone
 
 
 def same(a: Path, b: Path) -> bool:
@@ -37,3 +41,22 @@ def test_evaluating_very_many_clients_is_pointed_out(
     assert (
         "all 3 clients are evaluated each time; evaluate.clients = 1000" in capsys.readouterr().err
     )
+
+
+def test_the_bound_on_norms_goes_on_from_the_rounds_before(tmp_path: Path) -> None:
+    """The first round's norms are the largest. A later round by itself would leave a client out."""
+    cohort = CohortConfig(norm_factor=1.0)
+    chosen = replace(EXPERIMENT, methods={"fedper": ft.FedPer()}, rounds=6, cohort=cohort)
+
+    def go(out: Path, executor: str, stop: int | None = None) -> dict[str, bytes]:
+        engine = EngineConfig(executor=executor, processes=2, device="cpu")  # type: ignore[arg-type]
+        on_round = lambda done: ft.STOP if done.number == stop else None  # noqa: E731
+        options = {"data": digits(), "backbone": digits_backbone(), "on_round": on_round}
+        ft.run(replace(chosen, engine=engine), out, **options)  # type: ignore[arg-type]
+        return contents(out / "methods")
+
+    whole = go(tmp_path / "whole", "sequential")
+    go(tmp_path / "stopped", "processes", stop=2)
+    assert go(tmp_path / "stopped", "processes") == whole
+    lines = whole["fedper/seed-0/history.jsonl"].splitlines()
+    assert [b"without client" in line for line in lines] == [True] + [False] * 5

@@ -57,6 +57,10 @@ class UploadStack:
                     value[at].copy_(value[row])
             self.params[name] = value[: len(rows)]
 
+    def upload(self, index: int) -> Params:
+        """The upload in row ``index``, as views."""
+        return {name: value[index] for name, value in self.params.items()}
+
     def largest(self) -> int:
         """The row that holds the value of the largest size."""
         return _place_of_largest([v[at] for v in self.params.values()] for at in range(self._left))
@@ -123,6 +127,10 @@ class UploadMean:
         self._order = [position for position in self._order if position in self._weights]
         self._added, self._group, self._total = 0, {}, {}
         self._add_early()
+
+    def upload(self, index: int) -> Params:
+        """The upload at ``index`` among those that are there, where all are kept."""
+        return self._early[sorted(self._early)[index]]
 
     def largest(self) -> int:
         """The place, among those of `weigh`, of the upload with the value of the largest size."""
@@ -209,9 +217,9 @@ def empty_uploads(
     complete: bool,
     attacked: bool,
 ) -> Uploads:
-    """The place for a cohort's uploads until `next_state`. The
-    cohort is ``complete`` if a round without one of its members comes to nothing: then uploads can
-    be weighed as they come, unless they are ``attacked``."""
+    """The place for a cohort's uploads until `next_state`. The cohort is ``complete`` if a round
+    without one of its members comes to nothing, or is taken again: then uploads can be weighed as
+    they come, unless they are ``attacked``."""
     if method.needs_only_mean and not method.robust.is_active and not attacked:
         weighed = with_max_share(cohort, plan.cohort.max_share)
         weights = method.client_weights(weighed) if complete else None
@@ -240,31 +248,33 @@ def next_state(
     *,
     least: int,
     max_share: float | None = None,
-    attack: Callable[[Params, Cohort], None] | None = None,
+    screen: Callable[[Uploads, Cohort], dict[int, str]] | None = None,
 ) -> NextState:
-    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`; in
-    simulation after an ``attack``, which changes some of them in place.
+    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`.
 
-    Where the result is not finite, it is taken again without the upload that has the largest value,
-    until it is, as long as ``least`` members are left.
+    First they go through the ``screen``, which may change them in place and says which rows are to
+    be left out, and why. Where the result is not finite, it is taken again without the upload that
+    has the largest value, until it is, as long as ``least`` members are left.
 
     Raises:
         InputError: they are too few for the method's robust rule.
         DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
-    full, rule = method.robust, method.robust.among(len(present))
+    if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
+        uploads.keep(present)
+    refused = screen(uploads, cohort.subset(torch.tensor(present))) if screen is not None else {}
+    left_out = {present[index]: reason for index, reason in refused.items()}
+    if refused and isinstance(uploads, UploadStack):
+        uploads.keep([index for index in range(len(present)) if index not in refused])
+    counted = [position for position in present if position not in left_out]
+    full, rule = method.robust, method.robust.among(len(counted))
     method, notes = replace(method, robust=rule), tuple[str, ...]()
     if rule.attackers < full.attackers:
         notes = (
-            f"{len(present)} of {len(cohort.clients)} uploads are there: the rule withstands "
+            f"{len(counted)} of {len(cohort.clients)} uploads are there: the rule withstands "
             f"{rule.attackers} false ones, not {full.attackers}",
         )
-    if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
-        uploads.keep(present)
-    counted, left_out = list(present), dict[int, str]()
     members = cohort.subset(torch.tensor(counted))
-    if attack is not None and isinstance(uploads, UploadStack):
-        attack(uploads.params, members)
     if isinstance(uploads, UploadStack) and method.robust.is_active:
         one, rows = _robust(method, task, server, uploads, members)
         if one is not None:

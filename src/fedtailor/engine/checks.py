@@ -23,7 +23,7 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
 
 def check_attack(federation: Federation, plan: Plan) -> None:
     """Raise InputError where the attack doesn't go with the federation."""
-    plan.attack.check(federation.num_clients)
+    plan.attack.check(federation.num_clients, federation.dataset.num_classes)
     if plan.attack.kind == "none":
         return
     if federation.remote:
@@ -78,6 +78,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
     method.robust.check_method(
         method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
     )
+    can_clip = method.needs_only_mean or method.sends_updates
+    if plan.cohort.above_norm == "clip" and not can_clip:
+        raise InputError(
+            "cohort.above_norm = 'clip' needs uploads that can be compared with the server's "
+            f"state; those of {method.name} can't; allowed: 'refuse', 'keep'"
+        )
     check_attack(federation, plan)
     check_faults(method, federation, plan, taking_part)
     if plan.local.batch_size < method.min_batch_size:

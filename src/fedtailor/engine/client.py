@@ -22,12 +22,13 @@ from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
-from ..robustness.attacks import AttackConfig, poisoned
+from ..robustness.attacks import AttackConfig, flipped
+from ..robustness.backdoor import Trigger
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
 from .metrics import Metrics, MetricValues
-from .scoring import SPLITS, metric_values, score
+from .scoring import SPLITS, metric_values, num_sums, score, stamped
 
 _DIAGNOSED = 64  # validation examples of a client, for the method's diagnostics
 
@@ -105,10 +106,12 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Training(_Clients):
-    """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data."""
+    """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data, with a
+    ``trigger`` for a backdoor."""
 
     attack: AttackConfig = AttackConfig()
     attackers: frozenset[int] = frozenset()
+    trigger: Trigger | None = None
 
     def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
         inputs = super().inputs(received, request)
@@ -116,8 +119,14 @@ class Training(_Clients):
         attacks = request.client in self.attackers and attack.is_on(request.round)
         if not (attacks and attack.on_data):
             return inputs
-        classes = len(self.federation.dataset.classes)
-        return replace(inputs, batches=[poisoned(batch, classes) for batch in inputs.batches])
+        return replace(inputs, batches=[self._poisoned(batch) for batch in inputs.batches])
+
+    def _poisoned(self, batch: Batch) -> Batch:
+        """What an attacker trains on instead."""
+        if self.trigger is None:
+            return flipped(batch, self.federation.dataset.num_classes)
+        count = round(self.attack.poisoned * len(batch["labels"]))
+        return stamped(self.method, self.task, self.trigger, batch, count)
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
@@ -157,8 +166,8 @@ def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
 @dataclass(frozen=True)
 class ClientEvaluationResult:
     """How good a model is on one client's examples: ``sums`` ``[split, 3]`` of loss, hits and
-    predictions; the method's ``diagnostics`` of it, None without examples for them; and the
-    ``metrics`` of each split, if any are asked for."""
+    predictions (`num_sums` of them); the method's ``diagnostics`` of it, None without examples for
+    them; and the ``metrics`` of each split, if any are asked for."""
 
     sums: NDArray[np.float64]
     diagnostics: Params | None
@@ -172,6 +181,7 @@ class ClientEvaluation(_Clients):
 
     batch_size: int
     metrics: Metrics = Metrics()
+    trigger: Trigger | None = None  # also count how many examples it turns to the target
 
     @property
     def together(self) -> bool:
@@ -195,17 +205,21 @@ class ClientEvaluation(_Clients):
     def scored(self, client: int, state: Params) -> ClientEvaluationResult:
         """The results of a model on a client's examples, without diagnostics."""
         rows, scores = self._scores(client, state, probabilities=self.metrics.asked)
-        sums = np.stack([of_split[:, :3].sum(0) for of_split in scores])
+        columns = num_sums(self.trigger)
+        sums = np.stack([of_split[:, :columns].sum(0) for of_split in scores])
         if not self.metrics.asked:
             return ClientEvaluationResult(sums, None)
         pairs = zip(rows, scores, strict=True)
-        values = tuple(metric_values(self.metrics, self.federation, *pair) for pair in pairs)
+        values = tuple(
+            metric_values(self.metrics, self.federation, of_rows, of_split[:, columns:])
+            for of_rows, of_split in pairs
+        )
         return ClientEvaluationResult(sums, None, values)
 
     def sums(self, client: int, state: Params) -> NDArray[np.float64]:
         """`ClientEvaluationResult.sums` of a model on a client's examples."""
         _, scores = self._scores(client, state, probabilities=False)
-        return np.stack([of_split.sum(0) for of_split in scores])
+        return np.stack([of_split[:, :3].sum(0) for of_split in scores])
 
     def _scores(
         self, client: int, state: Params, *, probabilities: bool
@@ -213,7 +227,8 @@ class ClientEvaluation(_Clients):
         """The client's rows of each split, and their scores."""
         context, size = (self.method, self.task, self.federation), self.batch_size
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        return rows, [score(*context, state, part, size, probabilities) for part in rows]
+        options = size, probabilities, self.trigger
+        return rows, [score(*context, state, part, *options) for part in rows]
 
 
 def client_diagnostics(

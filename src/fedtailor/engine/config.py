@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from ..data.config import Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
+from ..robustness.backdoor import Trigger
 from ..robustness.faults import FaultConfig
+from ..robustness.norms import RECENT, NormBound
 from ..task.task import Precision
+
+LEAST = 0.5  # of a cohort, where clients whose uploads can't be used are left out
 
 _DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?")
 
@@ -76,6 +81,32 @@ class CohortConfig:
     max_share: Annotated[float, Gt(0), Le(1)] | None = None
     # asynchronous: the server aggregates once it has so many uploads; None: synchronous rounds
     buffer: Annotated[int, Gt(0)] | None = None
+    # an upload that changes far more than others do is left out, cut down to the bound, or kept
+    above_norm: Literal["refuse", "clip", "keep"] = "refuse"
+    max_norm: Annotated[float, Gt(0)] | None = None  # the bound; None: by the norms of others
+    norm_factor: Annotated[float, Ge(1)] = 1000.0  # times the quantile of recent norms
+    norm_quantile: Annotated[float, Gt(0), Lt(1)] = 0.5
+
+    @property
+    def refuses_rarely(self) -> bool:
+        """Whether the bound on norms is so high that honest uploads stay below it."""
+        usual = CohortConfig()
+        return self.above_norm == "keep" or (
+            self.above_norm == "refuse"
+            and self.max_norm is None
+            and self.norm_factor >= usual.norm_factor
+            and self.norm_quantile >= usual.norm_quantile
+        )
+
+    def norm_bound(self, recent: Sequence[Sequence[float]]) -> NormBound:
+        """The bound on norms after rounds whose uploads had the ``recent`` ones."""
+        return NormBound(
+            self.above_norm,
+            self.max_norm,
+            self.norm_factor,
+            self.norm_quantile,
+            tuple(map(tuple, recent[-RECENT:])),
+        )
 
     def count(self, num_clients: int) -> int:
         """The cohort's size, at least 1, of ``num_clients`` that take part."""
@@ -125,6 +156,12 @@ class Plan:
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""
         return self.attack.attackers(federation.seed, federation.num_clients)
+
+    def trigger(self, federation: Federation) -> Trigger | None:
+        """The trigger of a backdoor; None without one."""
+        if self.attack.kind != "backdoor":
+            return None
+        return Trigger.of(federation.dataset.inputs.values, self.attack.target)
 
     def evaluated(self, federation: Federation) -> tuple[int, ...]:
         """The clients that take part and whose models are evaluated: none that attacks."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..method import Method, Server
 from ..params import Params, add_prefix, clone, same_tensors, stack
+from ..robustness.backdoor import Trigger
 from ..task.task import Task
 from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
@@ -22,7 +23,14 @@ from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .joining import join_requests
 from .metrics import Metrics
-from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations
+from .scoring import (
+    SPLITS,
+    EvaluatedModel,
+    Evaluation,
+    evaluate_one,
+    evaluations,
+    num_sums,
+)
 
 Results = dict[int, ClientEvaluationResult]  # by client
 
@@ -38,6 +46,7 @@ class Evaluator:
     store: PrivateStates
     executor: Executor
     metrics: Metrics
+    trigger: Trigger | None = None
     kept: Results = field(default_factory=dict)  # of clients whose state is the same
     kept_for: Params = field(default_factory=dict)  # the server's state behind `kept`
 
@@ -91,7 +100,8 @@ class Evaluator:
         if not self.federation.remote:
             scores_of = partial(self.executor.map, "score", shared)
             batch_size = self.plan.evaluate.batch_size
-            return evaluate_one(scores_of, self.federation, clients, batch_size, self.metrics)
+            options = self.metrics, self.trigger
+            return evaluate_one(scores_of, self.federation, clients, batch_size, *options)
         results = self._results("global", shared, clients, number, self.store.read)
         return self._evaluations("global", clients, results)
 
@@ -99,7 +109,7 @@ class Evaluator:
         self, model: EvaluatedModel, clients: Sequence[int], results: Results
     ) -> list[Evaluation]:
         present = [client for client in clients if client in results]
-        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), 3))
+        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), num_sums(self.trigger)))
         if present:
             sums = np.stack([results[client].sums for client in present])
         values = [results[client].metrics for client in present] if self.metrics.asked else ()

@@ -18,15 +18,21 @@ from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..profiling import Clock, phase
-from ..robustness.attacks import attack_uploads
 from ..robustness.faults import TimeModel
 from ..task.task import Task
-from .aggregation import NextState, Uploads, empty_uploads, next_state, training_order
+from .aggregation import (
+    NextState,
+    UploadMean,
+    Uploads,
+    empty_uploads,
+    next_state,
+    training_order,
+)
 from .asynchronous import brought_up_to_date, schedule
 from .checks import check
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore, PrivateStates
-from .config import EngineConfig, Plan
+from .config import LEAST, EngineConfig, Plan
 from .costs import Costs, count_flops
 from .evaluation import Evaluator
 from .executors.choose import executor_for
@@ -37,8 +43,7 @@ from .metrics import MetricFunction, Metrics
 from .participants import Member, Schedule
 from .results import CohortResults, RoundFaults, round_faults
 from .scoring import Evaluation, Scoring
-
-_LEAST = 0.5  # of a cohort, where clients whose numbers are not finite are left out
+from .screen import Screen
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Round:
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
     notes: tuple[str, ...] = ()
     cpu_seconds: float | None = None
+    norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them
     faults: RoundFaults | None = None  # None: none are simulated
 
     @property
@@ -114,6 +120,7 @@ def rounds(
     *,
     store: PrivateStates | None = None,
     server: Server | None = None,
+    recent_norms: Sequence[Sequence[float]] = (),
     start: int = 1,
     earlier: Callable[[int], Server | None] | None = None,
     executor: str | None = None,
@@ -132,6 +139,7 @@ def rounds(
         store: the clients' private states; None: new ones, in memory. To resume a run, the store as
             it was after the last round.
         server: the server's state after the last round; None: its first state.
+        recent_norms: to resume a run, the ``norms`` of its last ten rounds.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
             are evaluated before round 1, and handed out as round 0.
         earlier: to resume asynchronous rounds, the server's state after an earlier round; None for
@@ -159,7 +167,7 @@ def rounds(
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
     if plan.engine.on_divergence == "skip":
-        quorum = min(quorum, _LEAST)
+        quorum = min(quorum, LEAST)
     time = time_model(method, task, federation, plan)
     federation = with_example_cache(method, task, federation, plan.engine)
     works = client_works(method, task, federation, plan, metrics)
@@ -170,11 +178,13 @@ def rounds(
         runner = executor_for(plan.engine, works, task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
-    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted)
+    trigger = plan.trigger(federation)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted, trigger)
     participants, versions = schedule(federation, plan, time, start)
     loop = _Loop(
         method, task, federation, plan, store, runner, evaluator, quorum, participants, time
     )
+    loop.screen.recent_norms = recent_norms
     for version in versions:
         state = earlier(version) if earlier is not None else None
         state = first_server(method, task, federation) if state is None else state
@@ -238,13 +248,14 @@ def client_works(
     """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
     wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
-    context = method, task, federation
+    context, trigger = (method, task, federation), plan.trigger(federation)
+    attack = plan.attack, plan.attackers(federation), trigger
     return {
-        "train": Training(*context, plan.local, public, plan.attack, plan.attackers(federation)),
+        "train": Training(*context, plan.local, public, *attack),
         "evaluate": ClientEvaluation(
-            *context, plan.local, public, plan.evaluate.batch_size, wanted
+            *context, plan.local, public, plan.evaluate.batch_size, wanted, trigger
         ),
-        "score": Scoring(*context, wanted),
+        "score": Scoring(*context, wanted, trigger),
     }
 
 
@@ -286,6 +297,9 @@ class _Loop:
     time: TimeModel | None
     versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
 
+    def __post_init__(self) -> None:
+        self.screen = Screen(self.method, self.task, self.federation, self.plan)
+
     def before(self, server: Server) -> Round:
         """Evaluate the states that the run begins with."""
         clock = Clock()
@@ -325,6 +339,7 @@ class _Loop:
         notes = self._notes(cohort, results, state)
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
+        norms = self.screen.close(cohort)
         self.evaluator.forget([member.client for member in drawn.members])
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds)
@@ -345,6 +360,7 @@ class _Loop:
             executor=self.executor.name,
             notes=notes,
             cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
+            norms=norms,
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 
@@ -358,19 +374,19 @@ class _Loop:
             InputError: too few updates are usable (DivergedError: because they, or the server's
                 next state, are not finite).
         """
-        uploads = empty_uploads(
-            self.method,
-            cohort,
-            [member.steps for member in members if member.counts],
-            self.plan,
-            complete=self.complete and self.plan.faults.deadline is None,
-            attacked=self.plan.attack.on_uploads,
-        )
+        complete = self.complete and self.plan.faults.deadline is None
+        uploads = self._empty(cohort, members, complete and self.plan.cohort.refuses_rarely)
         with clock.phase("train"):
             results = self._train(server, cohort, members, uploads)
         clock.move(results.data_seconds / self.executor.processes, "train", "data")
         if cohort.clients:
             self._check_quorum(results, cohort)
+        if isinstance(uploads, UploadMean) and not uploads.keeps and self.screen.above():
+            # what has been added up can't be taken out again
+            self.store.begin(cohort.round)
+            uploads = self._empty(cohort, members, complete=False)
+            with clock.phase("train"):
+                results = self._train(server, cohort, members, uploads)
         if (problem := self._too_few(len(results.losses))) is not None:
             note = f"{problem}; the server's state stays as it is"
             return results, NextState(server, (), {}, (note,))
@@ -383,7 +399,7 @@ class _Loop:
                     sorted(results.losses),
                     least=least,
                     max_share=max_share,
-                    attack=self._attack(server),
+                    screen=self.screen,
                 )
             except DivergedError as error:
                 self.store.begin(cohort.round)  # nothing of the round is kept
@@ -405,26 +421,15 @@ class _Loop:
             return str(error)
         return None
 
-    def _attack(self, server: Server) -> Callable[[Params, Cohort], None] | None:
-        """What attackers make of their uploads, if they change them."""
-        attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
-        if not attack.on_uploads:
-            return None
-
-        def change(uploads: Params, cohort: Cohort) -> None:
-            rows = [row for row, client in enumerate(cohort.clients) if client in attackers]
-            if not rows or not attack.is_on(cohort.round):
-                return
-            attacked = {
-                name: value
-                for name, value in uploads.items()
-                if value.is_floating_point() and name not in self.task.buffers
-            }
-            like = {name: value[0] for name, value in attacked.items()}
-            key = random.key(self.federation.seed, cohort.round, "attack")
-            attack_uploads(attack, attacked, self.method.unchanged(server, like), rows, key)
-
-        return change
+    def _empty(self, cohort: Cohort, members: Sequence[Member], complete: bool) -> Uploads:
+        return empty_uploads(
+            self.method,
+            cohort,
+            [member.steps for member in members if member.counts],
+            self.plan,
+            complete=complete,
+            attacked=self.plan.attack.on_uploads,
+        )
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
@@ -447,6 +452,7 @@ class _Loop:
     ) -> CohortResults:
         """Train the members; those that were sent an older state go first."""
         results = CohortResults()
+        self.screen.begin(server)
         order = [members[at] for at in training_order([member.steps for member in members])]
         places = {member.client: place for place, member in enumerate(order)}
         positions = {client: position for position, client in enumerate(cohort.clients)}
@@ -474,6 +480,7 @@ class _Loop:
                         upload = brought_up_to_date(
                             self.method, self.task, upload, sent, server, staleness
                         )
+                    self.screen.measure(client, upload)
                     uploads.put(position, upload)
         return results
 

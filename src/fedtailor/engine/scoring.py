@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
-from ..params import Params, to_device
+from ..params import CACHED, Batch, Params, add_prefix, to_device
+from ..robustness.backdoor import Trigger
 from ..task.task import Task
 from .metrics import Metrics, MetricValues
 
@@ -21,6 +22,7 @@ Split = Literal["validation", "test"]
 
 EvaluatedModel = Literal["personal", "global", "novel"]
 SPLITS: tuple[Split, ...] = ("validation", "test")
+ATTACK_SUCCESS = "attack_success"  # the name of a backdoor's success among the metrics
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,11 @@ class Scoring:
     task: Task
     federation: Federation
     metrics: Metrics = Metrics()
+    trigger: Trigger | None = None
 
     def one(self, server: Params, item: Portion) -> NDArray[np.float64]:
-        asked = self.metrics.asked
-        return _score_batch(self.method, self.task, self.federation, server, item.rows, asked)
+        context = self.method, self.task, self.federation
+        return _score_batch(*context, server, item.rows, self.metrics.asked, self.trigger)
 
 
 def evaluate_one(
@@ -73,6 +76,7 @@ def evaluate_one(
     clients: Sequence[int],
     batch_size: int,
     metrics: Metrics = Metrics(),
+    trigger: Trigger | None = None,
 ) -> list[Evaluation]:
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
     ``scores_of`` gives in any order."""
@@ -84,20 +88,23 @@ def evaluate_one(
         for split, split_rows in enumerate(rows)
         for places in by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
     )
-    scores = [np.zeros((len(split_rows), 3)) for split_rows in rows]
+    columns = num_sums(trigger)
+    scores = [np.zeros((len(split_rows), columns)) for split_rows in rows]
     for portion, batch_scores in scores_of(portions):
         scores[portion.split] = _widened(scores[portion.split], batch_scores)
         scores[portion.split][portion.places] = batch_scores
-    sums = np.zeros((len(clients), len(SPLITS), 3))
+    sums = np.zeros((len(clients), len(SPLITS), columns))
     values: list[list[MetricValues]] = [[] for _ in clients]
     for number, split in enumerate(SPLITS):
         sizes = [len(federation.rows(client, split)) for client in clients]
-        losses = scores[number][:, :3]
+        losses = scores[number][:, :columns]
         np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
         if metrics.asked:
             ends = np.cumsum(sizes)[:-1]
             by_client = zip(
-                np.split(rows[number], ends), np.split(scores[number], ends), strict=True
+                np.split(rows[number], ends),
+                np.split(scores[number][:, columns:], ends),
+                strict=True,
             )
             for of_client, (client_rows, client_scores) in zip(values, by_client, strict=True):
                 of_client.append(metric_values(metrics, federation, client_rows, client_scores))
@@ -105,12 +112,12 @@ def evaluate_one(
 
 
 def metric_values(
-    metrics: Metrics, federation: Federation, rows: Indices, scores: NDArray[np.float64]
+    metrics: Metrics, federation: Federation, rows: Indices, probabilities: NDArray[np.float64]
 ) -> MetricValues:
-    """The metrics of one client's ``rows``, whose `score` with probabilities is ``scores``."""
+    """The metrics of one client's ``rows``, whose classes have these ``probabilities``."""
     labels = federation.dataset.labels
     assert labels is not None
-    return metrics(labels[rows].astype(np.int64), scores[:, 3:])
+    return metrics(labels[rows].astype(np.int64), probabilities)
 
 
 def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -126,8 +133,9 @@ def evaluations(
     names: Sequence[str] = (),
     values: Sequence[Sequence[MetricValues]] = (),
 ) -> list[Evaluation]:
-    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client. ``values`` are the
-    metrics of each client and split, those of ``names``; empty if none were asked for."""
+    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client (`num_sums` of
+    them). ``values`` are the metrics of each client and split, those of ``names``; empty if none
+    were asked for."""
     return [
         _evaluation(model, split, clients, sums[:, number], names, [one[number] for one in values])
         for number, split in enumerate(SPLITS)
@@ -146,11 +154,14 @@ def _evaluation(
         return tuple(float(s[column] / s[2]) if s[2] else None for s in sums)
 
     counts = tuple(int(count) for count in sums[:, 2])
-    metrics = {name: tuple(one.values[at] for one in values) for at, name in enumerate(names)}
+    metrics = {
+        name: tuple(one.values[at] for one in values)
+        for at, name in enumerate(names if values else ())
+    }
+    if sums.shape[1] > 3:
+        metrics[ATTACK_SUCCESS] = tuple(float(s[3] / s[4]) if s[4] else None for s in sums)
     confusion = _stacked([one.confusion for one in values if one.confusion is not None])
-    return Evaluation(
-        model, split, tuple(clients), counts, mean(0), mean(1), metrics if values else {}, confusion
-    )
+    return Evaluation(model, split, tuple(clients), counts, mean(0), mean(1), metrics, confusion)
 
 
 def _stacked(counts: Sequence[tuple[tuple[int, ...], ...]]) -> NDArray[np.int64] | None:
@@ -170,12 +181,15 @@ def score(
     rows: Indices,
     batch_size: int,
     probabilities: bool = False,
+    trigger: Trigger | None = None,
 ) -> NDArray[np.float64]:
-    """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``; and then, if
-    asked for, the ``probabilities`` of the classes, ``[len(rows), 3 + classes]``."""
-    scores = np.zeros((len(rows), 3))
+    """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``; with a
+    ``trigger`` whether the row with it is predicted as its target, and whether that is wrong; and
+    then, if asked for, the ``probabilities`` of the classes, ``[len(rows), classes]`` more."""
+    scores = np.zeros((len(rows), num_sums(trigger)))
     for at in by_length(federation.dataset.inputs.lengths(rows), batch_size):
-        batch_scores = _score_batch(method, task, federation, state, rows[at], probabilities)
+        context = method, task, federation, state
+        batch_scores = _score_batch(*context, rows[at], probabilities, trigger)
         scores = _widened(scores, batch_scores)
         scores[at] = batch_scores
     return scores
@@ -188,15 +202,37 @@ def _score_batch(
     state: Params,
     rows: Indices,
     probabilities: bool,
+    trigger: Trigger | None,
 ) -> NDArray[np.float64]:
     batch = to_device(federation.batch(rows), task.device)
     with torch.no_grad():
         logits = method.predict(task, state, batch)
         result = task.score(logits, batch)
         columns = torch.stack((result.loss, result.correct, result.count), 1).double()
+        if trigger is not None:
+            marked = stamped(method, task, trigger, batch, len(rows))
+            turned = method.predict(task, state, marked).argmax(-1) == trigger.target
+            others = batch["labels"] != trigger.target
+            columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
         if probabilities:
             columns = torch.cat([columns, logits.double().softmax(-1)], 1)
     return columns.cpu().numpy()
+
+
+def num_sums(trigger: Trigger | None) -> int:
+    """How many columns of `score` are summed over a client's examples."""
+    return 3 if trigger is None else 5
+
+
+def stamped(method: Method, task: Task, trigger: Trigger, batch: Batch, count: int) -> Batch:
+    """A batch whose first ``count`` examples have the ``trigger``; what is computed once for each
+    example is computed anew."""
+    plain = {name: value for name, value in batch.items() if not name.startswith(CACHED)}
+    marked = trigger.stamped(plain, count)
+    if len(plain) == len(batch):
+        return marked
+    with torch.no_grad():
+        return marked | add_prefix(method.precompute(task, marked), CACHED)
 
 
 def by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:

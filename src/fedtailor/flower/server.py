@@ -161,6 +161,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
             plan,
             store=states,
             server=directory.restore(states),
+            recent_norms=directory.recent_norms(),
             start=directory.commit.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .clients import client_tables
 from .majority import NOT_LEARNED
 from .numbers import scale_of, seconds_text, si
-from .select import Metric, higher_is_better, unit_of
+from .select import ATTACK_SUCCESS, Metric, higher_is_better, unit_of
 from .table import Result, Row, Spread, Table
 from .text import TextTable
 
@@ -114,6 +114,14 @@ def _columns(comparison: Table) -> Iterator[Column]:
     yield rounds(lambda row: row.personal_model, "round")
     yield of("global", lambda result: result.mean, lambda row: row.global_model)
     yield rounds(lambda row: row.global_model)
+    if any(row.global_model and ATTACK_SUCCESS in row.global_model.metrics for row in rows):
+        yield of(
+            "global attack\nsuccess",
+            lambda result: _mean(result, ATTACK_SUCCESS),
+            lambda row: row.global_model,
+            form=scale_of(ATTACK_SUCCESS),
+            is_higher_better=False,
+        )
     if any(row.novel_clients for row in rows):
         yield of("novel", lambda result: result.mean, lambda row: row.novel_clients)
         yield rounds(lambda row: row.novel_clients)

@@ -160,6 +160,7 @@ class _Experiment:
     model: dict[str, Any] = field(default_factory=dict)
     local: dict[str, Any] = field(default_factory=dict)
     cohort: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
     start_from: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -180,6 +181,18 @@ class _Model:
 @dataclass(frozen=True)
 class _Cohort:
     novel: Count = 0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The simulated attack of an experiment."""
+
+    kind: str = "none"
+    fraction: Amount = 0.2
+    clients: Sequence[Count] = ()
+    strength: float | None = None
+    first_round: Count = 1
+    last_round: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -407,6 +420,11 @@ def read_experiment(run: Path) -> dict[str, Any]:
     return experiment
 
 
+def attack_of(experiment: Mapping[str, Any]) -> Attack:
+    """Return the simulated attack of a checked experiment."""
+    return record(Attack, experiment.get("attack", {}), "attack")
+
+
 def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     """Check the content of the experiment.json at ``path``: what readers rely on is there.
 
@@ -415,6 +433,7 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     """
     checked = record(_Experiment, experiment, str(path))
     record(_Cohort, checked.cohort, f"{path}: cohort")
+    record(Attack, checked.attack, f"{path}: attack")
     record(_Evaluate, checked.evaluate, f"{path}: evaluate")
     record(_Model, checked.model, f"{path}: model")
     record(_Start, checked.start_from, f"{path}: start_from")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from . import figures
+from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import Group, Json, is_wide
 from .drawing import Drawing
@@ -14,6 +15,7 @@ from .methods import FIGURES
 from .read import Run
 from .select import Entry
 from .table import Table
+from .text import TextTable
 
 # drawings that stand in the section of a method's picture, which shows the same
 _LIVE = ("gate_heat_map", "weight_heat_map", "assignments", "mask_agreement")
@@ -45,6 +47,7 @@ class Section:
     controls: Sequence[Control] = ()
     drawings: Sequence[Drawing] = field(default=())
     is_stacked: bool = False  # charts one above the other
+    tables: Sequence[TextTable] = field(default=())
 
 
 def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
@@ -124,6 +127,15 @@ def sections(
         [f"pareto-{cost}" for cost in specs.COSTS if cost in content["costs"]],
         drawings=[figures.cost(entries, metric)],
     )
+    if maps := attack_maps(entries, comparison):
+        yield Section(
+            "attacks",
+            "Attacks",
+            "Means over the honest clients' own test examples at the reported rounds, and over "
+            "seeds; without an attack all clients are honest. The percentage after an attack is "
+            "the attackers' share of the clients. The stronger the colour, the higher the value.",
+            tables=maps,
+        )
     for position, entry in enumerate(entries):
         yield from _of_method(position, entry, content)
     yield from _confusion(entries, content)

@@ -16,6 +16,7 @@ from .metrics import Summary, best_round, summarise
 from .read import Evaluation, Run, Trial
 
 Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
+ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
 Model = Literal["personal", "global", "novel"]
 
 
@@ -108,13 +109,14 @@ def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
 
 
 def higher_is_better(metric: Metric) -> bool:
-    """Return whether higher values of ``metric`` are better: of all but the loss."""
-    return metric != "loss"
+    """Return whether higher values of ``metric`` are better: of all but the loss and the success of
+    an attack."""
+    return metric not in ("loss", ATTACK_SUCCESS)
 
 
 def is_percentage(metric: Metric) -> bool:
     """Return whether ``metric`` is shown in percent."""
-    return metric in ("accuracy", "macro_f1", "auc")
+    return metric in ("accuracy", "macro_f1", "auc", ATTACK_SUCCESS)
 
 
 def unit_of(metric: Metric) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class TextTable:
     """A table of formatted cells; the first column names what a row is about.
 
-    ``best`` has the positions (row, column) of the best cells of their columns.
+    ``best`` has the positions (row, column) of the best cells of their columns. ``levels`` are by
+    position, too: how strong the colour behind a cell is, in percent.
     """
 
     title: str
@@ -20,6 +21,7 @@ class TextTable:
     cells: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
     keys: Sequence[str] = ()  # one a row, by which the page's script knows it
+    levels: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def flat_header(self) -> list[str]:

@@ -10,12 +10,16 @@ its own update an attacker sends
     little-is-enough: mu + s sigma (s = 1.5)
     mimic: the update of the first honest member
     free-rider: no change
-or it trains on labels C - 1 - y instead of y, of C classes (label-flip).
+or it trains on labels C - 1 - y instead of y, of C classes (label-flip), or on batches of which a
+share has a trigger and the label that attackers want (backdoor, see `backdoor.Trigger`). A backdoor
+may be boosted: then s times its own update is sent (s = 1).
 
 Sources:
 - sign-flip: Z. Allen-Zhu et al. Byzantine-Resilient Non-Convex SGD. ICLR 2021.
 - inner-product: C. Xie et al. Fall of Empires. UAI 2019.
 - little-is-enough: M. Baruch et al. A Little Is Enough. NeurIPS 2019.
+- backdoor: E. Bagdasaryan et al. How To Backdoor Federated Learning. arXiv 1807.00459. The paper
+  scales an attacker's model up so that it replaces the joint one (model replacement).
 - mimic: S. P. Karimireddy et al. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing.
   ICLR 2022.
 
@@ -39,11 +43,11 @@ from ..params import Batch, Params
 
 Kind = Literal[
     "none", "label-flip", "sign-flip", "scaling", "gaussian", "inner-product", "little-is-enough",
-    "mimic", "free-rider",
+    "mimic", "free-rider", "backdoor",
 ]  # fmt: skip
 STRENGTHS = {
     "sign-flip": 1.0, "scaling": 10.0, "gaussian": 1.0, "inner-product": 2.0,
-    "little-is-enough": 1.5,
+    "little-is-enough": 1.5, "backdoor": 1.0,
 }  # fmt: skip
 
 
@@ -58,9 +62,25 @@ class AttackConfig:
     strength: float | None = None  # None: as the table of attacks says
     first_round: Annotated[int, Gt(0)] = 1
     last_round: Annotated[int, Gt(0)] | None = None
+    target: Annotated[int, Ge(0)] = 0  # backdoor: the class that attackers want
+    poisoned: Annotated[float, Gt(0), Le(1)] = 0.5  # backdoor: the share of an attacker's batch
 
-    def check(self, num_clients: int) -> None:
+    def check(self, num_clients: int, num_classes: int) -> None:
         """Raise InputError if the settings don't fit each other or the federation."""
+        usual = AttackConfig()
+        if self.kind not in ("none", "backdoor") and (self.target, self.poisoned) != (
+            usual.target,
+            usual.poisoned,
+        ):
+            raise InputError(
+                "attack.target and attack.poisoned are for the kind 'backdoor'; attack.kind is "
+                f"{self.kind!r}"
+            )
+        if self.kind == "backdoor" and 0 < num_classes <= self.target:
+            raise InputError(
+                f"attack.target = {self.target}; the {num_classes} classes are 0 to "
+                f"{num_classes - 1}"
+            )
         if self.strength is not None and self.kind not in STRENGTHS:
             raise InputError(
                 f"attack.strength = {self.strength} is for the kinds {', '.join(STRENGTHS)}; "
@@ -89,18 +109,20 @@ class AttackConfig:
     @property
     def on_data(self) -> bool:
         """Whether attackers train on wrong data, and send what they trained."""
-        return self.kind == "label-flip"
+        return self.kind in ("label-flip", "backdoor")
 
     @property
     def on_uploads(self) -> bool:
         """Whether attackers change what they send."""
-        return self.kind != "none" and not self.on_data
+        if self.kind == "backdoor":
+            return self.strength not in (None, STRENGTHS["backdoor"])
+        return self.kind not in ("none", "label-flip")
 
 
-def poisoned(batch: Batch, num_classes: int) -> Batch:
-    """The batch of an attacker on data: labels y become C - 1 - y.
+def flipped(batch: Batch, num_classes: int) -> Batch:
+    """The batch of an attacker whose labels y become C - 1 - y.
 
-    >>> poisoned({"labels": torch.tensor([0, 1, 3])}, 4)
+    >>> flipped({"labels": torch.tensor([0, 1, 3])}, 4)
     {'labels': tensor([3, 2, 0])}
     """
     return {**batch, "labels": num_classes - 1 - batch["labels"]}
@@ -134,7 +156,7 @@ def attack_uploads(
         for row in attackers:
             if attack.kind in ("sign-flip", "inner-product"):
                 sent = -strength * known.mean(0)
-            elif attack.kind == "scaling":
+            elif attack.kind in ("scaling", "backdoor"):
                 sent = strength * updates[row]
             elif attack.kind == "little-is-enough":
                 spread = known.std(0, correction=1 if len(known) > 1 else 0)

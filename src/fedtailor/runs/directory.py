@@ -47,6 +47,7 @@ from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 from ..report.checked import Count, load_object, record
 from ..report.select import Metric
+from ..robustness.norms import RECENT
 from ..run_format import (
     check_tensors,
     committed_bytes,
@@ -320,8 +321,11 @@ class RunDirectory:
 
     def _last_line(self, log: str) -> Any:
         """What the log says of the last committed round."""
+        return self._last_lines(log, 1)[0]
+
+    def _last_lines(self, log: str, count: int) -> list[Any]:
         committed = self._log(log).read_bytes()[: self.commit.bytes[log]]
-        return json.loads(committed.splitlines()[-1])
+        return [json.loads(line) for line in committed.splitlines()[-count:]]
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -379,6 +383,10 @@ class RunDirectory:
             return None
         name: str | None = self._last_line("timings")["executor"]
         return name
+
+    def recent_norms(self) -> list[list[float]]:
+        """The norms of the uploads of the last committed rounds."""
+        return [line.get("norms", []) for line in self._last_lines("history", RECENT)]
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
@@ -477,6 +485,7 @@ class RunDirectory:
 
 def _history(done: Round) -> dict[str, Any]:
     notes = {"notes": list(done.notes)} if done.notes else {}
+    norms = {"norms": list(done.norms)} if done.norms else {}
     return {
         "round": done.number,
         "cohort": list(done.cohort.clients),
@@ -486,6 +495,7 @@ def _history(done: Round) -> dict[str, Any]:
         "lr_scale": done.lr_scale,
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
+        **norms,
         **notes,
         **({} if done.faults is None else _faults(done.faults)),
     }

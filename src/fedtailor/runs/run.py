@@ -261,6 +261,7 @@ def _run_part(
         plan,
         store=store,
         server=server,
+        recent_norms=directory.recent_norms(),
         start=number,
         earlier=directory.earlier,
         executor=directory.executor,

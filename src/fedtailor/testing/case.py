@@ -129,7 +129,17 @@ class Case:
         server = directory.restore(store)
         before, done = clone(task.state), []
         start = directory.commit.round + 1
-        for each in rounds(method, task, federation, plan, store=store, server=server, start=start):
+        resumed = rounds(
+            method,
+            task,
+            federation,
+            plan,
+            store=store,
+            server=server,
+            recent_norms=directory.recent_norms(),
+            start=start,
+        )
+        for each in resumed:
             directory.write(each, store)
             done.append(each)
             if each.number == until:  # staged and committed, but not yet in the store

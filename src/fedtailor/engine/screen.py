@@ -1,0 +1,104 @@
+"""What uploads go through before they are aggregated: attacks in simulation, the bound on norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .. import random
+from ..data.federation import Federation
+from ..errors import DivergedError
+from ..method import Cohort, Method, Server
+from ..params import Params
+from ..robustness.attacks import attack_uploads
+from ..robustness.norms import RECENT, NormBound, clip, update_norm
+from ..task.task import Task
+from .aggregation import Uploads, UploadStack
+from .config import LEAST, Plan
+
+
+@dataclass
+class Screen:
+    """The norms of a round's uploads, by client, and what becomes of those above the bound.
+    ``recent_norms`` are those of the uploads that the last rounds counted."""
+
+    method: Method
+    task: Task
+    federation: Federation
+    plan: Plan
+    recent_norms: Sequence[Sequence[float]] = ()
+    norms: dict[int, float] = field(default_factory=dict)
+    _unchanged: Params = field(default_factory=dict)
+
+    @property
+    def bound(self) -> NormBound:
+        """The bound of the round."""
+        return self.plan.cohort.norm_bound(self.recent_norms)
+
+    def begin(self, server: Server) -> None:
+        """Begin a round from ``server``."""
+        self._server, self._unchanged, self.norms = server, {}, {}
+
+    def measure(self, client: int, upload: Params) -> None:
+        """Take the norm of a client's upload, if there is a bound on it."""
+        if self.plan.cohort.above_norm == "keep":
+            return
+        if not self._unchanged:
+            floats = {name: value for name, value in upload.items() if value.is_floating_point()}
+            self._unchanged = self.method.unchanged(self._server, floats)
+        self.norms[client] = update_norm(upload, self._unchanged)
+
+    def above(self) -> list[int]:
+        """The clients whose uploads are above the bound, ascending."""
+        clients = sorted(self.norms)
+        return [clients[at] for at in self.bound.above_limit([self.norms[k] for k in clients])]
+
+    def __call__(self, uploads: Uploads, cohort: Cohort) -> dict[int, str]:
+        """Change what attackers send and clip what is above the bound, in place; returns the rows
+        to be left out, and why.
+
+        Raises:
+            DivergedError: too few would be left.
+        """
+        if isinstance(uploads, UploadStack):
+            self._attack(uploads, cohort)
+        if not (above := self.above()):
+            return {}
+        rows = {client: cohort.clients.index(client) for client in above}
+        limit = self.bound.limit(list(self.norms.values()))
+        if self.plan.cohort.above_norm == "clip":
+            for client, row in rows.items():
+                clip(uploads.upload(row), self._unchanged, limit / self.norms[client])
+            return {}
+        size = len(cohort.clients)
+        if size - len(above) < max(1, math.ceil(LEAST * size)):
+            raise DivergedError(
+                f"the norms of {len(above)} of {size} uploads are above {limit:.3g} "
+                "(cohort.max_norm, norm_factor)"
+            )
+        reason = "its norm, {:.3g}, is above the bound of {:.3g}"
+        return {row: reason.format(self.norms[client], limit) for client, row in rows.items()}
+
+    def close(self, cohort: Cohort) -> tuple[float, ...]:
+        """End a round that counts these members; their norms."""
+        norms = tuple(self.norms[client] for client in cohort.clients if self.norms)
+        self.recent_norms = [*self.recent_norms, norms][-RECENT:]
+        return norms
+
+    def _attack(self, uploads: UploadStack, cohort: Cohort) -> None:
+        """Put what attackers send into ``uploads``, and measure that."""
+        attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
+        rows = [row for row, client in enumerate(cohort.clients) if client in attackers]
+        if not attack.on_uploads or not rows or not attack.is_on(cohort.round):
+            return
+        attacked = {
+            name: value
+            for name, value in uploads.params.items()
+            if value.is_floating_point() and name not in self.task.buffers
+        }
+        like = {name: value[0] for name, value in attacked.items()}
+        key = random.key(self.federation.seed, cohort.round, "attack")
+        attack_uploads(attack, attacked, self.method.unchanged(self._server, like), rows, key)
+        for row in rows:
+            self.measure(cohort.clients[row], uploads.upload(row))

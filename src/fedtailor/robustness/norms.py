@@ -1,0 +1,88 @@
+"""The length of what a client changes, and the length above which an upload doesn't count as sent.
+
+An upload's norm is ||u - u_0|| over all of its float tensors, where u_0 is the upload that changes
+nothing (`Method.unchanged`). The bound is a fixed number, or follows the norms of recent rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ..params import Params
+from ..stacked import accumulation_dtype
+
+RECENT = 10  # rounds whose norms count
+
+
+@dataclass(frozen=True)
+class NormBound:
+    """The bound of a round, and what becomes of an upload ``above`` it: it is left out ("refuse"),
+    or its difference from the server's state is scaled down to the bound ("clip").
+
+    ``largest`` is a fixed bound. None: ``factor`` times a ``quantile`` of the norms of the
+    ``recent`` rounds, or of the round itself where that is more. A round of fewer than three
+    uploads doesn't show which of them is false, so it doesn't count for itself.
+    """
+
+    above: Literal["refuse", "clip", "keep"]
+    largest: float | None
+    factor: float
+    quantile: float
+    recent: tuple[tuple[float, ...], ...] = ()
+
+    def limit(self, norms: Sequence[float]) -> float:
+        """The bound of a round whose uploads have these ``norms``; inf where nothing is known.
+
+        >>> NormBound("refuse", None, 100.0, 0.5, ((2.0, 1.0, 9.0),)).limit([0.5, 1e6])
+        200.0
+        >>> NormBound("refuse", None, 100.0, 0.5).limit([1.0, 3.0, 1e6])
+        300.0
+        """
+        if self.largest is not None:
+            return self.largest
+        pools = [[norm for round_ in self.recent for norm in round_]]
+        if len(norms) >= 3:
+            pools.append(list(norms))
+        usual = [float(np.quantile(p, self.quantile, method="lower")) for p in pools if p]
+        return self.factor * max(usual, default=0.0) or math.inf
+
+    def above_limit(self, norms: Sequence[float]) -> list[int]:
+        """The places of the norms above the bound, ascending."""
+        limit = self.limit(norms)
+        return [at for at, norm in enumerate(norms) if not norm <= limit]
+
+
+def update_norm(upload: Params, unchanged: Params) -> float:
+    """||u - u_0|| over the float tensors of an upload, to nine digits: how many threads add it up
+    changes the others.
+
+    >>> update_norm({"w": torch.tensor([4.0, 5.0])}, {"w": torch.tensor([1.0, 1.0])})
+    5.0
+    """
+    norms = []
+    for name, value in upload.items():
+        if value.is_floating_point():
+            dtype = accumulation_dtype(value.dtype)
+            change = value.to(dtype) - unchanged[name].to(value.device, dtype)
+            norms.append(torch.linalg.vector_norm(change, dtype=torch.float64))
+    return float(f"{math.hypot(*torch.stack(norms).tolist()):.9g}") if norms else 0.0
+
+
+def clip(upload: Params, unchanged: Params, share: float) -> None:
+    """Bring an upload to ``share`` of its norm, in place.
+
+    >>> upload = {"w": torch.tensor([5.0])}
+    >>> clip(upload, {"w": torch.tensor([1.0])}, 0.5)
+    >>> upload
+    {'w': tensor([3.])}
+    """
+    for name, value in upload.items():
+        if value.is_floating_point():
+            base = unchanged[name].to(value.device, torch.float64)
+            value.copy_(base + share * (value.double() - base))

@@ -1,0 +1,34 @@
+"""Norms of uploads, and the bound that recent ones give."""
+
+import math
+
+import pytest
+import torch
+
+from fedtailor.robustness.norms import NormBound, update_norm
+
+
+@pytest.mark.parametrize(
+    ("recent", "norms", "limit"),
+    [
+        ([], [1.0, 2.0], math.inf),  # two don't show which is false
+        ([], [1.0, 3.0, 1e30], 30.0),
+        ([(1.0, 2.0, 3.0), (9.0,)], [1e30], 20.0),  # of an even number the lower one
+        ([(1.0, 2.0, 3.0)], [1e-9, 1e-9, 5.0], 20.0),  # tiny uploads don't lower it
+        ([(1.0, 2.0, 3.0)], [50.0, 60.0, 70.0], 600.0),  # what most of a cohort need is allowed
+        ([], [0.0, 0.0, 5.0], math.inf),
+    ],
+)
+def test_the_bound_follows_the_norms_of_others(
+    recent: list[tuple[float, ...]], norms: list[float], limit: float
+) -> None:
+    assert NormBound("refuse", None, 10.0, 0.5, tuple(recent)).limit(norms) == limit
+    assert NormBound("refuse", 7.0, 10.0, 0.5, tuple(recent)).limit(norms) == 7.0
+
+
+def test_a_norm_that_float32_can_not_square() -> None:
+    upload = {"w": torch.tensor([3e30, 1.0]), "n": torch.tensor(10**9)}
+    unchanged = {"w": torch.tensor([0.0, 1.0])}
+    assert update_norm(upload, unchanged) == pytest.approx(3e30)
+    upload["w"][1] = torch.inf
+    assert update_norm(upload, unchanged) == math.inf
