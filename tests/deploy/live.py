@@ -17,6 +17,7 @@ from typing import Any
 from fedtailor.deploy.folder import init
 from fedtailor.deploy.subprocesses import free_port
 
+PATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.getenv("PYTHONPATH"))))
 _PATIENCE = 600.0  # seconds; a machine may be busy with other things
 
 
@@ -35,15 +36,17 @@ class Live:
         self.folder = folder
         self.started: list[Command] = []
 
-    def deploy(self, step: str, *arguments: str, folder: Path | None = None) -> Command:
-        """Start ``fedtailor deploy STEP``."""
+    def deploy(
+        self, step: str, *arguments: str, folder: Path | None = None, program: str = "fedtailor"
+    ) -> Command:
+        """Start ``fedtailor deploy STEP``, or another ``program`` with these arguments."""
         number = len(self.started)
         paths = [self.folder.parent / f"{number}-{step}.{name}" for name in ("out", "err")]
-        command = [sys.executable, "-m", "fedtailor", "deploy", step, str(folder or self.folder)]
+        command = [sys.executable, "-m", program, "deploy", step, str(folder or self.folder)]
         with paths[0].open("wb") as out, paths[1].open("wb") as err:
             process = subprocess.Popen(
                 [*command, *arguments], stdout=out, stderr=err, cwd=self.folder.parent,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH},
             )  # fmt: skip
         self.started.append(Command(step, process, *paths))
         return self.started[-1]

@@ -11,99 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType
 from safetensors.torch import load_file
 
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.metrics import Metrics, MetricValues
 from fedtailor.errors import InputError
-from fedtailor.flower import codec, serve
+from fedtailor.flower import serve
 from fedtailor.flower.border import evaluation_of
 from fedtailor.flower.codec import WireError, pack, unpack
-from fedtailor.flower.messages import ClientReply, NodeInfo, RoundReply, Sizes
+from fedtailor.flower.messages import ClientReply, NodeInfo, Sizes
 from fedtailor.flower.nodes import remote_federation
-from fedtailor.params import Params
 from tests.flower.grid import ANY, QUICK, DirectGrid, experiment, grid
+from tests.flower.hostile import HOSTILE, WILD, replies, sends
 from tests.small import digits_backbone
-
-Spoil = Callable[[RecordDict], RecordDict]
-
-
-def sends(change: Callable[[Params], Params]) -> Spoil:
-    """A reply with another upload."""
-
-    def spoil(content: RecordDict) -> RecordDict:
-        reply, (sent,) = unpack(content, RoundReply, ANY)
-        return pack(reply, [change(sent)])
-
-    return spoil
-
-
-def conv(value: torch.Tensor | float) -> Spoil:
-    """A reply with other values, or another tensor, in one place."""
-    like = value if isinstance(value, torch.Tensor) else None
-    return sends(
-        lambda sent: {
-            **sent,
-            "conv.weight": torch.full_like(sent["conv.weight"], value) if like is None else like,
-        }
-    )
-
-
-def with_head(change: Callable[[str], str]) -> Spoil:
-    """A reply with another text, of which the checksum is right."""
-
-    def spoil(content: RecordDict) -> RecordDict:
-        about, arrays = content["about"], content["payloads"]
-        assert isinstance(about, ConfigRecord)
-        assert isinstance(arrays, ArrayRecord)
-        head = change(str(about["head"]))
-        data = [array.data for array in arrays.values()]
-        checksum = codec._checksum((str(about["kind"]), head, str(about["names"])), data)
-        about = ConfigRecord({**about, "head": head, "checksum": checksum})
-        return RecordDict({"about": about, "payloads": arrays})
-
-    return spoil
-
-
-def payloads(number: int) -> Spoil:
-    def spoil(content: RecordDict) -> RecordDict:
-        reply, (sent,) = unpack(content, RoundReply, ANY)
-        return pack(reply, [sent] * number)
-
-    return spoil
-
-
-def replies(change: Callable[[RoundReply], RoundReply]) -> Spoil:
-    def spoil(content: RecordDict) -> RecordDict:
-        reply, sent = unpack(content, RoundReply, ANY)
-        return pack(change(reply), sent)
-
-    return spoil
-
-
-def loss(value: float) -> Spoil:
-    return replies(lambda reply: replace(reply, results=(replace(reply.results[0], loss=value),)))
-
-
-HOSTILE: dict[int, tuple[Spoil, str]] = {  # by client: its reply, and the words that name it
-    1: (with_head(lambda text: "[" * 30_000 + "]" * 30_000), "recursion limit"),
-    2: (conv(torch.ones(6, 1, 3, 3).to(torch.float8_e4m3fn)), "conv.weight of its upload is float"),
-    3: (conv(torch.ones(6, 1, 3, 3, dtype=torch.complex64)), "conv.weight of its upload is comp"),
-    4: (sends(lambda sent: {**sent, "more": torch.zeros(2_000_000)}), "bytes of tensors; at most"),
-    5: (payloads(500), "500 payloads; at most 1"),
-    6: (with_head(lambda text: text + " " * 10_000_000), "characters of text; at most"),
-    7: (loss(1e308), "its loss is 1e+308"),
-    8: (with_head(lambda text: text.replace('d": 1', 'd": 1' + "0" * 4000)), "round 1000"),
-    9: (conv(torch.ones(6, 1, 3, 3, 1)), "is float32 (6, 1, 3, 3, 1); it must"),
-    10: (replies(lambda reply: replace(reply, results=3 * reply.results)), "3 results for 1 c"),
-}  # fmt: skip
 
 
 class BrokenGrid(DirectGrid):
     """Flower can't read the reply of a node to an order: as its own Grid, it raises."""
 
-    broken = 111
+    broken = 100 + len(HOSTILE)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for number in message_ids:
@@ -115,28 +42,29 @@ class BrokenGrid(DirectGrid):
         return super().pull_messages(message_ids)
 
 
-def test_no_message_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    split = {"scheme": "iid", "clients": 13, "max_examples": 12}
+def test_no_message_ends_the_run(tmp_path: Path) -> None:
+    honest = len(HOSTILE) + 1
+    split = {"scheme": "iid", "clients": honest + 2, "max_examples": 12}
     chosen = experiment("fedavg", rounds=1, split=split, cohort={})
-    direct = BrokenGrid(grid(chosen, tmp_path / "clients", nodes=13).apps)
+    direct = BrokenGrid(grid(chosen, tmp_path / "clients", nodes=honest + 2).apps)
 
     def change(message: Message, reply: Message) -> Message:
         client = message.metadata.dst_node_id - 100
-        if message.metadata.message_type == MessageType.TRAIN and client in HOSTILE:
+        if message.metadata.message_type == MessageType.TRAIN and client < len(HOSTILE):
             reply.content = HOSTILE[client][0](reply.content)
         return reply
 
     direct.change = change
-    timeouts = replace(QUICK, least=0.1)
+    timeouts = replace(QUICK, least=0.01)
     out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=timeouts)
     folder = out / "methods/fedavg/seed-0"
     (only,) = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
-    assert only["cohort"] == [0, 12]
+    assert only["cohort"] == [honest, honest + 1]
     lines = list(map(json.loads, (folder / "refused.jsonl").read_text().splitlines()))
     reasons = {line["client"]: line["reason"] for line in lines}
-    assert reasons.keys() == HOSTILE.keys() | {11}
-    for client, (_, reason) in HOSTILE.items():
-        assert reason in reasons[client]
+    assert reasons.keys() == set(range(honest))
+    for client, (_, reason) in enumerate(HOSTILE):
+        assert reason in reasons[client], client
         assert len(reasons[client]) <= 500
     assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
 
@@ -282,19 +210,18 @@ def test_words_of_a_node_fill_no_log_and_control_no_terminal(
 ) -> None:
     chosen = experiment("fedavg", rounds=1, cohort={})
     direct = grid(chosen, tmp_path / "clients", nodes=5)
-    wild = "\x1b[2J\x1b]0;owned\x07 \u202e\r\nround 1: all is well\n" + "x" * 30_000
 
     def change(message: Message, reply: Message) -> Message:
         metadata = message.metadata
         if metadata.message_type != MessageType.TRAIN:
             return reply
         if metadata.dst_node_id == 102:
-            return Message(Error(2, wild), reply_to=message)
+            return Message(Error(2, WILD), reply_to=message)
         if metadata.dst_node_id == 103:
-            spoil = replies(lambda report: replace(report, results=(ClientReply(3, error=wild),)))
+            spoil = replies(lambda report: replace(report, results=(ClientReply(3, error=WILD),)))
             reply.content = spoil(reply.content)
         if metadata.dst_node_id == 104:
-            many = tuple(ClientReply(k, error=wild[:40]) for k in range(20_000))
+            many = tuple(ClientReply(k, error=WILD[:40]) for k in range(20_000))
             reply.content = replies(lambda report: replace(report, results=many))(reply.content)
         return reply
 
