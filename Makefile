@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz kills evidence-full docs clean
+.PHONY: help quickstart test test-slow test-long test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz kills evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,10 +17,13 @@ quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and
 	$(BIN)/fedtailor run quickstart
 
 test: $(VENV)/.installed ## Run the tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 test-slow: $(VENV)/.installed ## Run the tests that take longer
 	$(PYTEST) -m slow
+
+test-long: $(VENV)/.installed ## Run the tests that take minutes each; do so before a release
+	$(PYTEST) -m long
 
 test-versions: ## Run the fast tests with the lowest and the newest versions of all dependencies
 	$(PYTHON) requirements/versions.py

@@ -63,7 +63,7 @@ def install(kind: str, folder: Path) -> Path:
 
 def passes(kind: str, python: Path, paths: list[str]) -> bool:
     """Whether the fast tests pass in the environment."""
-    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow"]
+    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not long"]
     if kind == "lowest":
         command += [f"--ignore={path}" for path in FLOWER]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

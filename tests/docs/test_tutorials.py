@@ -9,10 +9,16 @@ import pytest
 from tests.docs import pages
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs/tutorials").glob("*.md"))
+LONG, SLOW = ("three-sites",), pytest.mark.slow
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.long if path.stem in LONG else SLOW)
+        for path in TUTORIALS
+    ],
+)
 def test_a_tutorial_runs_and_prints_what_it_shows(path: Path, tmp_path: Path) -> None:
     page = path.read_text()
     folder = tmp_path / "reader"

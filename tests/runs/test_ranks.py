@@ -28,10 +28,8 @@ def test_bad_input_is_said_once(file: Path) -> None:
     said = file.with_suffix(".txt")
     codes = forked.run(3, command(file, "--set", "cohort.sise=3"), said)
     assert codes == [2, 2, 2]
-    assert said.read_text().splitlines() == [
-        "fedtailor: unknown key 'sise' in cohort; did you mean 'size'? "
-        "fields: above_norm, fraction, max_norm, max_share, norm_factor, norm_quantile, novel, size"
-    ]
+    (line,) = said.read_text().splitlines()
+    assert line.startswith("fedtailor: unknown key 'sise' in cohort; did you mean 'size'? fields: ")
 
 
 def test_what_one_rank_alone_lacks_is_said_by_it(file: Path) -> None:

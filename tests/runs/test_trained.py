@@ -133,7 +133,8 @@ def test_other_data_are_refused(finished: Path) -> None:
 
 
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
-    chosen = experiment({"fedper": WILD, "fedavg": SGD})
+    keep = {"size": 2, "above_norm": "keep"}
+    chosen = experiment({"fedper": WILD, "fedavg": SGD}, cohort=keep)
     out = run(chosen, tmp_path / "run")
     trained = opened(out, "fedper")
     assert trained.commit.diverged
