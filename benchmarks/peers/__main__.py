@@ -64,8 +64,9 @@ def install(library: str) -> None:
     folder, wanted = ENVIRONMENTS / library, HERE / f"{library}.txt"
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(folder / "bin" / "pip"), "install", "-q", "-r", str(wanted)]
-    # BlazeFL 2 asks for Python 3.12 and needs no more than 3.11 has
-    subprocess.run(pip, env=os.environ | {"PIP_IGNORE_REQUIRES_PYTHON": "1"}, check=True)
+    if library == "blazefl":  # version 2 asks for Python 3.12 and needs no more than 3.11 has
+        pip.append("--ignore-requires-python")
+    subprocess.run(pip, check=True)
     (folder / wanted.name).write_text(wanted.read_text())
 
 

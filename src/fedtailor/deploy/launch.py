@@ -40,6 +40,7 @@ _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
 )
 _JOINED = "joined"  # a file that exists once a site has received a message
 _MAX_REFUSAL = 90.0  # seconds; after 60 Flower's server notices that a SuperNode was killed
+_FIRST_PAUSE, _LAST_PAUSE = 1.0, 16.0  # seconds before a SuperNode is started again
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
@@ -113,6 +114,7 @@ def join(
     ends at many errors of the server that would not occur again, and the server refuses for a
     minute the key of a SuperNode that was killed. It is not started again if the site never
     received a message, since its key may be wrong, nor after a minute and a half of refusals.
+    Before each start there is a pause: a second, and twice the last one while the server refuses.
 
     Args:
         deployment: the deployment.
@@ -139,6 +141,7 @@ def join(
         command += ["--auth-supernode-private-key", str(key)]
     with locked(folder):
         first_refusal: float | None = None  # the time
+        pause = _FIRST_PAUSE
         while True:
             local_site = Site(
                 experiment, folder / "states", clients=clients, tell_labels=tell_labels
@@ -149,7 +152,10 @@ def join(
             has_joined = (folder / _JOINED).exists()
             if first_refusal and (now > first_refusal + _MAX_REFUSAL or not has_joined):
                 raise ProgramEndedError(reason)
-            print(f"fedtailor: {reason}; starting it again", file=sys.stderr, flush=True)
+            pause = _FIRST_PAUSE if accepted else min(2 * pause, _LAST_PAUSE)
+            again = f"{reason}; starting it again in {pause:g} s"
+            print(f"fedtailor: {again}", file=sys.stderr, flush=True)
+            time.sleep(pause)
 
 
 def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, bool]:
