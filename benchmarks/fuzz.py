@@ -5,7 +5,8 @@
     python -m benchmarks.fuzz --kinds run --only 123     one mutation again, with its traceback
 
 A mutation flips bits, cuts the end off, or puts another value into a file that is read as JSON or
-TOML. It depends on the seed, the kind and its number alone. The script prints every traceback and
+TOML; then a file of a run gets the right checksum, so that what is behind it is tried, too. Of the
+kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A mutation depends on the seed, the kind and its number alone. The script prints every traceback and
 every hang once, with the number of the mutation, and exits with 1 if there is one. It counts values
 of another type that were accepted without a word, by their place.
 """
@@ -30,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import InputError
+from fedtailor.run_format import checksum, seal_json
 
-KINDS = ("experiment", "wire", "run", "trained", "store")
+KINDS = ("experiment", "wire", "run", "trained", "store", "damage")
 SECONDS = 1.0  # of CPU time for one mutation
 
 _PLACES = 3  # of accepted values that are printed by kind
@@ -253,6 +255,39 @@ def stores(folder: Path) -> Attempt:
     return attempt
 
 
+def damage(folder: Path) -> Attempt:
+    """Check a run of which one file is damaged."""
+    from fedtailor.runs.check import check
+
+    out = small_run(folder)
+    files = [p for p in sorted(out.rglob("*")) if p.suffix in (".json", ".jsonl", ".safetensors")]
+
+    def attempt(rng: random.Random) -> Change:
+        path = rng.choice(files)
+        before = path.read_bytes()
+        content, change = rng.choice([flipped, cut])(rng, before)
+        if content == before or (path.suffix == ".json" and _same_values(content, before)):
+            return change
+        path.write_bytes(content)
+        try:
+            problems = check(out).problems
+        finally:
+            path.write_bytes(before)
+        if not problems:
+            raise AssertionError(f"damage of {path.relative_to(out)} was not noticed")
+        raise RefusedError
+
+    return attempt
+
+
+def _same_values(content: bytes, before: bytes) -> bool:
+    """Whether only blanks or the like of a JSON file differ."""
+    try:
+        return bool(json.loads(content) == json.loads(before))
+    except (ValueError, RecursionError):
+        return False
+
+
 def small_run(folder: Path) -> Path:
     """Write a run of two methods on made-up digits, with private states; returns its directory."""
     import fedtailor as ft
@@ -275,18 +310,26 @@ def small_run(folder: Path) -> Path:
 
 
 class _MutatedFile:
-    """A file of a run that is mutated for a while; the lengths of logs are those of the new one."""
+    """A file of a run that is mutated for a while. One with another value has the right checksum,
+    and the lengths of logs are those of the new one."""
 
     def __init__(self, rng: random.Random, path: Path, out: Path) -> None:
         self.path, self.before = path, {path: path.read_bytes()}
         content, change = mutated(rng, self.before[path], path.suffix)
+        has_values = change.place not in ("bits", "end")
+        if path.suffix == ".json" and has_values:
+            value = json.loads(content)
+            value.pop("checksum", None)
+            content = seal_json(value)
         path.write_bytes(content)
         commit = path.with_name("commit.json")
-        if path.suffix == ".jsonl" and change.place != "end":
+        if path.suffix == ".jsonl" and has_values:
             self.before[commit] = commit.read_bytes()
             about = json.loads(self.before[commit])
+            del about["checksum"]
             about["bytes"][path.stem] = len(content)
-            commit.write_text(json.dumps(about))
+            about["checksums"][path.stem] = checksum(content)
+            commit.write_bytes(seal_json(about))
         parts = path.relative_to(out).parts
         name = path.name if parts[0] != "partitions" else f"partitions/{path.name}"
         self.change = replace(change, place=f"{name} {change.place}")
@@ -318,6 +361,7 @@ _START: dict[str, Callable[[Path], Attempt]] = {
     "run": run_directories,
     "trained": trained,
     "store": stores,
+    "damage": damage,
 }
 
 

@@ -175,6 +175,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
     """
     header = _header(path)
     if header is None:
+        columns(path)  # it may only look as if it had no checksum
         return False
     data = np.memmap(path, np.uint8, "r")[len(header) :]
     if _is_of_rows(header):
@@ -195,14 +196,15 @@ def columns(path: Path) -> dict[str, Any]:
     if header is None:  # of format 3
         with path.open("rb") as file:
             header = file.read(8)
-            header += file.read(int.from_bytes(header, "little"))
+            size = min(int.from_bytes(header, "little"), path.stat().st_size)
+            header += file.read(size)
     elif header[_AT:_END] != checksum(_blanked(header)).encode():
         raise damaged(path)
     try:
         found: dict[str, Any] = json.loads(header[8:])
         found.pop("__metadata__", None)
         size = len(header) + max(end for _, end in _places(found))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(path, "its header can't be read") from None
     if path.stat().st_size != size:
         raise damaged(path, "it is too short or too long")
@@ -223,7 +225,7 @@ def _header(path: Path) -> bytes | None:
                     raise damaged(path, "it is empty" if not start else "its header can't be read")
                 return None
             size = 8 + int.from_bytes(start[:8], "little")
-            if size <= path.stat().st_size:
+            if _END <= size <= path.stat().st_size:
                 return start + file.read(size - _AT)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; restore it from a copy, or run anew") from None

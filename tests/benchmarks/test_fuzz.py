@@ -27,7 +27,8 @@ def check(attempt: fuzz.Attempt, examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "examples"), [(fuzz.experiments, 60), (fuzz.wire, 100), (fuzz.stores, 60)]
+    ("kind", "examples"),
+    [(fuzz.experiments, 60), (fuzz.wire, 100), (fuzz.stores, 60), (fuzz.damage, 60)],
 )
 def test_a_mutation_gives_a_result_or_an_input_error(
     kind: fuzz.Callable[[Path], fuzz.Attempt], examples: int, tmp_path: Path
