@@ -6,9 +6,10 @@
 
 A mutation flips bits, cuts the end off, or puts another value into a file that is read as JSON or
 TOML; then a file of a run gets the right checksum, so that what is behind it is tried, too. Of the
-kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A mutation depends on the seed, the kind and its number alone. The script prints every traceback and
-every hang once, with the number of the mutation, and exits with 1 if there is one. It counts values
-of another type that were accepted without a word, by their place.
+kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A mutation
+depends on the seed, the kind and its number alone. The script prints every traceback and every hang
+once, with the number of the mutation, and exits with 1 if there is one. It counts values of another
+type that were accepted without a word, by their place.
 """
 
 from __future__ import annotations
@@ -326,9 +327,10 @@ class _MutatedFile:
         if path.suffix == ".jsonl" and has_values:
             self.before[commit] = commit.read_bytes()
             about = json.loads(self.before[commit])
-            del about["checksum"]
+            about.pop("checksum", None)
             about["bytes"][path.stem] = len(content)
-            about["checksums"][path.stem] = checksum(content)
+            if path.stem in about.get("checksums", {}):
+                about["checksums"][path.stem] = checksum(content)
             commit.write_bytes(seal_json(about))
         parts = path.relative_to(out).parts
         name = path.name if parts[0] != "partitions" else f"partitions/{path.name}"

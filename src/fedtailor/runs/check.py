@@ -10,7 +10,7 @@ from pathlib import Path
 from ..engine.client_store import staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..run_format import check_tensors, checksum, committed_bytes, damaged
+from ..run_format import FORMAT, check_tensors, checksum, committed_bytes, damaged
 from .directory import (
     LOGS,
     PRIVATE_FILE,
@@ -22,11 +22,13 @@ from .directory import (
 )
 from .manifest import open_run
 
+Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
+
 
 @dataclass
 class Checked:
     """How many files are as they were written, how many have no checksum (run format 3), and for
-    each damaged or missing one a line that names it."""
+    each one that is damaged, or lacks what it should have, a line that names it."""
 
     intact: int = 0
     unchecked: int = 0
@@ -42,63 +44,76 @@ def check(out: Path) -> Checked:
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory")
-    found = Checked()
-    for test in _tests(out):
+    found, problems = Checked(), dict[str, None]()
+    for path, test in _tests(out):
         try:
             has_checksum = test()
         except InputError as error:
-            if str(error) not in found.problems:
-                found.problems.append(str(error))
+            problems[str(error)] = None
             continue
         found.intact += has_checksum
         found.unchecked += not has_checksum
+        if not has_checksum and _format(out) > 3:
+            problems[f"{path} has no checksum: it is damaged, or was changed by hand"] = None
+    found.problems += problems
     return found
 
 
-def _tests(out: Path) -> Iterator[Callable[[], bool]]:
-    """A test for each file: it returns whether the file has a checksum."""
-    yield partial(_json, out / "experiment.json")
-    yield partial(_json, out / "environment.json")
-    yield lambda: bool(open_run(out))  # the copies of the user's own files
+def _format(out: Path) -> int:
+    """The run's format; that of this version where it can't be read."""
+    try:
+        return int(read_json(out / "experiment.json").get("format", FORMAT))
+    except (InputError, ValueError, TypeError, AttributeError):
+        return FORMAT
+
+
+def _tests(out: Path) -> Iterator[Test]:
+    """A test for each file."""
+    yield out / "experiment.json", partial(_json, out / "experiment.json")
+    yield out / "environment.json", partial(_json, out / "environment.json")
+    yield out, lambda: bool(open_run(out))  # the copies of the user's own files
     for path in sorted((out / "partitions").glob("seed-*.json")):
-        yield partial(_holdings, path)
+        yield path, partial(_holdings, path)
         trained = path.with_name(f"{path.stem}-trained.safetensors")
         if trained.exists():
-            yield partial(check_tensors, trained)
+            yield trained, partial(check_tensors, trained)
     for folder in sorted(out.glob("methods/*/seed-*")):
         if (folder / "commit.json").exists():
             yield from _of_part(folder)
 
 
-def _of_part(folder: Path) -> Iterator[Callable[[], bool]]:
-    yield partial(_json, folder / "commit.json")
+def _of_part(folder: Path) -> Iterator[Test]:
+    yield folder / "commit.json", partial(_json, folder / "commit.json")
     try:
         commit = read_commit(folder)
     except InputError:
         return  # nothing says which of its files count
     for log in LOGS:
-        yield partial(_log, folder / f"{log}.jsonl", commit, log)
+        path = folder / f"{log}.jsonl"
+        yield path, partial(_log, path, commit, log)
     earlier = {about.round for about in commit.best.values()} - {commit.round}
     # no file has the state before the first round, where the run began with it
     earlier |= {number for number in commit.in_flight if number or state_path(folder, 0).exists()}
-    yield from (partial(check_tensors, state_path(folder, number)) for number in sorted(earlier))
+    for path in (state_path(folder, number) for number in sorted(earlier)):
+        yield path, partial(check_tensors, path)
     if commit.finished:
-        yield partial(check_tensors, folder / "server.safetensors")
+        yield folder / "server.safetensors", partial(check_tensors, folder / "server.safetensors")
     elif commit.round or state_path(folder, 0).exists():
-        yield partial(check_tensors, state_path(folder, commit.round))
+        path = state_path(folder, commit.round)
+        yield path, partial(check_tensors, path)
     if "private" in commit.checksums or (folder / PRIVATE_FILE).exists():
-        yield partial(_private, folder, commit)
+        yield folder / PRIVATE_FILE, partial(_private, folder, commit)
     for path in sorted(folder.glob("private-best-*.safetensors")):
-        yield partial(check_tensors, path)
+        yield path, partial(check_tensors, path)
     for pattern in ("diagnostics-*", "confusion-*"):
         for path in sorted(folder.glob(f"{pattern}.safetensors")):
             if int(path.stem.rpartition("-")[2]) <= commit.round:
-                yield partial(check_tensors, path)
+                yield path, partial(check_tensors, path)
     for path in [*folder.glob("*.json"), *folder.glob("onboarded/[!.]*/*.json")]:
         if path.name != "commit.json":
-            yield partial(_json, path)
+            yield path, partial(_json, path)
     for path in sorted(folder.glob("onboarded/[!.]*/*.safetensors")):
-        yield partial(check_tensors, path)
+        yield path, partial(check_tensors, path)
 
 
 def _json(path: Path) -> bool:
@@ -112,7 +127,7 @@ def _holdings(path: Path) -> bool:
         raise InputError(f"{file} is missing; restore it from a copy, or run anew")
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)
-    return stated is not None
+    return stated is not None and _json(path)
 
 
 def _log(path: Path, commit: Commit, log: str) -> bool:
