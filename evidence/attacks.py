@@ -97,28 +97,43 @@ def attack(run: Run) -> str:
     """An attack in words."""
     found = run.experiment().attack
     if found.kind == "none":
-        return "no attack"
+        return "nobody attacks"
     times = "" if found.strength is None else f" × {found.strength:g}"
-    return f"{found.kind}{times}, {100 * found.fraction:.0f} %"
+    return f"{found.kind}{times}, {100 * found.fraction:.0f} % of the clients"
 
 
 def page() -> str:
     """The page, as Markdown."""
     results, runs = Results(), planned([MANIFEST])
-    presets = dict.fromkeys(_preset(run) for run in runs)
     parts = [_HEAD]
-    for preset in presets:
+    for preset in dict.fromkeys(_preset(run) for run in runs):
         parts += [f"## {_TITLES[preset]}\n"]
         of = [run for run in runs if _preset(run) == preset]
-        for model, title in _MODELS.items():
-            rows = list(_rows(of, results, model))
-            columns = list(dict.fromkeys(attack(run) for run in of))
-            table = [[*row, *(found.get(name, "") for name in columns)] for row, found in rows]
-            header = ["method", "rule", *columns]
-            parts += [f"{title}\n", tabulate(table, headers=header, tablefmt="github") + "\n"]
-        settings = dict.fromkeys(f"`fedtailor run attacks{_flags(run)}`" for run in of)
-        parts += [*(f"- {command}" for command in settings), ""]
+        for name in dict.fromkeys(attack(run) for run in of):
+            parts += _section(name, [run for run in of if attack(run) == name], results)
     return "\n".join(parts)
+
+
+def _section(name: str, runs: Sequence[Run], results: Results) -> Iterator[str]:
+    """One attack: a table with a row for each method that has ended with a seed."""
+    rows = []
+    for label, settings in dict.fromkeys((run.method, run.settings) for run in runs):
+        of = [run for run in runs if (run.method, run.settings) == (label, settings)]
+        clean = [undefended(run) for run in of]
+        found = {model: results.outcome(of, clean, model) for model in ("personal", "global")}
+        cells = [cell for one in found.values() for cell in _cells(one, of == clean)]
+        if any(cells):
+            seeds = max(len(one.scores) for one in found.values() if one is not None)
+            rows.append([clean[0].method, defence(of[0]), *cells, seeds])
+    if rows:
+        header = ["method", "rule", "personal", "difference", "global", "difference", "seeds"]
+        right = ("left", "left", *["right"] * 5)
+        yield f"### {name[0].upper()}{name[1:]}\n"
+        yield tabulate(
+            rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True
+        )
+        commands = dict.fromkeys(f"`fedtailor run attacks{_flags(run)}`" for run in runs)
+        yield "\n" + "\n".join(f"- {command}" for command in commands) + "\n"
 
 
 def _preset(run: Run) -> str:
@@ -130,38 +145,15 @@ def _flags(run: Run) -> str:
     return "".join(f" --set {setting}" for setting in run.settings)
 
 
-def _rows(
-    runs: Sequence[Run], results: Results, model: str
-) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """For each method its names and, by attack, its result."""
-    for label in dict.fromkeys(run.method for run in runs):
-        own = [run for run in runs if run.method == label]
-        cells = {}
-        for name in dict.fromkeys(attack(run) for run in own):
-            of = [run for run in own if attack(run) == name]
-            found = results.outcome(of, [undefended(run) for run in of], model)
-            if found is not None:
-                cells[name] = _cell(found, is_base=of[0] == undefended(of[0]))
-        if cells:
-            yield [undefended(own[0]).method, defence(own[0])], cells
+def _cells(found: Outcome | None, is_base: bool) -> tuple[str, str]:
+    """The accuracy, and how far it is from the clean runs."""
+    if found is None:
+        return "", ""
+    accuracy, difference = f"{100 * found.mean:.1f}", found.difference
+    low, middle, high = (100 * x for x in (difference.low, difference.difference, difference.high))
+    return accuracy, "" if is_base else f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _cell(found: Outcome, *, is_base: bool) -> str:
-    accuracy = f"{100 * found.mean:.1f}"
-    if is_base:
-        return accuracy
-    low, middle, high = (100 * x for x in _interval(found.difference))
-    return f"{accuracy} ({middle:+.1f}: {low:+.1f} to {high:+.1f})"
-
-
-def _interval(found: Paired) -> tuple[float, float, float]:
-    return found.low, found.difference, found.high
-
-
-_MODELS = {
-    "personal": "Accuracy of the personal models:",
-    "global": "Accuracy of the global models:",
-}
 _TITLES = {
     "images": "Fashion-MNIST, a small network",
     "texts": "20 Newsgroups, MiniLM with LoRA",
@@ -177,9 +169,10 @@ written by `python -m evidence.attacks` from the results in `evidence/results.js
 
 - Each number is the mean over honest clients of the accuracy on the client's own test examples, in
   percent, then over seeds. Attackers are not evaluated.
-- In brackets is the difference, in points, from the runs of the same method without a rule and
-  without an attack, for the same clients; and its 95 % interval over clients and seeds. There all
-  20 clients train, so a rule that finds every attacker still lacks their honest examples.
+- **personal** is that of the clients' own models, **global** that of the shared one.
+- **difference** is that, in points, from the runs of the same method without a rule and without an
+  attack, for the same clients. In brackets is its 95 % interval over clients and seeds. In those
+  runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
 - Where the interval holds 0, these data show no damage.
 - A rule's number of attackers, f, is the true one. Rates were chosen without an attack.
 """
