@@ -50,7 +50,7 @@ def test_labels_in_two_runs_get_the_runs_name(make_run: MakeRun) -> None:
     assert [row["label"] for row in rows] == ["fedavg (one)", "local", "fedavg (two)"]
     same = make_run("c", name="one", methods=("fedavg",))
     rows = json.loads(compare([first, same], as_json=True))["rows"]
-    assert rows[-1]["label"] == f"fedavg ({same})"
+    assert rows[-1]["label"] == f"fedavg ({same.name})"
 
 
 def trial_of(run: Path, label: str = "fedavg", seed: int = 1) -> Trial:

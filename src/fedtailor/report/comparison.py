@@ -36,16 +36,20 @@ def to_text(comparison: Table) -> str:
         one.title
         + "\n"
         + tabulate(
-            one.marked(),
+            [[_wrapped(label, width), *cells] for label, *cells in one.marked()],
             headers=one.header,
             colalign=["left"] + ["right"] * (len(one.header) - 1),
             disable_numparse=True,
-            maxcolwidths=[width] + [None] * (len(one.header) - 1),
         )
         for one in text_tables(comparison)
     ]
     said = [textwrap.fill(f"Verdict: {line}", _WIDTH) for line in verdict_lines(comparison)]
     return "\n\n".join([*parts, *said, "\n".join([comparison.caption, *comparison.notes])])
+
+
+def _wrapped(label: str, width: int) -> str:
+    """Break a long label between words only, so that paths stay whole."""
+    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _finite(value: Any) -> Any:

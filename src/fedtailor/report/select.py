@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
@@ -37,7 +38,8 @@ class ClientResults(Protocol):
 class Entry:
     """One method of one run, over its seeds. No two entries of a report have the same ``label``.
 
-    ``run_name`` is the run's name, or its path if another run of the report has that name."""
+    ``run_name`` is the run's name, or the end of its path that tells it from other runs of the
+    report with that name."""
 
     label: str
     run: Run
@@ -58,19 +60,33 @@ class SelectedRound:
 def entries(runs: Sequence[Run]) -> list[Entry]:
     """Return one entry a method, in the experiments' order.
 
-    A label that occurs in two runs is followed by the run's name, or by its path if two runs have
-    that name.
+    A label that occurs in two runs is followed by the run's name, or by the end of its path if two
+    runs have that name.
     """
-    names = Counter(run.name for run in runs)
     labels = Counter(label for run in runs for label in {trial.label for trial in run.trials})
     entries = []
     for run in runs:
-        tag = run.name if names[run.name] == 1 else str(run.path)
+        namesakes = [other.path for other in runs if other is not run and other.name == run.name]
+        tag = path_end(run.path, namesakes) if namesakes else run.name
         for label in dict.fromkeys(trial.label for trial in run.trials):
             trials = [trial for trial in run.trials if trial.label == label]
             unique_label = f"{label} ({tag})" if labels[label] > 1 else label
             entries.append(Entry(unique_label, run, tag, trials[0].method, trials))
     return entries
+
+
+def path_end(path: Path, others: Sequence[Path]) -> str:
+    """Return as many last parts of ``path`` as tell it from ``others``.
+
+    >>> path_end(Path("runs/spring/map"), [Path("runs/autumn/map"), Path("runs/spring/other")])
+    'spring/map'
+    """
+    parts = path.absolute().parts
+    for count in range(1, len(parts)):
+        end = parts[-count:]
+        if all(other.absolute().parts[-count:] != end for other in others):
+            return "/".join(end)
+    return str(path)
 
 
 def goes_on(run: Run) -> bool:
