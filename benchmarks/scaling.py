@@ -64,7 +64,8 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
     from fedtailor.data.federation import Federation
     from fedtailor.data.table import Images
     from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-    from fedtailor.engine.rounds import new_store, rounds
+    from fedtailor.engine.prepare import new_store
+    from fedtailor.engine.rounds import rounds
     from fedtailor.methods import METHODS as CLASSES
     from fedtailor.params import count
     from fedtailor.runs.directory import RunDirectory

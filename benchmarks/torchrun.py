@@ -85,7 +85,8 @@ def train(options: argparse.Namespace, group: Any) -> Record:
     from fedtailor.engine.executors.choose import share_executor
     from fedtailor.engine.executors.ranks import RankExecutor, follow
     from fedtailor.engine.executors.work import Executor, Work
-    from fedtailor.engine.rounds import client_works, rounds
+    from fedtailor.engine.prepare import client_works
+    from fedtailor.engine.rounds import rounds
     from fedtailor.methods.fedavg import FedAvg
     from fedtailor.models.load import from_module
     from fedtailor.optim import Optimiser

@@ -18,7 +18,9 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.table import Dataset, Images, Partition, Shares
 from fedtailor.engine.client_store import ClientStore
 from fedtailor.engine.config import Plan
-from fedtailor.engine.rounds import Round, new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.params import Params
 from fedtailor.run_format import CHECKSUMS

@@ -34,7 +34,7 @@ _ORIGINS = {
     "Plan": "engine.config.Plan",
     "Robust": "robustness.rules.Robust",
     "Result": "results.Result",
-    "Round": "engine.rounds.Round",
+    "Round": "engine.results.Round",
     "STOP": "runs.callbacks.STOP",
     "ScheduleConfig": "engine.config.ScheduleConfig",
     "SplitConfig": "data.config.SplitConfig",

@@ -11,7 +11,7 @@ from .engine.config import EvaluateConfig as EvaluateConfig
 from .engine.config import Plan as Plan
 from .engine.config import ScheduleConfig as ScheduleConfig
 from .engine.executors.process_group import init_process_group as init_process_group
-from .engine.rounds import Round as Round
+from .engine.results import Round as Round
 from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
 from .export.folder import export_model as export_model

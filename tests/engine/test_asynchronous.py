@@ -17,7 +17,8 @@ from fedtailor.data.federation import Federation
 from fedtailor.engine.asynchronous import Buffered
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.participants import Participants
-from fedtailor.engine.rounds import first_server, rounds
+from fedtailor.engine.prepare import first_server
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods import METHODS

@@ -6,7 +6,7 @@ from torch import Tensor
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.client import Training
 from fedtailor.engine.executors.work import client_requests
-from fedtailor.engine.rounds import first_server
+from fedtailor.engine.prepare import first_server
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation

@@ -8,7 +8,9 @@ from torch import Tensor
 from fedtailor import random
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.rounds import Round, new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG

@@ -8,7 +8,9 @@ import pytest
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import EngineConfig, Plan
-from fedtailor.engine.rounds import Round, first_costs, new_store, rounds
+from fedtailor.engine.prepare import first_costs, new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg

@@ -12,7 +12,8 @@ from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.metrics import Metrics, auc, macro_f1
-from fedtailor.engine.rounds import Round, rounds
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg

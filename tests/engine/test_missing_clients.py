@@ -15,7 +15,9 @@ from fedtailor.engine.client import ClientUpdate
 from fedtailor.engine.config import EvaluateConfig, Plan
 from fedtailor.engine.executors.sequential import Sequential
 from fedtailor.engine.executors.work import Refusal, Work
-from fedtailor.engine.rounds import Round, new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.method import Cohort, FineTuning, Method
 from fedtailor.methods.fedavg import FedAvg

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedtailor import random
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan, ScheduleConfig
-from fedtailor.engine.rounds import new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
-from fedtailor.engine.rounds import Round, new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg

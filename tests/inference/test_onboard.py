@@ -17,7 +17,8 @@ from fedtailor.data.table import Images
 from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.joining import Candidate, join, join_requests
-from fedtailor.engine.rounds import client_works, new_store, rounds
+from fedtailor.engine.prepare import client_works, new_store
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.inference.model import load_model
 from fedtailor.inference.onboard import choose, onboard, read_result

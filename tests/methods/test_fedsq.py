@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.client import client_round
 from fedtailor.engine.config import EngineConfig, Plan
-from fedtailor.engine.rounds import Round, rounds
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg

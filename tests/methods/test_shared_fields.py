@@ -10,7 +10,8 @@ import torch
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EvaluateConfig, Plan
-from fedtailor.engine.rounds import new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.task.task import Task

@@ -16,7 +16,8 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition import partition
 from fedtailor.data.table import Dataset, Tokens
 from fedtailor.engine.config import EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.rounds import Round, rounds
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.optim import Optimiser
 from fedtailor.robustness.attacks import AttackConfig

@@ -9,7 +9,8 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data import partition
-from fedtailor.engine.rounds import new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.rounds import rounds
 from fedtailor.runs.directory import RunDirectory
 from tests.small import digits, digits_backbone
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.engine.rounds import Round
+from fedtailor.engine.results import Round
 from fedtailor.engine.scoring import SPLITS, Evaluation
 from fedtailor.methods.local import Local
 from fedtailor.report import read

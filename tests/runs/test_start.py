@@ -14,7 +14,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor.data.federation import Federation
-from fedtailor.engine.rounds import new_store
+from fedtailor.engine.prepare import new_store
 from fedtailor.inference.onboard import onboard
 from fedtailor.report.read import read
 from fedtailor.runs.build import Inputs, federation_of

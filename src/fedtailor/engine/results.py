@@ -1,4 +1,4 @@
-"""What comes of a round's training, and what became of those who took part."""
+"""What comes of a round: of its training, of those who took part, and all of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..method import Cohort, Server
+from ..params import Params
 from .client import ClientUpdate
 from .config import Plan
 from .costs import Costs
 from .executors.work import Refusal
 from .participants import Member, Participants
+from .scoring import Evaluation
 
 
 @dataclass
@@ -76,6 +79,41 @@ class RoundFaults:
     seconds: float | None
     staleness: tuple[int, ...] | None = None
     versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
+    those of the whole cohort. ``diagnostics`` are the method's, after an evaluation:
+    ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
+    ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
+
+    Round 0, of a run that goes on from another one's states, has evaluations alone: nobody takes
+    part, and nothing is sent. Nobody is in the cohort of a round that comes to nothing, either.
+    ``cpu_seconds`` is the processor time of the clients' training, None where it is not known."""
+
+    number: int
+    server: Server
+    cohort: Cohort
+    losses: tuple[float, ...]
+    steps: tuple[int, ...]
+    lr_scale: float
+    bytes_down: int
+    bytes_up: int
+    costs: Costs | None  # None if nobody has trained
+    evaluations: tuple[Evaluation, ...]
+    diagnostics: Params
+    seconds: dict[str, float]
+    executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
+    notes: tuple[str, ...] = ()
+    cpu_seconds: float | None = None
+    norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them
+    faults: RoundFaults | None = None  # None: none are simulated
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean training loss over the cohort; None if nobody is in it."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
 
 
 def round_faults(

@@ -22,7 +22,7 @@ from ..engine.client_store import ClientStore
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import client_works, first_server, new_store, with_example_cache
+from ..engine.prepare import client_works, first_server, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server

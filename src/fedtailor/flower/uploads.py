@@ -16,7 +16,7 @@ from .. import random
 from ..data.federation import Federation
 from ..data.table import Dataset, Images, Tokens
 from ..engine.client import client_round
-from ..engine.rounds import first_server, public_batch
+from ..engine.prepare import first_server, public_batch
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, to_device

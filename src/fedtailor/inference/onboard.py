@@ -24,7 +24,7 @@ from ..disk_cache import cache_dir
 from ..engine.client import ClientEvaluation, Training
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
-from ..engine.rounds import client_works
+from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
 from ..params import Params, aligned, clone, to_device

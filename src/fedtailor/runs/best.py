@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..engine.rounds import Round
+from ..engine.results import Round
 from ..engine.scoring import EvaluatedModel
 from ..report.checked import Count
 from ..report.metrics import best_round

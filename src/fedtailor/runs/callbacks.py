@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from ..engine.rounds import Round
+from ..engine.results import Round
 from ..errors import InputError
 from ..report.metrics import best_round
 from ..report.read import read_trial

@@ -38,8 +38,7 @@ from ..engine.client_store import (
     staged_path,
 )
 from ..engine.costs import peak_memory_mb
-from ..engine.results import RoundFaults
-from ..engine.rounds import Round
+from ..engine.results import Round, RoundFaults
 from ..engine.row_file import RowFile, sync_folder
 from ..engine.scoring import Evaluation
 from ..errors import InputError, naming

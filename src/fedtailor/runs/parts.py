@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
-from ..engine.rounds import Round
+from ..engine.results import Round
 from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial

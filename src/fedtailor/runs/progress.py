@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from ..engine.rounds import Round
+from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..report.metrics import summarise
 from ..report.numbers import in_words

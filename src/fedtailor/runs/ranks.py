@@ -19,7 +19,7 @@ from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.ranks import RankExecutor, follow
 from ..engine.executors.work import Work
 from ..engine.malloc import keep_freed_memory
-from ..engine.rounds import client_works, with_example_cache
+from ..engine.prepare import client_works, with_example_cache
 from ..errors import InputError
 from .build import Inputs
 from .manifest import PACKAGES, data_manifest

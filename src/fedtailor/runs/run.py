@@ -13,7 +13,9 @@ from ..data.sources import task_of_data
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.rounds import Round, first_costs, new_store, rounds
+from ..engine.prepare import first_costs, new_store
+from ..engine.results import Round
+from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..profiling import Trace
 from ..task.backbone import Backbone

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import random
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
-from ..engine.rounds import first_server
+from ..engine.prepare import first_server
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device

@@ -19,7 +19,7 @@ from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
-from ..engine.rounds import draw_cohort, first_step, with_example_cache
+from ..engine.prepare import draw_cohort, first_step, with_example_cache
 from ..method import FineTuning, Method
 from ..report.numbers import in_words, si
 from ..task.backbone import Backbone

@@ -17,7 +17,7 @@ from ..engine.client import ClientEvaluation
 from ..engine.client_store import best_path, staged_path
 from ..engine.executors.work import ClientRequest, Work
 from ..engine.joining import join_requests
-from ..engine.rounds import client_works, with_example_cache
+from ..engine.prepare import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, aligned, clone, pick

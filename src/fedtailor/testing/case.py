@@ -12,7 +12,9 @@ import torch
 from .. import random
 from ..engine.client import client_round
 from ..engine.client_store import ClientStore
-from ..engine.rounds import Round, new_store, rounds
+from ..engine.prepare import new_store
+from ..engine.results import Round
+from ..engine.rounds import rounds
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, clone

@@ -17,7 +17,8 @@ from ..data.federation import pad_and_stack
 from ..engine.client import client_round
 from ..engine.config import EngineConfig, EvaluateConfig, Plan
 from ..engine.costs import wire_bytes
-from ..engine.rounds import new_store, rounds
+from ..engine.prepare import new_store
+from ..engine.rounds import rounds
 from ..method import Cohort
 from ..optim import ClientContext
 from ..params import Params, count, decode, encode, row, scale, stack

@@ -16,7 +16,8 @@ from fedtailor.engine.executors.choose import executor_for, share_executor
 from fedtailor.engine.executors.processes import Processes
 from fedtailor.engine.executors.sequential import Sequential
 from fedtailor.engine.executors.work import Executor
-from fedtailor.engine.rounds import new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.rounds import rounds
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params
 from fedtailor.runs.directory import RunDirectory

@@ -20,7 +20,9 @@ from fedtailor.data.config import LocalConfig
 from fedtailor.engine.client_store import ClientStore
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.executors.processes import Memory, Processes, check_processes
-from fedtailor.engine.rounds import Round, new_store, rounds
+from fedtailor.engine.prepare import new_store
+from fedtailor.engine.results import Round
+from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg

@@ -1,0 +1,301 @@
+"""One round after the other: who trains, what of it counts, and the evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from .. import random
+from ..data.federation import Federation
+from ..errors import DivergedError, InputError
+from ..method import Cohort, Method, Server
+from ..profiling import Clock, phase
+from ..robustness.faults import TimeModel
+from ..task.task import Task
+from .aggregation import (
+    NextState,
+    UploadMean,
+    Uploads,
+    empty_uploads,
+    next_state,
+    training_order,
+)
+from .asynchronous import brought_up_to_date
+from .client import ClientUpdate
+from .client_store import PrivateStates
+from .config import Plan
+from .evaluation import Evaluator
+from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .participants import Member, Schedule
+from .prepare import cohort_of, draw_cohort
+from .results import CohortResults, Round, round_faults
+from .screen import Screen
+
+
+@dataclass
+class Loop:
+    """What runs the rounds of `rounds.rounds`, and what it keeps between them."""
+
+    method: Method
+    task: Task
+    federation: Federation
+    plan: Plan
+    store: PrivateStates
+    executor: Executor
+    evaluator: Evaluator
+    quorum: float
+    schedule: Schedule
+    time: TimeModel | None
+    versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
+
+    def __post_init__(self) -> None:
+        self.screen = Screen(self.method, self.task, self.federation, self.plan)
+
+    def before(self, server: Server) -> Round:
+        """Evaluate the states that the run begins with."""
+        clock = Clock()
+        with clock.phase("evaluate"):
+            evaluations, diagnostics = self.evaluator.evaluate(server, 0)
+        none = torch.zeros(0, dtype=torch.float64)
+        key = random.key(self.federation.seed, 0, "aggregate")
+        return Round(
+            number=0,
+            server=server,
+            cohort=Cohort((), none, 0, key, self.federation.num_clients),
+            losses=(),
+            steps=(),
+            lr_scale=0.0,
+            bytes_down=0,
+            bytes_up=0,
+            costs=None,
+            evaluations=tuple(evaluations),
+            diagnostics=diagnostics,
+            seconds=clock.seconds,
+            executor=self.executor.name,
+        )
+
+    def round(self, server: Server, number: int) -> Round:
+        """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
+        plan, federation, clock = self.plan, self.federation, Clock()
+        self.versions[number - 1] = server
+        drawn = self.schedule.next_round()
+        counted = [drawn.members[at] for at in drawn.counted]
+        cohort = cohort_of(federation, number, tuple(member.client for member in counted))
+        if number < plan.rounds and plan.cohort.buffer is None:
+            self.store.prefetch(draw_cohort(federation, plan, number + 1).clients)
+        self.store.begin(number)
+        results, state = self._next(server, cohort, drawn.members, clock)
+        server, present = state.server, state.present
+        self.versions = {version: self.versions[version] for version in drawn.versions}
+        notes = self._notes(cohort, results, state)
+        if len(present) < len(cohort.clients):
+            cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
+        norms = self.screen.close(cohort)
+        self.evaluator.forget([member.client for member in drawn.members])
+        with clock.phase("evaluate"):
+            due = plan.evaluate.due(number, plan.rounds)
+            evaluations, diagnostics = self.evaluator.evaluate(server, number) if due else ([], {})
+        return Round(
+            number=number,
+            server=server,
+            cohort=cohort,
+            losses=tuple(results.losses[at] for at in present),
+            steps=tuple(counted[at].steps for at in present),
+            lr_scale=plan.schedule.factor(number, plan.rounds),
+            bytes_down=results.bytes_down,
+            bytes_up=results.bytes_up,
+            costs=results.costs,
+            evaluations=tuple(evaluations),
+            diagnostics=diagnostics,
+            seconds=clock.seconds,
+            executor=self.executor.name,
+            notes=notes,
+            cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
+            norms=norms,
+            faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
+        )
+
+    def _next(
+        self, server: Server, cohort: Cohort, members: Sequence[Member], clock: Clock
+    ) -> tuple[CohortResults, NextState]:
+        """Train the members and aggregate the uploads that count, those of the cohort; they are
+        forgotten with that.
+
+        Raises:
+            InputError: too few updates are usable (DivergedError: because they, or the server's
+                next state, are not finite).
+        """
+        complete = self.complete and self.plan.faults.deadline is None
+        uploads = self._empty(cohort, members, complete and self.plan.cohort.refuses_rarely)
+        with clock.phase("train"):
+            results = self._train(server, cohort, members, uploads)
+        clock.move(results.data_seconds / self.executor.processes, "train", "data")
+        if cohort.clients:
+            self._check_quorum(results, cohort)
+        if isinstance(uploads, UploadMean) and not uploads.keeps and self.screen.above():
+            # what has been added up can't be taken out again
+            self.store.begin(cohort.round)
+            uploads = self._empty(cohort, members, complete=False)
+            with clock.phase("train"):
+                results = self._train(server, cohort, members, uploads)
+        if (problem := self._too_few(len(results.losses))) is not None:
+            note = f"{problem}; the server's state stays as it is"
+            return results, NextState(server, (), {}, (note,))
+        with clock.phase("aggregate"):
+            least, max_share = self._least(cohort), self.plan.cohort.max_share
+            context = self.method, self.task, server, uploads, cohort
+            try:
+                state = next_state(
+                    *context,
+                    sorted(results.losses),
+                    least=least,
+                    max_share=max_share,
+                    screen=self.screen,
+                )
+            except DivergedError as error:
+                self.store.begin(cohort.round)  # nothing of the round is kept
+                raise self._diverged(str(error), cohort) from None
+        for position in state.left_out:
+            self.store.unstage(cohort.clients[position])
+        return results, state
+
+    def _too_few(self, present: int) -> str | None:
+        """Why so few uploads can't be aggregated, where simulated faults may have lost the others;
+        None: they can."""
+        if not self.plan.faults.is_active:
+            return None
+        if present == 0:
+            return "no upload is there"
+        try:
+            self.method.robust.among(present)
+        except InputError as error:
+            return str(error)
+        return None
+
+    def _empty(self, cohort: Cohort, members: Sequence[Member], complete: bool) -> Uploads:
+        return empty_uploads(
+            self.method,
+            cohort,
+            [member.steps for member in members if member.counts],
+            self.plan,
+            complete=complete,
+            attacked=self.plan.attack.on_uploads,
+        )
+
+    def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
+        """Which clients a round has gone on without, and why. What a remote executor has refused,
+        it has said itself."""
+        reasons = {} if self.federation.remote else results.reasons
+        reasons |= {
+            cohort.clients[at]: f"with its upload, {reason}"
+            for at, reason in state.left_out.items()
+        }
+        name = self.federation.name
+        reasons |= {
+            client: f"its upload came after {seconds:.6g} simulated seconds"
+            for client, seconds in results.late.items()
+        }
+        without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
+        return (*without, *state.notes)
+
+    def _train(
+        self, server: Server, cohort: Cohort, members: Sequence[Member], uploads: Uploads
+    ) -> CohortResults:
+        """Train the members; those that were sent an older state go first."""
+        results = CohortResults()
+        self.screen.begin(server)
+        order = [members[at] for at in training_order([member.steps for member in members])]
+        places = {member.client: place for place, member in enumerate(order)}
+        positions = {client: position for position, client in enumerate(cohort.clients)}
+        for version in sorted({member.version for member in members}):
+            sent = self.versions[version]
+            requests = self._requests([one for one in order if one.version == version], version)
+            for request, result in self.executor.map("train", sent, requests):
+                place, client = places[request.client], request.client
+                refusal = result if isinstance(result, Refusal) else result.refusal
+                if refusal is not None:
+                    results.refusals[place] = client, refusal
+                    continue
+                member, position = order[place], positions.get(client)
+                if self._is_late(results, member, result):
+                    position = None
+                results.add(place, position, result, sends=not member.drops)
+                if cohort.clients and self._most_usable(results, cohort) < self._least(cohort):
+                    continue  # the round comes to nothing: nothing of it is kept
+                with phase("state"):
+                    self.store.stage(client, result.private)
+                    if position is None:
+                        continue
+                    upload = self.method.unpack(self.task, result.packed)
+                    if (staleness := cohort.round - 1 - version) > 0:
+                        upload = brought_up_to_date(
+                            self.method, self.task, upload, sent, server, staleness
+                        )
+                    self.screen.measure(client, upload)
+                    uploads.put(position, upload)
+        return results
+
+    def _requests(self, members: Sequence[Member], version: int) -> Iterator[ClientRequest]:
+        """The requests to members that are sent the state after round ``version``."""
+        requests = client_requests(
+            [member.client for member in members],
+            version + 1,
+            "train",
+            self.plan.local.passes,
+            {member.client: member.steps for member in members},
+            self.store.read,
+            self.plan.schedule.factor(version + 1, self.plan.rounds),
+        )
+        return (replace(request, steps=request.size) for request in requests)
+
+    def _is_late(self, results: CohortResults, member: Member, update: ClientUpdate) -> bool:
+        """Whether a member's upload comes after the deadline of a synchronous round."""
+        if self.time is None or self.plan.cohort.buffer is not None:
+            return False
+        down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
+        seconds = self.time.seconds(member.client, member.steps, down, 0 if member.drops else up)
+        return results.is_late(member, seconds, self.plan.faults.deadline)
+
+    def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
+        """How many of the cohort's updates can be usable, as far as it is known."""
+        refused = {client for client, _ in results.refusals.values()}
+        return len(cohort.clients) - len(refused.intersection(cohort.clients))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member of a cohort must have a usable update."""
+        return self.quorum == 1
+
+    def _least(self, cohort: Cohort) -> int:
+        """How many updates must be usable."""
+        return max(1, math.ceil(self.quorum * len(cohort.clients)))
+
+    def _check_quorum(self, results: CohortResults, cohort: Cohort) -> None:
+        """Raise where too few updates are usable: DivergedError if there would be enough without
+        those that are not finite, else InputError."""
+        usable, asked = len(results.losses) + len(results.late), len(cohort.clients)
+        least = self._least(cohort)
+        if usable >= least:
+            return
+        self.store.begin(cohort.round)  # nothing of the round is kept
+        diverged = {
+            place: refusal
+            for place, (client, refusal) in results.refusals.items()
+            if refusal.diverged and client in cohort.clients
+        }
+        if usable + len(diverged) >= least:
+            raise self._diverged(diverged[min(diverged)].reason, cohort)
+        raise InputError(
+            f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
+            f"usable update, {least} are needed; the same command goes on after round "
+            f"{cohort.round - 1}"
+        )
+
+    def _diverged(self, reason: str, cohort: Cohort) -> DivergedError:
+        return DivergedError(
+            f"{reason} in round {cohort.round} of {self.method.name}; "
+            "lower the learning rate or set optimiser.clip"
+        )

@@ -1,0 +1,142 @@
+"""What a run begins with: states, cohorts, what clients are asked to do, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .. import random
+from ..data.config import LocalConfig
+from ..data.example_cache import ExampleCache
+from ..data.federation import Federation
+from ..method import Cohort, Method, Server
+from ..params import Batch, Params, aligned, to_device
+from ..robustness.faults import TimeModel
+from ..task.task import Task
+from .client import ClientEvaluation, ClientUpdate, Training
+from .client_store import ClientStore
+from .config import EngineConfig, Plan
+from .costs import Costs, count_flops
+from .executors.work import ClientRequest, Work
+from .metrics import MetricFunction, Metrics
+from .scoring import Scoring
+
+
+def new_store(
+    method: Method, task: Task, federation: Federation, path: Path | None = None
+) -> ClientStore:
+    """The store of a run's private states, in memory or at ``path``."""
+
+    def initial(client: int) -> Params:
+        key = random.key(federation.seed, "client", client)
+        return aligned(method.init_client(task, client, key))
+
+    return ClientStore(federation.num_clients, initial, path)
+
+
+def first_server(method: Method, task: Task, federation: Federation) -> Server:
+    """The server's state before the first round."""
+    key = random.key(federation.seed, "server")
+    return aligned(method.init_server(task, federation.num_clients, key))
+
+
+def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
+    """Who takes part in round ``number``."""
+    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    return cohort_of(federation, number, federation.cohort(number, size, plan.cohort.novel))
+
+
+def cohort_of(federation: Federation, number: int, clients: tuple[int, ...]) -> Cohort:
+    """These clients as the cohort of round ``number``."""
+    sizes = [federation.num_examples(client) for client in clients]
+    key = random.key(federation.seed, number, "aggregate")
+    num_examples = torch.tensor(sizes, dtype=torch.float64)
+    return Cohort(clients, num_examples, number, key, federation.num_clients)
+
+
+def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
+    """How long clients need, measured on the `first_step`; None if time is not simulated."""
+    faults = plan.faults
+    if not faults.machines:
+        return None
+    costs = first_costs(method, task, federation, plan)
+    assert costs.flops is not None
+    kinds = faults.kinds(federation.seed, federation.num_clients)
+    down, up = sum(costs.down.values()), sum(costs.up.values())
+    return TimeModel(faults.machines, kinds, costs.flops, down, up)
+
+
+def first_step(
+    method: Method, task: Task, federation: Federation, plan: Plan
+) -> tuple[dict[str, Work], Server, ClientRequest]:
+    """The first client's training of round 1 on a single batch: the works, the server's state, and
+    the request to the client."""
+    plan = replace(plan, local=LocalConfig(plan.local.batch_size, steps=1))
+    client = draw_cohort(federation, plan, 1).clients[0]
+    private = new_store(method, task, federation).read(client)
+    scale = plan.schedule.factor(1, plan.rounds)
+    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
+    server = to_device(first_server(method, task, federation), task.device)
+    return client_works(method, task, federation, plan), server, request
+
+
+def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) -> Costs:
+    """The costs of the `first_step`, its floating-point operations included. What is computed once
+    for each example is not counted."""
+    federation = with_example_cache(method, task, federation, plan.engine)
+    works, server, request = first_step(method, task, federation, plan)
+    train = works["train"]
+    assert isinstance(train, Training)
+    inputs = train.prepare(server, request)
+    updates: list[ClientUpdate] = []
+    flops = count_flops(lambda: updates.append(train.complete(request, inputs)))
+    return replace(updates[0].costs, flops=flops)
+
+
+def client_works(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    metrics: Mapping[str, MetricFunction] | None = None,
+) -> dict[str, Work]:
+    """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
+    wanted = Metrics(plan.evaluate, metrics or {})
+    public = public_batch(federation, task) if method.needs_public else None
+    context, trigger = (method, task, federation), plan.trigger(federation)
+    attack = plan.attack, plan.attackers(federation), trigger
+    return {
+        "train": Training(*context, plan.local, public, *attack),
+        "evaluate": ClientEvaluation(
+            *context, plan.local, public, plan.evaluate.batch_size, wanted, trigger
+        ),
+        "score": Scoring(*context, wanted, trigger),
+    }
+
+
+def public_batch(federation: Federation, task: Task) -> Batch:
+    """The examples that everybody has."""
+    assert federation.public is not None
+    rows = np.arange(federation.public.num_train)
+    return to_device(federation.public.batch(rows), task.device)
+
+
+def with_example_cache(
+    method: Method, task: Task, federation: Federation, engine: EngineConfig
+) -> Federation:
+    """``federation``, with what the method works out once an example, if it fits into memory."""
+    if engine.cache_mb == 0 or federation.remote:
+        return federation
+
+    def compute(batch: Batch) -> Params:
+        return method.precompute(task, to_device(batch, task.device))
+
+    first = int(federation.partition.train.sizes().argmax())  # client 0's may be elsewhere
+    if not compute(federation.dataset.batch(federation.partition.train[first][:1])):
+        return federation
+    cache = ExampleCache(compute, federation.dataset, federation.partition.rows)
+    return replace(federation, example_cache=cache) if cache.fits(engine.cache_mb) else federation
