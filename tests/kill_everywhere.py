@@ -1,8 +1,8 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
-``python -m tests.kill_everywhere EXPERIMENT FOLDER``, with an experiment of `EXPERIMENTS`; those of
-`FINISHED` begin with a run that has finished with fewer rounds, and ``start-from`` goes on from the
-states of another run.
+``python -m tests.kill_everywhere EXPERIMENT FOLDER EVERY``, with an experiment of `EXPERIMENTS`;
+those of `FINISHED` begin with a run that has finished with fewer rounds, and ``start-from`` goes on
+from the states of another run. With 1 it is killed before every step, with 6 before each sixth.
 
 A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
 there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
@@ -112,7 +112,7 @@ def killed_at(point: int, experiment: str, out: Path) -> None:
     run(experiment, out)
 
 
-def main(experiment: str, folder: Path) -> None:
+def main(experiment: str, folder: Path, every: int) -> None:
     if experiment == "start-from":
         assert in_child(lambda: run("best-rounds", folder / "source", 1)) == 0
     assert in_child(lambda: run(experiment, folder / "whole")) == 0
@@ -134,9 +134,9 @@ def main(experiment: str, folder: Path) -> None:
         assert in_child(lambda to=out: run(experiment, to)) == 0, f"not resumed at step {point}"
         if (contents(out), commits(out)) != whole:
             sys.exit(f"killed before step {point}, the run ends with other bytes")
-        point += 1
+        point += every
     print(point)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

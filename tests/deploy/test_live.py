@@ -22,7 +22,7 @@ from fedtailor.deploy.folder import open_folder
 from fedtailor.engine.client_store import SEEN
 from tests.deploy.live import Command, Live, live, until
 from tests.flower.test_sites import CLASSES, news, write
-from tests.small import same_bits
+from tests.small import private_rows, same_bits
 
 pytestmark = pytest.mark.slow
 METHODS = ("fedsdg", "fedmerge")
@@ -92,7 +92,7 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_pat
         assert same_bits(*states)
         assert (one / "history.jsonl").read_text() == (other / "history.jsonl").read_text()
         assert _without_names(one) == _without_names(other)  # sites' names, and those in the data
-    rows = load_file(near / "methods/fedsdg/seed-0/private.safetensors")
+    rows = private_rows(near / "methods/fedsdg/seed-0/private.safetensors")
     assert rows.pop(SEEN).all()
     for client in range(3):
         kept = secure.folder.rglob(f"fedsdg/seed-0/client-{client}/round-000003.safetensors")

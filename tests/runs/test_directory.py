@@ -14,7 +14,9 @@ from tests.runs.conftest import FOLDER, run
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "every", [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(
     ("experiment", "steps"),
     [
@@ -26,9 +28,10 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_kill_before_any_durable_step_loses_nothing(
-    experiment: str, steps: int, tmp_path: Path
+    experiment: str, steps: int, every: int, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.kill_everywhere", experiment, str(tmp_path)]
+    arguments = [experiment, str(tmp_path), str(every)]
+    command = [sys.executable, "-m", "tests.kill_everywhere", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > steps
