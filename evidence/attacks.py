@@ -175,6 +175,8 @@ written by `python -m evidence.attacks` from the results in `evidence/results.js
   runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
 - Where the interval holds 0, these data show no damage.
 - A rule's number of attackers, f, is the true one. Rates were chosen without an attack.
+- For FedAvg, `clip`, `nnm` and `meamed` in a row was the best of two dozen rules on the validation
+  data of seed 0, under a sign flip and under a little is enough.
 """
 
 
