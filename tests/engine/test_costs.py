@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from fedtailor.engine.costs import peak_memory_mb, wire_bytes
+from fedtailor.engine.costs import count_flops, peak_memory_mb, wire_bytes
+from fedtailor.layers.activations import tangent
 from fedtailor.params import encode
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
@@ -37,6 +39,24 @@ def test_nothing_costs_nothing() -> None:
 def test_bytes_are_told_apart_by_dtype() -> None:
     found = wire_bytes({"a": torch.zeros(3), "b": torch.zeros(5, dtype=torch.bool)})
     assert (found["float32"], found["bool"]) == (12, 5)
+
+
+class Tangent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gelu = nn.GELU()
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        value, slope = tangent(self.gelu, z)
+        return value * slope
+
+
+def test_operations_are_counted_where_a_forward_pass_takes_a_gradient() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(Tangent()), nn.Linear(4, 5))
+    x = torch.ones(2, 3)
+    forward = 2 * (2 * 3 * 4 + 2 * 4 * 5)
+    backward = 2 * 2 * (2 * 4 * 5) + 2 * (2 * 3 * 4)  # x itself needs no gradient
+    assert count_flops(lambda: network(x).sum().backward()) == forward + backward
 
 
 def test_the_peak_is_the_most_memory_that_was_ever_resident(
