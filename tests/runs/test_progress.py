@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:
         shown.begin(Stage("slow", "slow, seed 0", 2, {}), done=0)
         shown.skip("slow", 1)
         assert shown._seconds_left() == pytest.approx(303, abs=0.1)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Path) -> None:
+    with Progress(tmp_path / "log", {("slow", 0): 3}, {"slow": 1e4}) as shown:
+        shown.begin(Stage("slow", "slow, seed 0", 3, {"train": 20}), done=0)
+        time.sleep(0.1)
+        shown.on_result("train", 2)
+        assert shown._seconds_left() == pytest.approx(2.9, abs=1)
 
 
 @pytest.mark.usefixtures("talkative")

@@ -120,6 +120,8 @@ class Progress:
         count = self._stage.clients.get(work)
         doing = "training" if work == "train" else "evaluation"
         text = f"{doing} {done}/{count}" if count else doing
+        if work == "train" and count and done > 1:  # tells more than what one step took
+            self._expected[self._stage.label] = (now - self._round_begun) * count / done
         if not self._bar.disable:
             self._bar.left = tqdm.format_interval(self._seconds_left())
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
