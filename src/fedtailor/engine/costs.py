@@ -83,7 +83,7 @@ def count_flops(train: Callable[[], object]) -> int:
     """Count the floating-point operations of the matrix products and convolutions in ``train()``,
     forward and backward, two for each multiplication with its addition."""
     with FlopCounterMode(display=False) as counter:
-        # only the total is wanted; hooks on modules fail where a forward pass takes a gradient itself
+        # only the total is wanted, and hooks on modules fail where a forward pass takes a gradient
         counter.mod_tracker.__exit__()
         train()
     return int(counter.get_total_flops())
