@@ -15,9 +15,10 @@ type that were accepted without a word, by their place.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -26,110 +27,29 @@ import time
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.errors import InputError
 from fedtailor.run_format import checksum, seal_json
 
-KINDS = ("experiment", "wire", "run", "trained", "store", "damage")
+from .fuzz_messages import answers, requests, wire
+from .mutations import Attempt, Change, RefusedError, cut, flipped, mutated, read, swapped
+
+if TYPE_CHECKING:
+    import fedtailor as ft
+
 SECONDS = 1.0  # of CPU time for one mutation
 
 _PLACES = 3  # of accepted values that are printed by kind
-_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3.5, -0.0, 10**9, 2**31, 2**63, 10**40, 1e308, -1e308,
-    float("nan"), float("inf"), "", "x", "0", "../x", "a\0b", "\x1b[2J", "\ud800", "none",
-    999 * "x", [], {}, [1], ["x"], [[]], {"x": 1}, {"": {}}, [None],
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Change:
-    """What was changed: the ``place`` in the file, and the types before and after; else how."""
-
-    place: str
-    types: str = ""
-
-    @property
-    def is_of_another_type(self) -> bool:
-        """Whether a value was replaced by one of another type."""
-        before, _, after = self.types.partition(" -> ")
-        return before != after and {before, after} != {"int", "float"}
+_MEMORY = 6 << 30  # bytes, beyond which a mutation gets no more
 
 
 class Hang(BaseException):
     """A mutation took more than its time; no handler of exceptions catches it."""
-
-
-def flipped(rng: random.Random, content: bytes) -> tuple[bytes, Change]:
-    """Return the content with one to eight bits flipped."""
-    changed = bytearray(content)
-    for _ in range(rng.randint(1, 8) if changed else 0):
-        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed), Change("bits")
-
-
-def cut(rng: random.Random, content: bytes) -> tuple[bytes, Change]:
-    """Return the content without its end."""
-    return content[: rng.randrange(len(content) + 1)], Change("end")
-
-
-def swapped(rng: random.Random, value: Any) -> tuple[Any, Change]:
-    """Return a copy of plain values in which one is replaced, removed or added."""
-    places = list(_places(value))
-    if not places:
-        return rng.choice(_VALUES), Change("all", f"{type(value).__name__} -> ?")
-    path = rng.choice(places)
-    changed = copy.deepcopy(value)
-    parent = changed
-    for key in path[:-1]:
-        parent = parent[key]
-    old, way = parent[path[-1]], rng.randrange(8)
-    name = ".".join("*" if isinstance(key, int) else key for key in path)
-    if way == 0:
-        del parent[path[-1]]
-        return changed, Change(f"{name} removed")
-    if way == 1 and isinstance(parent, list):
-        parent.insert(path[-1], old)
-        return changed, Change(f"{name} twice")
-    if way == 1:
-        parent["unknown"] = rng.choice(_VALUES)
-        return changed, Change("unknown key")
-    if way == 2 and isinstance(old, int | float) and not isinstance(old, bool):
-        new: Any = rng.choice([-old, old + 1, old * 1000, old / 3, str(old)])
-    else:
-        new = copy.deepcopy(rng.choice(_VALUES))
-    parent[path[-1]] = new
-    return changed, Change(name, f"{type(old).__name__} -> {type(new).__name__}")
-
-
-def mutated(rng: random.Random, content: bytes, suffix: str) -> tuple[bytes, Change]:
-    """Return the bytes of a file changed in one way; ``suffix`` says how values are written."""
-    if suffix not in (".json", ".jsonl") or rng.random() < 0.3:
-        return rng.choice([flipped, cut])(rng, content)
-    if suffix == ".json":
-        value, change = swapped(rng, json.loads(content))
-        return json.dumps(value).encode(), change
-    lines = content.splitlines()
-    if not lines:
-        return b"x", Change("line")
-    at = rng.randrange(len(lines))
-    value, change = swapped(rng, json.loads(lines[at]))
-    lines[at] = json.dumps(value).encode()
-    return b"".join(line + b"\n" for line in lines), change
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, one in inner if isinstance(value, dict | list) else ():
-        yield (*path, key)
-        if isinstance(one, dict | list):
-            yield from _places(one, (*path, key))
-
-
-Attempt = Callable[[random.Random], Change]
 
 
 def experiments(folder: Path) -> Attempt:
@@ -147,60 +67,61 @@ def experiments(folder: Path) -> Attempt:
             value, change = swapped(
                 rng, {k: known[k] for k in known if k not in ("presets", "tune")}
             )
-            _read(lambda: parse(value).as_dict())
+            read(lambda: parse(value).as_dict())
             return change
         content, change = rng.choice([flipped, cut])(rng, content)
         file.write_bytes(content)
-        _read(lambda: (load(file).as_dict(), read_toml(file)))
+        read(lambda: (load(file).as_dict(), read_toml(file)))
         return change
 
     return attempt
 
 
-def wire(folder: Path) -> Attempt:
-    """Unpack mutated messages; the checksum of most of them is right."""
-    import torch
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+_PARTS: tuple[dict[str, Any], ...] = (  # of experiments, each there in a third of the mutations
+    {"cohort": {"size": 2, "novel": 1, "max_share": 0.6, "max_norm": 9.0}},
+    {"evaluate": {"metrics": ["macro_f1"], "confusion": True, "select": "macro_f1", "clients": 2}},
+    {"attack": {"kind": "sign-flip", "clients": [1], "strength": 2.0, "last_round": 2}},
+    {"faults": {"deadline": 9.0, "machines": [{"share": 1.0, "flops_per_second": 1e9}],
+                "by_client": [{"clients": [0], "drop_before": 0.5}]}},
+    {"public": {"name": "digits", "skip": 150, "limit": 20}},
+    {"schedule": {"name": "cosine", "warmup_rounds": 1}},
+    {"engine": {"clients_per_step": 2, "processes": 2, "precision": "bf16"}},
+)  # fmt: skip
 
-    from fedtailor.flower import codec, messages
-    from fedtailor.params import encode
 
-    tensors = {"w": torch.randn(3, 2), "b": torch.zeros(2, dtype=torch.bfloat16)}
-    metrics = (messages.MetricValues((0.5, None)),) * 2
-    sums = ((1.5, 3, 4), (2.5, 1, 4))
-    results = (
-        messages.ClientReply(0, payload=0, loss=0.5),
-        messages.ClientReply(1, sums=sums, metrics=metrics),
-        messages.ClientReply(2, error="no data", diverged=True),
-    )
-    head, example = messages.RoundReply, asdict(messages.RoundReply("r", 3, "train", results))
-    limits = codec.Limits(1 << 16, 4, 1 << 16)
-    text, data = json.dumps(example), encode(tensors)
+def plans(folder: Path, names: Sequence[str] | None = None) -> Attempt:
+    """Check mutated experiments with the data and the model, as ``fedtailor run --dry-run`` does.
+
+    They have one of the methods with these ``names``, of all if none are given. What is wrong with
+    a file, the command line tells in a line, too.
+    """
+    import fedtailor as ft
+    from fedtailor.methods import METHODS
+    from fedtailor.runs.experiment import parse
+    from fedtailor.runs.run import dry_run
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    base = {**small_experiment().as_dict(), "rounds": 7}
+    whole = ft.Experiment({name: METHODS[name]() for name in names or METHODS}).as_dict()
+    for method in whole["methods"]:  # so that no mutation waits for imports
+        with suppress(InputError):
+            dry_run(parse({**base, "methods": [method]}), folder / "new")
 
     def attempt(rng: random.Random) -> Change:
-        kind, names, one, changed = head.__name__, json.dumps([list(tensors)]), text, data
-        way = rng.randrange(4)
-        if way == 0:
-            value, change = swapped(rng, example)
-            one = json.dumps(value)
-        elif way == 1:
-            changed, change = rng.choice([flipped, cut])(rng, data)
-        elif way == 2:
-            value, change = swapped(rng, [list(tensors)])
-            names = json.dumps(value)
-        else:
-            raw, change = rng.choice([flipped, cut])(rng, one.encode())
-            one = raw.decode("utf-8", "surrogateescape" if rng.random() < 0.1 else "replace")
-        texts = [kind, one, names]
-        try:
-            texts.append(codec._checksum(texts, [changed]) if rng.random() < 0.9 else "0")
-        except UnicodeEncodeError:
-            texts.append("0")
-        about: Any = {"schema": codec.SCHEMA, **dict(zip(codec._TEXTS, texts, strict=True))}
-        arrays = {"0": Array("uint8", (len(changed),), "safetensors", changed)}
-        content = RecordDict({"about": ConfigRecord(about), "payloads": ArrayRecord(arrays)})
-        _read(lambda: codec.unpack(content, head, limits))
-        return replace(change, place=f"{('head', 'tensors', 'names', 'head')[way]} {change.place}")
+        method = rng.choice(whole["methods"])
+        robust = {**method["robust"], "rule": rng.choice(["none", "none", "mda", "median"])}
+        value = {**base, "methods": [{**method, "robust": robust}]}
+        for part in _PARTS:
+            if rng.random() < 1 / 3:
+                value |= {name: {**value[name], **fields} for name, fields in part.items()}
+        value, change = swapped(rng, value)
+
+        def check() -> None:
+            start = dry_run(parse(value), folder / "new")
+            start.lines(), start.as_json()
+
+        read(check, (InputError, OSError))
+        return change
 
     return attempt
 
@@ -214,7 +135,7 @@ def run_directories(folder: Path, run: Path | None = None) -> Attempt:
 
     def attempt(rng: random.Random) -> Change:
         with _MutatedFile(rng, rng.choice(files), out) as change:
-            _read(lambda: (compare([out]), compare([out], as_json=True)))
+            read(lambda: (compare([out]), compare([out], as_json=True)))
         return change.change
 
     return attempt
@@ -229,7 +150,7 @@ def trained(folder: Path) -> Attempt:
 
     def attempt(rng: random.Random) -> Change:
         with _MutatedFile(rng, rng.choice(files), out) as change:
-            _read(lambda: open_trained(out, "fedsdg").client_state(1))
+            read(lambda: open_trained(out, "fedsdg").client_state(1))
         return change.change
 
     return attempt
@@ -250,7 +171,7 @@ def stores(folder: Path) -> Attempt:
         changed, change = rng.choice([flipped, cut])(rng, content)
         path.write_bytes(changed)
         # an end that is missing is an error of the disk, which the command line tells in a line
-        _read(lambda: [RowFile(path, 5, row).read(k) for k in range(5)], (InputError, OSError))
+        read(lambda: [RowFile(path, 5, row).read(k) for k in range(5)], (InputError, OSError))
         return change
 
     return attempt
@@ -295,19 +216,25 @@ def small_run(folder: Path) -> Path:
 
     out = folder / "run"
     if not out.exists():
-        experiment = ft.Experiment(
-            methods={"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()},
-            name="fuzz",
-            rounds=2,
-            data=ft.DataConfig(name="digits", limit=150),
-            split=ft.SplitConfig(3, "dirichlet", alpha=1.0, min_examples=5),
-            model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.2,
-                                 targets=("hidden1", "hidden2")),
-            local=ft.LocalConfig(batch_size=8, steps=1),
-            engine=ft.EngineConfig(executor="sequential"),
-        )  # fmt: skip
-        ft.run(experiment, out, summary=False)
+        ft.run(small_experiment(), out, summary=False)
     return out
+
+
+def small_experiment() -> ft.Experiment:
+    """Return an experiment with two methods on made-up digits."""
+    import fedtailor as ft
+
+    return ft.Experiment(
+        methods={"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()},
+        name="fuzz",
+        rounds=2,
+        data=ft.DataConfig(name="digits", limit=150),
+        split=ft.SplitConfig(3, "dirichlet", alpha=1.0, min_examples=5),
+        model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.2,
+                             targets=("hidden1", "hidden2")),
+        local=ft.LocalConfig(batch_size=8, steps=1),
+        engine=ft.EngineConfig(executor="sequential"),
+    )  # fmt: skip
 
 
 class _MutatedFile:
@@ -344,22 +271,12 @@ class _MutatedFile:
             path.write_bytes(content)
 
 
-class RefusedError(Exception):
-    """The input was refused in one line."""
-
-
-def _read(action: Callable[[], Any], allowed: tuple[type[Exception], ...] = (InputError,)) -> None:
-    try:
-        action()
-    except allowed as error:
-        if "\n" in str(error):
-            raise AssertionError(f"a message of several lines: {error}") from error
-        raise RefusedError from None
-
-
 _START: dict[str, Callable[[Path], Attempt]] = {
     "experiment": experiments,
+    "plan": plans,
     "wire": wire,
+    "answer": answers,
+    "request": requests,
     "run": run_directories,
     "trained": trained,
     "store": stores,
@@ -415,7 +332,7 @@ def _hang(*_: object) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--kinds", nargs="+", choices=_START, default=_START)
     parser.add_argument("--count", type=int, default=10_000, help="mutations of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="at most, a kind")

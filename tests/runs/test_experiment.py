@@ -103,6 +103,10 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ("split.clients=true", r"split\.clients must not be true"),
         ("seeds=[true]", r"seeds must not be true"),
         ("split.alpha=inf", r"split\.alpha must be finite"),
+        ("methods.fedavg.optimiser.lr=1e39", r"optimiser\.lr must be finite, from -3e\+38 to 3e"),
+        ("cohort.max_norm=1" + "0" * 40, r"cohort\.max_norm must be finite, from"),
+        ('start_from="a\\u0000"', r"start_from\.run = 'a\\x00': no text has such characters"),
+        ("methods.fedem.components=3000", r"components = 3000: input should be less than or eq"),
         ("rounds", r"--set takes key=value, got 'rounds'"),
         ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),
         ("methods=[]", r"no methods; name at least one"),
@@ -145,6 +149,8 @@ def test_a_label_or_a_name_must_be_fit_for_a_folder(label: str) -> None:
 
 
 def test_a_label_stands_once() -> None:
+    with pytest.raises(InputError, match="a list of tables that have a label, a text"):
+        parse({"methods": [{"label": True, "name": "local"}]})
     with pytest.raises(InputError, match="the labels 'a', 'a' must differ"):
         parse({"methods": [{"label": "a", "name": "local"}, {"label": "a", "name": "fedavg"}]})
 

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from .. import random
@@ -151,7 +151,7 @@ class FedMerge(FineTuning):
     family: ClassVar[str] = "mixture"
     sends_updates: ClassVar[bool] = True
 
-    models: Annotated[int, Gt(0)] = 10
+    models: Annotated[int, Gt(0), Le(1000)] = 10
     weights: Literal["dynamic", "fixed"] = "dynamic"
     selected: Annotated[int, Gt(0)] | None = None  # how many models a client merges; None: all
     lr_w: Annotated[float, Gt(0)] | None = None  # None: the rate follows from largest_step

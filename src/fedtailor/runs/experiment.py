@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from . import builtin
 
 T = TypeVar("T")
 
+_LARGEST = 3e38  # float32, in which clients train, has nothing larger
 _MOST_NESTED = 16  # tables and lists within one another
 
 
@@ -337,12 +337,12 @@ def parse(content: Mapping[str, Any]) -> Experiment:
 
 def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """The methods as a table, from the list that `Experiment.as_dict` writes."""
-    if not all(isinstance(m, Mapping) and "label" in m for m in methods):
-        raise InputError("methods must be a table, or a list of tables that have a label")
-    labels = [str(m["label"]) for m in methods]
+    if not all(isinstance(m, Mapping) and isinstance(m.get("label"), str) for m in methods):
+        raise InputError("methods must be a table, or a list of tables that have a label, a text")
+    labels = [m["label"] for m in methods]
     if len(set(labels)) < len(labels):
         raise InputError(f"methods: the labels {', '.join(map(brief, labels))} must differ")
-    return {str(m["label"]): {k: v for k, v in m.items() if k != "label"} for m in methods}
+    return {m["label"]: {k: v for k, v in m.items() if k != "label"} for m in methods}
 
 
 def _method(label: str, fields: Any) -> Method:
@@ -449,18 +449,27 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         return _entries(entry, value, f"{where}.{name}".lstrip("."))
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
+    key = f"{where}.{name}".lstrip(".")
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, bool) and hint is not bool:
+            raise InputError(f"{key} must not be {str(one).lower()}")
     try:
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, bool) and hint is not bool:
-                raise InputError(f"{where}.{name}".lstrip(".") + f" must not be {str(one).lower()}")
-            if isinstance(one, float) and not math.isfinite(one):
-                raise InputError(f"{where}.{name}".lstrip(".") + f" must be finite, got {one}")
-        return _adapter(kind, name).validate_python(value)
+        checked = _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
-        key = f"{where}.{name}".lstrip(".")
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
+    for one in checked if isinstance(checked, tuple) else (checked,):
+        if isinstance(one, float) and not abs(one) <= _LARGEST:
+            raise InputError(f"{key} must be finite, from {-_LARGEST:g} to {_LARGEST:g}, got {one}")
+        if isinstance(one, str) and not _is_text(one):
+            raise InputError(f"{key} = {brief(one)}: no text has such characters")
+    return checked
+
+
+def _is_text(text: str) -> bool:
+    """Whether files can hold it, and have it as their name."""
+    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _entry(hint: Any) -> type | None:
