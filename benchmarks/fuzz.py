@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # of CPU time for one mutation
 
 _PLACES = 3  # of accepted values that are printed by kind
-_MEMORY = 6 << 30  # bytes, beyond which a mutation gets no more
 
 
 class Hang(BaseException):

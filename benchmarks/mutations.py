@@ -37,6 +37,7 @@ class RefusedError(Exception):
 
 
 def read(action: Callable[[], Any], allowed: tuple[type[Exception], ...] = (InputError,)) -> None:
+    """Do something; an ``allowed`` error of one line becomes a `RefusedError`."""
     try:
         action()
     except allowed as error:

@@ -140,5 +140,11 @@ def test_bad_settings_are_told() -> None:
         last_server(Robust(attackers=1))
     with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'mean'"):
         parse({"methods": {"fedavg": {"robust": {"rule": "mean"}}}})
+    for rule, before, needed in [("median", (), 2e9 + 1), ("bulyan", ("bucketing",), 8e9 + 5)]:
+        with pytest.raises(InputError, match=f"a cohort of at least {needed:.0f} clients"):
+            Robust(rule, attackers=10**9, before=before).check(5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="'mda' would try more than 200,000 subsets of 1000000"):
+        Robust("mda", attackers=400_000).check(10**6)
+    Robust("median", attackers=400_000).check(10**6)
     experiment = parse({"methods": {"fedavg": {"robust": {"rule": "krum", "attackers": 1}}}})
     assert experiment.methods["fedavg"].robust == Robust("krum", 1)

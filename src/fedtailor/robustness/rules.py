@@ -39,7 +39,6 @@ Differs from the papers:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Literal, get_args
@@ -64,6 +63,20 @@ Step = Literal["clip", "nnm", "bucketing"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 COMBINATIONS: tuple[str, ...] = get_args(Combination)
 _MOST_SUBSETS = 200_000  # that mda tries
+
+
+def _has_more_subsets(n: int, f: int) -> bool:
+    """Whether mda would try too many; of a million uploads their number takes minutes to compute.
+
+    >>> _has_more_subsets(20, 8), _has_more_subsets(24, 12)
+    (False, True)
+    """
+    count = 1
+    for k in range(min(f, n - f)):
+        count = count * (n - k) // (k + 1)
+        if count > _MOST_SUBSETS:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,9 @@ class Robust:
             return
         most = self._most_attackers(cohort_size)
         if self.attackers > most:
-            needed = next(c for c in range(1, 10**9) if self._most_attackers(c) >= self.attackers)
+            factor, more = self._least_rows
+            rows = factor * self.attackers + more
+            needed = (rows - 1) * self.bucket + 1 if "bucketing" in self.before else rows
             raise InputError(
                 f"robust.attackers = {self.attackers} under {self._title} needs a cohort of at "
                 f"least {needed} clients; it has {cohort_size}; allowed: 0 to {most}"
@@ -127,11 +142,10 @@ class Robust:
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
-        subsets = math.comb(self._rows(cohort_size), self.attackers)
-        if self.rule == "mda" and subsets > _MOST_SUBSETS:
+        if self.rule == "mda" and _has_more_subsets(self._rows(cohort_size), self.attackers):
             raise InputError(
-                f"rule 'mda' would try {subsets:,} subsets of {cohort_size} uploads; at most "
-                f"{_MOST_SUBSETS:,}. Take 'multi-krum'"
+                f"rule 'mda' would try more than {_MOST_SUBSETS:,} subsets of {cohort_size} "
+                "uploads. Take 'multi-krum'"
             )
 
     def check_method(self, name: str, *, needs_only_mean: bool, sends_updates: bool) -> None:
@@ -159,12 +173,15 @@ class Robust:
         return -(-cohort_size // self.bucket) if "bucketing" in self.before else cohort_size
 
     def _most_attackers(self, cohort_size: int) -> int:
-        rows = self._rows(cohort_size)
+        factor, more = self._least_rows
+        return max(0, (self._rows(cohort_size) - more) // factor)
+
+    @property
+    def _least_rows(self) -> tuple[int, int]:
+        """How many uploads the rule must get, by attacker, and beside that."""
         if self.rule in ("krum", "multi-krum"):
-            return max(0, (rows - 3) // 2)
-        if self.rule == "bulyan":
-            return max(0, (rows - 3) // 4)
-        return max(0, (rows - 1) // 2)
+            return 2, 3
+        return (4, 3) if self.rule == "bulyan" else (2, 1)
 
     def among(self, present: int) -> Robust:
         """The rule for a round in which so many of the cohort's uploads are there: it withstands as
