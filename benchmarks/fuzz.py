@@ -15,6 +15,7 @@ type that were accepted without a word, by their place.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
@@ -27,19 +28,26 @@ import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtailor.errors import InputError
 from fedtailor.run_format import checksum, seal_json
 
 from .fuzz_messages import answers, requests, wire
-from .mutations import Attempt, Change, RefusedError, cut, flipped, mutated, read, swapped
-
-if TYPE_CHECKING:
-    import fedtailor as ft
+from .mutations import (
+    Attempt,
+    Change,
+    RefusedError,
+    cut,
+    flipped,
+    mutated,
+    read,
+    small_experiment,
+    swapped,
+)
 
 SECONDS = 1.0  # of CPU time for one mutation
 
@@ -93,20 +101,19 @@ def plans(folder: Path, names: Sequence[str] | None = None) -> Attempt:
     They have one of the methods with these ``names``, of all if none are given. What is wrong with
     a file, the command line tells in a line, too.
     """
-    import fedtailor as ft
     from fedtailor.methods import METHODS
     from fedtailor.runs.experiment import parse
     from fedtailor.runs.run import dry_run
 
     os.environ["HF_HUB_OFFLINE"] = "1"
-    base = {**small_experiment().as_dict(), "rounds": 7}
-    whole = ft.Experiment({name: METHODS[name]() for name in names or METHODS}).as_dict()
-    for method in whole["methods"]:  # so that no mutation waits for imports
+    whole = small_experiment({name: METHODS[name]() for name in names or METHODS}).as_dict()
+    base, methods = {**whole, "rounds": 7}, whole["methods"]
+    for method in methods:  # so that no mutation waits for imports
         with suppress(InputError):
             dry_run(parse({**base, "methods": [method]}), folder / "new")
 
     def attempt(rng: random.Random) -> Change:
-        method = rng.choice(whole["methods"])
+        method = rng.choice(methods)
         robust = {**method["robust"], "rule": rng.choice(["none", "none", "mda", "median"])}
         value = {**base, "methods": [{**method, "robust": robust}]}
         for part in _PARTS:
@@ -214,25 +221,9 @@ def small_run(folder: Path) -> Path:
 
     out = folder / "run"
     if not out.exists():
-        ft.run(small_experiment(), out, summary=False)
+        methods = {"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()}
+        ft.run(small_experiment(methods), out, summary=False)
     return out
-
-
-def small_experiment() -> ft.Experiment:
-    """Return an experiment with two methods on made-up digits."""
-    import fedtailor as ft
-
-    return ft.Experiment(
-        methods={"fedsdg": ft.FedSDG(rank=2), "fedavg": ft.FedAvg()},
-        name="fuzz",
-        rounds=2,
-        data=ft.DataConfig(name="digits", limit=150),
-        split=ft.SplitConfig(3, "dirichlet", alpha=1.0, min_examples=5),
-        model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.2,
-                             targets=("hidden1", "hidden2")),
-        local=ft.LocalConfig(batch_size=8, steps=1),
-        engine=ft.EngineConfig(executor="sequential"),
-    )  # fmt: skip
 
 
 class _MutatedFile:
@@ -290,6 +281,7 @@ def fuzz(kind: str, numbers: Sequence[int], seed: int, seconds: float, show: boo
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     attempt = _START[kind](folder)
     signal.signal(signal.SIGPROF, _hang)
+    said = io.StringIO()  # what is tried may print
     end = time.monotonic() + seconds
     for number in numbers:
         if time.monotonic() > end:
@@ -297,7 +289,8 @@ def fuzz(kind: str, numbers: Sequence[int], seed: int, seconds: float, show: boo
         done += 1
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            change = attempt(random.Random(f"{seed} {kind} {number}"))
+            with redirect_stdout(said), redirect_stderr(said):
+                change = attempt(random.Random(f"{seed} {kind} {number}"))
             if change.is_of_another_type:
                 accepted[f"{change.place}: {change.types}"] += 1
         except RefusedError:
@@ -309,9 +302,11 @@ def fuzz(kind: str, numbers: Sequence[int], seed: int, seconds: float, show: boo
             place = f"{type(error).__name__} {where}"
             found.setdefault(place, (number, str(error)[:200]))
             if show:
+                print(said.getvalue())
                 traceback.print_exception(error)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        said.truncate(0)
     shutil.rmtree(folder)
     print(f"{kind}: {done} mutations, {told} refused in a line, {len(found)} findings")
     for place, (number, text) in found.items():

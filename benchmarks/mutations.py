@@ -1,15 +1,19 @@
-"""Changes of bytes and of plain values, as `benchmarks.fuzz` tries them."""
+"""What the kinds of `benchmarks.fuzz` share: changes of bytes and of plain values, and a small
+experiment."""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.errors import InputError
+
+if TYPE_CHECKING:
+    import fedtailor as ft
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3.5, -0.0, 10**9, 2**31, 2**63, 10**40, 1e308, -1e308,
@@ -113,3 +117,20 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 Attempt = Callable[[random.Random], Change]
+
+
+def small_experiment(methods: Mapping[str, ft.Method]) -> ft.Experiment:
+    """Return an experiment with small pictures of digits and a small network."""
+    import fedtailor as ft
+
+    return ft.Experiment(
+        methods=methods,
+        name="fuzz",
+        rounds=2,
+        data=ft.DataConfig(name="digits", limit=150),
+        split=ft.SplitConfig(3, "dirichlet", alpha=1.0, min_examples=5),
+        model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.2,
+                             targets=("hidden1", "hidden2")),
+        local=ft.LocalConfig(batch_size=8, steps=1),
+        engine=ft.EngineConfig(executor="sequential"),
+    )  # fmt: skip

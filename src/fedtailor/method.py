@@ -116,6 +116,7 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
+    resizes: ClassVar[bool] = False  # what is sent to a client changes its sizes between rounds
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)

@@ -24,7 +24,7 @@ def test_flower_keeps_its_identity_where_the_grid_of_these_tests_sets_it() -> No
 def test_a_message_survives_flowers_own_encoding() -> None:
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-    order = RoundRequest("e", "r", "fedper", 0, 2, "train", 0.5, ())
+    order = RoundRequest("e", "r", "fedper", 0, 2, "train", ())
     sent = {"w": torch.ones(2, dtype=torch.bfloat16), "m": torch.tensor(True)}
     data = recorddict_to_proto(pack(order, [sent, {}])).SerializeToString()
     proto: Any = type(recorddict_to_proto(RecordDict()))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,8 @@ class MetricValues:
     """One client's metrics on one split, in the order of their names; None where a metric is
     undefined. ``confusion`` has the examples by true class (row) and predicted class, if asked for.
     """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}  # where it comes in a message
 
     values: tuple[float | None, ...] = ()
     confusion: tuple[tuple[int, ...], ...] | None = None

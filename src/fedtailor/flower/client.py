@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.client_store import ClientStore
+from ..engine.config import Plan
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
 from ..engine.metrics import MetricFunction, Metrics
@@ -201,8 +203,9 @@ class Site:
         for request in message.requests:
             try:
                 _check_request(message, request, served, payloads)
-                received = payloads[request.payload]
-                result, upload = session.answer(message, request, received, States(folder))
+                payload, states = payloads[request.payload], States(folder)
+                with session.checked(message.kind, request.client, payload) as received:
+                    result, upload = session.answer(message, request, received, states)
             except InputError as error:
                 gone = isinstance(error, DivergedError)
                 result, upload = ClientReply(request.client, error=str(error), diverged=gone), None
@@ -227,12 +230,15 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         manifest = data_manifest(self._federation(message.seed))
         write_atomically(folder / "data.json", seal_json(manifest))
+        if len(payloads) != len(message.clients):
+            raise InputError(f"{len(payloads)} payloads for {len(message.clients)} new clients")
         results = []
-        for client, payload in zip(message.clients, payloads, strict=False):
+        for client, payload in zip(message.clients, payloads, strict=True):
             try:
                 if not self._are_new or client not in self._served({}):
                     raise InputError(f"client {client} is no new client of this place")
-                kept = session.join(message, client, payload, folder)
+                with session.checked("join", client, payload) as received:
+                    kept = session.join(message, client, received, folder)
                 results.append(JoinResult(client, kept=kept))
             except InputError as error:
                 results.append(JoinResult(client, error=str(error)))
@@ -254,7 +260,10 @@ class Site:
             if isinstance(message, JoinRequest)
             else (request.client for request in message.requests)
         )
-        here = {*clients} & {*served}
+        asked = list(clients)
+        if len(set(asked)) < len(asked):
+            raise InputError("a client is asked twice in one message")
+        here = {*asked} & {*served}
         return Limits(payloads=len(here), bytes=_MOST_RECEIVED)
 
     def _check_part(self, message: RoundRequest | JoinRequest) -> None:
@@ -354,9 +363,8 @@ class Site:
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
-        passes = plan.evaluate.novel_passes or 1
         server = to_device(first_server(method, task, federation), task.device)
-        return _Session(label, seed, first, server, training, evaluation, passes)
+        return _Session(label, seed, first, server, training, evaluation, plan)
 
 
 def _check_request(
@@ -385,19 +393,40 @@ class _Session:
     server: Server
     training: Training
     evaluation: ClientEvaluation
-    join_passes: int
+    plan: Plan
 
     def received(self, kind: Kind | Literal["join"], client: int) -> Form:
-        """The form of what a client receives. Sizes are any: a method may change a client's rank
-        from round to round, or send what it has nothing of at first."""
+        """The form of what a client receives in the first round."""
         method, task = self.training.method, self.training.task
         shared = method.global_state(task, self.server) or {}
         if kind == "global":
-            return any_size(form_of(shared))
+            return form_of(shared)
         if kind == "join":
             received = add_prefix(method.send_new(task, self.server, client), "received/")
-            return any_size(form_of({**received, **add_prefix(shared, "global/")}))
-        return any_size(form_of(method.send(task, self.server, client)))
+            return form_of({**received, **add_prefix(shared, "global/")})
+        return form_of(method.send(task, self.server, client))
+
+    @contextmanager
+    def checked(
+        self, kind: Kind | Literal["join"], client: int, payload: Params
+    ) -> Iterator[Params]:
+        """What a client has received, on the task's device.
+
+        Raises:
+            InputError: it isn't of the method's form, or its sizes don't go together.
+        """
+        form, resizes = self.received(kind, client), self.training.method.resizes
+        check_form("the payload", payload, any_size(form) if resizes else form)
+        try:
+            yield to_device(payload, self.training.task.device)
+        except InputError:
+            raise
+        except (RuntimeError, ValueError, LookupError) as error:
+            if form_of(payload) == form:
+                raise
+            raise InputError(
+                f"the sizes of the payload's tensors don't go together: {type(error).__name__}"
+            ) from None
 
     def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
         """Fit a new client, keep its model and print what it scores; the name of the kept one.
@@ -405,13 +434,11 @@ class _Session:
         Raises:
             DivergedError: it can't be fitted.
         """
-        check_form("the payload", payload, self.received("join", client))
-        payload = to_device(payload, self.training.task.device)
         received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
         training = self.training
         (request,) = join_requests(
-            training.federation, training.local, [client], message.round, self.join_passes,
-            self.first.read,
+            training.federation, training.local, [client], message.round,
+            self.plan.evaluate.novel_passes or 1, self.first.read,
         )  # fmt: skip
         candidates = join(training, self.evaluation, received, shared or None, request)
         result, state = decide(
@@ -431,8 +458,6 @@ class _Session:
             InputError: its private state is missing, or can't be read.
             DivergedError: it has trained to values that aren't finite.
         """
-        check_form("the payload", received, self.received(message.kind, request.client))
-        received = to_device(received, self.training.task.device)
         if message.kind == "train":
             states.check(request.client, request.base, message.round)
         if message.kind == "global":
@@ -450,9 +475,8 @@ class _Session:
                 return ClientReply(request.client), None
             return self._evaluated(request.client, state), None
         passes = self.training.local.passes
-        engine_request = _client_request(
-            message, request, private, "train", passes, message.lr_scale
-        )
+        scale = self.plan.schedule.factor(message.round, self.plan.rounds)
+        engine_request = _client_request(message, request, private, "train", passes, scale)
         update: ClientUpdate = self.training.complete(
             engine_request, self.training.inputs(received, engine_request)
         )

@@ -145,9 +145,7 @@ class GridExecutor:
         if not requests:
             return
         kind, any_request = _KINDS[name], next(iter(requests.values()))
-        message = replace(
-            self.blank, round=any_request.round, kind=kind, lr_scale=any_request.lr_scale
-        )
+        message = replace(self.blank, round=any_request.round, kind=kind)
         if kind == "train":
             self._refresh_nodes(message)
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)

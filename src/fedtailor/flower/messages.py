@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
@@ -27,15 +27,21 @@ def digest(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+class Exact:
+    """A message, or a part of one, of which no field is unknown."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+
 @dataclass(frozen=True)
-class NodeQuery:
+class NodeQuery(Exact):
     """Which clients does a node serve? ``experiment`` is its `digest`."""
 
     experiment: str
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Exact):
     """How many examples the node's ``clients`` have with one seed, in their order. ``partition``
     identifies the split. ``labels`` counts each client's examples by class, over all splits: empty
     where the site doesn't tell."""
@@ -49,7 +55,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class NodeInfo:
+class NodeInfo(Exact):
     """The answer to a `NodeQuery`: the node's ``clients`` of ``num_clients``, and what their data
     look like (``picture``: channels, height and width; None for texts)."""
 
@@ -64,7 +70,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True)
-class WireRequest:
+class WireRequest(Exact):
     """A client, the round whose private state it starts from (``base``, the last one with it that
     counted; 0: none did), the round whose private state it must not lose (``best``, its last one up
     to the best round of the run so far), and the payload that it receives."""
@@ -76,7 +82,7 @@ class WireRequest:
 
 
 @dataclass(frozen=True)
-class RoundRequest:
+class RoundRequest(Exact):
     """Train, or evaluate the personal models, or the one global model; or keep the personal models,
     those after ``round``, as the result of the run."""
 
@@ -86,12 +92,11 @@ class RoundRequest:
     seed: int
     round: int
     kind: Kind
-    lr_scale: float
     requests: tuple[WireRequest, ...]
 
 
 @dataclass(frozen=True)
-class ClientReply:
+class ClientReply(Exact):
     """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
     values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
     hits and predictions on validation and test examples, and the ``metrics`` of each of these
@@ -107,7 +112,7 @@ class ClientReply:
 
 
 @dataclass(frozen=True)
-class RoundReply:
+class RoundReply(Exact):
     """The answer to a `RoundRequest`."""
 
     run: str
@@ -117,7 +122,7 @@ class RoundReply:
 
 
 @dataclass(frozen=True)
-class JoinRequest:
+class JoinRequest(Exact):
     """Fit what a method keeps by client for new ``clients``, after ``round``. The payloads, one a
     client, have what it receives as ``received/NAME``, and the global model, if there is one, as
     ``global/NAME``."""
@@ -131,7 +136,7 @@ class JoinRequest:
 
 
 @dataclass(frozen=True)
-class JoinResult:
+class JoinResult(Exact):
     """What became of a new client: an ``error`` in words, or the name of the model that it keeps:
     ``fitted``, ``guess`` or ``global``."""
 
@@ -141,7 +146,7 @@ class JoinResult:
 
 
 @dataclass(frozen=True)
-class JoinReply:
+class JoinReply(Exact):
     """The answer to a `JoinRequest`."""
 
     run: str

@@ -149,7 +149,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         schema=upload_schema(method, task, federation),
         nodes=nodes,
         timeouts=timeouts,
-        blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", 1.0, ()),
+        blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", ()),
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )

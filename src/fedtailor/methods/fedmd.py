@@ -57,6 +57,7 @@ class FedMD(FineTuning):
     name: ClassVar[str] = "fedmd"
     family: ClassVar[str] = "mixture"
     needs_public: ClassVar[bool] = True
+    resizes: ClassVar[bool] = True
 
     public_examples: Annotated[int, Gt(0)] = 5000
     public_batch: Annotated[int, Gt(0)] = 256

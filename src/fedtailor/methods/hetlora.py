@@ -62,6 +62,7 @@ class HetLoRA(Method):
 
     name: ClassVar[str] = "hetlora"
     family: ClassVar[str] = "adapter"
+    resizes: ClassVar[bool] = True
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.99
     lam: Annotated[float, Ge(0)] = 5e-3
