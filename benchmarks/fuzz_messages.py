@@ -34,6 +34,8 @@ from fedtailor.runs.experiment import Experiment
 from .mutations import Attempt, Change, RefusedError, cut, flipped, read, small_experiment, swapped
 
 CLIENTS = 3
+# the node, the kind of message, and what is made of the answer
+Spoil = tuple[int, str, Callable[[RecordDict], RecordDict]]
 
 _ANY = codec.Limits(1 << 30, 1 << 30, 1 << 30)
 _RUN = 32 * "a"
@@ -74,8 +76,14 @@ def answers(folder: Path, names: Sequence[str] = ()) -> Attempt:
             changes.append(one)
             return changed
 
-        server.nodes.change = rng.randrange(CLIENTS), kind, change
-        refused = server.counts() if kind == "query" else server.trains()
+        node = rng.randrange(CLIENTS)
+        server.nodes.forget(None if kind != "query" else (node, kind, change))
+        refused = bool(server.nodes.refresh())
+        if kind == "query" and not refused:
+            remote_federation(server.nodes.infos, 0)
+        if kind != "query":
+            server.nodes.change = node, kind, change
+            refused = server.trains()
         if refused or not changes:
             raise RefusedError
         return replace(changes[0], place=f"{kind} {changes[0].place}")
@@ -181,7 +189,7 @@ class _Nodes(Nodes):
         """They are asked nothing yet."""
         super().__init__(cast(Any, self), Timeouts(), experiment)
         self.sites = sites
-        self.change: tuple[int, str, Callable[[RecordDict], RecordDict]] | None = None
+        self.change: Spoil | None = None
         self.sent: dict[str, tuple[int, RecordDict]] = {}  # the last message of a kind
         self._answers: dict[tuple[int, str], RecordDict] = {}
 
@@ -206,9 +214,10 @@ class _Nodes(Nodes):
                 answer = self.change[2](answer)
             yield node, answer
 
-    def forget(self) -> None:
-        """Know nothing of the nodes."""
+    def forget(self, change: Spoil | None) -> None:
+        """Know nothing of the nodes, and make another ``change`` to their answers."""
         super().__init__(cast(Any, self), Timeouts(), self._experiment)
+        self.change = change
 
 
 class _Server:
@@ -237,14 +246,6 @@ class _Server:
         digest = messages.digest(self.experiment)
         self.blank = messages.RoundRequest(digest, _RUN, name, 0, 0, "train", ())
         self.trains()
-
-    def counts(self) -> bool:
-        """Ask anew whom the nodes serve; whether one is refused."""
-        self.nodes.forget()
-        if self.nodes.refresh():
-            return True
-        remote_federation(self.nodes.infos, 0)
-        return False
 
     def trains(self) -> bool:
         """Run a round with its evaluations; whether an answer was refused, or an upload left out.

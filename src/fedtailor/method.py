@@ -202,15 +202,16 @@ class Method(ABC):
         trained; the same shapes for all clients."""
         return trained
 
-    def unchanged(self, server: Server, upload: Params) -> Params:
-        """What ``upload``, float tensors by name, would be of a client that changes nothing: what
-        robust rules and attacks measure from. By default 0 of a method that ``sends_updates``, and
-        of others the server's own tensors."""
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        """What the float tensors of ``upload`` would be of a client that changes nothing: what
+        norms, robust rules and attacks measure from. By default 0 of a method that
+        ``sends_updates``, and of others the server's own tensors."""
         known = {} if self.sends_updates else server
         return {
             name: known[name] if name in known and known[name].shape == value.shape
             else torch.zeros_like(value)
             for name, value in upload.items()
+            if value.is_floating_point()
         }  # fmt: skip
 
     def pack(self, task: Task, upload: Params) -> Params:

@@ -116,7 +116,7 @@ HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (head(lambda text: ""), "RoundReply: Invalid JSON"),
     (head(lambda text: "null"), "RoundReply: "),
     (head(lambda text: f"[{text}]"), "RoundReply: "),
-    (head(lambda text: text.replace('"loss": ', '"loss": NaN, "x": ')), "its loss is nan"),
+    (head(lambda text: text.replace('"loss": ', '"loss": NaN, "x": ')), "x: Unexpected keyword"),
     (about(names=lambda text: "[]"), "zip()"),
     (about(names=lambda text: text.replace('["', '["x", "')), "tensors for"),
     (about(kind=lambda text: WILD), "instead of a RoundReply"),

@@ -147,3 +147,9 @@ def test_a_model_without_hidden_layers_is_refused() -> None:
 def test_widths_outside_0_to_1_are_refused(widths: list[float]) -> None:
     with pytest.raises(InputError, match=r"methods\.heterofl\.widths = \[.*"):
         parse({"methods": {"heterofl": {"widths": widths}}})
+
+
+def test_units_that_a_client_does_not_have_are_no_change_of_them() -> None:
+    """So that the norms of narrow clients' uploads are like those of others."""
+    done, _ = last_round(HeteroFL(widths=(1.0, 0.5), optimiser=Optimiser("sgd", lr=1e-4)), rounds=1)
+    assert max(done.norms) < 20 * min(done.norms)

@@ -317,7 +317,7 @@ def _robust(
     scored = [name for name in floats if name not in task.buffers]
     state = {}
     if robust.needs_state:
-        own = method.unchanged(server, {name: value[0] for name, value in floats.items()})
+        own = method.unchanged(task, server, {name: value[0] for name, value in floats.items()})
         state = {name: value.to(floats[name].device) for name, value in own.items()}
     for name in floats.keys() - set(scored):
         floats[name] = robust.bound(floats[name])

@@ -159,7 +159,7 @@ def brought_up_to_date(
         for name, value in upload.items()
         if value.is_floating_point() and name not in task.buffers
     }
-    then, now = method.unchanged(sent, floats), method.unchanged(server, floats)
+    then, now = (method.unchanged(task, state, floats) for state in (sent, server))
     factor = 1 / math.sqrt(1 + staleness)
     moved = {
         name: now[name].double() + factor * (value.double() - then[name].double())

@@ -28,7 +28,6 @@ class Screen:
     plan: Plan
     recent_norms: Sequence[Sequence[float]] = ()
     norms: dict[int, float] = field(default_factory=dict)
-    _unchanged: Params = field(default_factory=dict)
 
     @property
     def bound(self) -> NormBound:
@@ -37,16 +36,13 @@ class Screen:
 
     def begin(self, server: Server) -> None:
         """Begin a round from ``server``."""
-        self._server, self._unchanged, self.norms = server, {}, {}
+        self._server, self.norms = server, {}
 
     def measure(self, client: int, upload: Params) -> None:
         """Take the norm of a client's upload, if there is a bound on it."""
         if self.plan.cohort.above_norm == "keep":
             return
-        if not self._unchanged:
-            floats = {name: value for name, value in upload.items() if value.is_floating_point()}
-            self._unchanged = self.method.unchanged(self._server, floats)
-        self.norms[client] = update_norm(upload, self._unchanged)
+        self.norms[client] = update_norm(upload, self._unchanged(upload))
 
     def above(self) -> list[int]:
         """The clients whose uploads are above the bound, ascending."""
@@ -68,7 +64,8 @@ class Screen:
         limit = self.bound.limit(list(self.norms.values()))
         if self.plan.cohort.above_norm == "clip":
             for client, row in rows.items():
-                clip(uploads.upload(row), self._unchanged, limit / self.norms[client])
+                upload = uploads.upload(row)
+                clip(upload, self._unchanged(upload), limit / self.norms[client])
             return {}
         size = len(cohort.clients)
         if size - len(above) < max(1, least):
@@ -85,6 +82,9 @@ class Screen:
         self.recent_norms = [*self.recent_norms, norms][-RECENT:]
         return norms
 
+    def _unchanged(self, upload: Params) -> Params:
+        return self.method.unchanged(self.task, self._server, upload)
+
     def _attack(self, uploads: UploadStack, cohort: Cohort) -> None:
         """Put what attackers send into ``uploads``, and measure that."""
         attack, attackers = self.plan.attack, self.plan.attackers(self.federation)
@@ -98,6 +98,8 @@ class Screen:
         }
         like = {name: value[0] for name, value in attacked.items()}
         key = random.key(self.federation.seed, cohort.round, "attack")
-        attack_uploads(attack, attacked, self.method.unchanged(self._server, like), rows, key)
+        attack_uploads(
+            attack, attacked, self.method.unchanged(self.task, self._server, like), rows, key
+        )
         for row in rows:
             self.measure(cohort.clients[row], uploads.upload(row))

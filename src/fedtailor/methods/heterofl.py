@@ -121,6 +121,13 @@ class HeteroFL(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return self.upload(task, {}, packed)
 
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        whole = super().unchanged(task, server, upload)
+        if _KEPT not in upload:
+            return whole
+        groups = self._groups(task)
+        return pad_to_full(slice_submodel(whole, groups, upload[_KEPT].tolist()), groups)
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         w = cohort.shares if self.weights == "examples" else torch.ones_like(cohort.shares)
         sums = weighted_sum(pick(uploads, server), w)
