@@ -58,11 +58,11 @@ class AttackConfig:
 
     kind: Kind = "none"
     fraction: Annotated[float, Gt(0), Le(1)] = 0.2
-    clients: tuple[Annotated[int, Ge(0)], ...] = ()
-    strength: float | None = None  # None: as the table of attacks says
-    first_round: Annotated[int, Gt(0)] = 1
-    last_round: Annotated[int, Gt(0)] | None = None
-    target: Annotated[int, Ge(0)] = 0  # backdoor: the class that attackers want
+    clients: tuple[Annotated[int, Ge(0), Le(1_000_000_000)], ...] = ()
+    strength: Annotated[float, Ge(-1e6), Le(1e6)] | None = None  # None: by the kind
+    first_round: Annotated[int, Gt(0), Le(1_000_000)] = 1
+    last_round: Annotated[int, Gt(0), Le(1_000_000)] | None = None
+    target: Annotated[int, Ge(0), Le(1_000_000)] = 0  # backdoor: the class that attackers want
     poisoned: Annotated[float, Gt(0), Le(1)] = 0.5  # backdoor: the share of an attacker's batch
 
     def check(self, num_clients: int, num_classes: int) -> None:
