@@ -72,6 +72,14 @@ def outcome(out: Path) -> dict[str, Any] | str:
         return str(error)
 
 
+def problems_of(out: Path) -> list[str]:
+    """What `check` says is wrong."""
+    try:
+        return check(out).problems
+    except ft.InputError as error:
+        return [str(error)]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("damage") / "whole"
@@ -155,7 +163,7 @@ def test_rows_of_zeros_in_place_of_states_are_noticed(killed: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [cut, flip])
+@pytest.mark.parametrize("damage", [cut, flip, remove])
 @pytest.mark.parametrize("state", ["killed", "whole"])
 def test_no_damage_is_used(
     request: pytest.FixtureRequest,
@@ -173,7 +181,7 @@ def test_no_damage_is_used(
         out = tmp_path / "run"
         shutil.copytree(start, out)
         damage(out / file, draw)
-        problems = check(out).problems
+        problems = problems_of(out)
         found = outcome(out)
         if isinstance(found, str):
             assert [problem for problem in problems if file.name in problem], (file, problems)

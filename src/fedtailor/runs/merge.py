@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..run_format import seal_json
+from ..run_format import has_commit, seal_json
 from .directory import read_commit, read_json, write_atomically
 from .experiment import by_label, parse
 from .extend import differences, united
@@ -33,7 +33,7 @@ class _Run:
         for method in self.experiment["methods"]:
             for seed in self.experiment["seeds"]:
                 folder = self.path / "methods" / method["label"] / f"seed-{seed}"
-                if (folder / "commit.json").is_file():
+                if has_commit(folder):
                     yield (method["label"], seed), folder
 
 
