@@ -134,6 +134,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ("methods.fedsdg.rank=1000000000", r"should be less than or equal to 4096"),
         ("methods.fedsdg.robust.bucket=99999999999", r"should be less than or equal to"),
         ("attack.strength=1e300", r"attack\.strength = 1e\+300: .* less than or equal to 1000000"),
+        ("attack={kind='mimic', clients=[]}", r"attack\.clients = \[\]: name a client, or set"),
         ("faults.machines=[{flops_per_second=1e-300}]", r"greater than or equal to 1"),
         ("split.clients=0x" + "f" * 9999, r"split\.clients = a number of 39996 bits"),
         (

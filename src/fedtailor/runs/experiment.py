@@ -332,6 +332,9 @@ def parse(content: Mapping[str, Any]) -> Experiment:
         raise InputError(f"methods must be a table, got {brief(methods)}")
     if isinstance(start := content.get("start_from"), str):
         content = {**content, "start_from": {"run": start}}
+    attack = content.get("attack")
+    if isinstance(attack, Mapping) and attack.get("clients") == [] and "fraction" not in attack:
+        raise InputError("attack.clients = []: name a client, or set attack.fraction")
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 
