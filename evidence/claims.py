@@ -308,8 +308,8 @@ verdict follows from a rule:
   one number a seed, each seed's difference is above 0; for a number, it is as near to the paper's
   as the table says, or beyond it. One seed alone is not enough.
 - **holds in direction**: the mean difference alone is as claimed; a number goes the right way.
-- **not here**: neither, or the training of the method in question diverged. Seeds with which the other
-  method diverged are left out, and named.
+- **not here**: neither, or the training of the method in question diverged. Seeds with which the
+  other method diverged are left out, and named.
 - **not run**: no run has ended yet.
 
 Rates are chosen on validation data by runs with a seed of their own
