@@ -134,6 +134,19 @@ def test_false_statistics_are_bounded_under_a_robust_rule(robust: Robust) -> Non
     assert (done.server[name] <= honest.amax(0) + 1e-6).all()
 
 
+def test_the_bound_on_norms_counts_the_cohort_that_was_drawn() -> None:
+    """Of five clients one is away, and one upload is above the bound: three are half of them.
+    Where two are away, two are not."""
+
+    def lie(update: ClientUpdate) -> ClientUpdate:
+        return replace(update, packed={k: v + 1e20 for k, v in update.packed.items()})
+
+    done, _, _ = run(FedAvg(), changed={3: lie}, silent=frozenset({0}))
+    assert done.cohort.clients == (1, 2, 4)
+    with pytest.raises(DivergedError, match=r"norms of 1 of 3 uploads .* 2 are left and 3 needed"):
+        run(FedAvg(), changed={3: lie}, silent=frozenset({0, 1}))
+
+
 def test_too_few_answers_end_the_run_and_say_why() -> None:
     silent = frozenset({0, 1, 2})
     with pytest.raises(InputError, match="2 of 5 clients sent a usable update, 3"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.data.config import LocalConfig
+from fedtailor.data.federation import Federation
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.prepare import new_store
 from fedtailor.engine.results import Round
@@ -54,9 +55,11 @@ def lying(kind: type[Method], client: int, value: float) -> type[Method]:
     return Lying
 
 
-def run(method: Method, plan: Plan = PLAN, **options: Any) -> list[Round]:
+def run(
+    method: Method, plan: Plan = PLAN, federation: Federation = FEDERATION, **options: Any
+) -> list[Round]:
     task = Task(digits_backbone(), method.adapt)
-    return list(rounds(method, task, FEDERATION, plan, **options))
+    return list(rounds(method, task, federation, plan, **options))
 
 
 def with_cohort(plan: Plan = PLAN, **settings: Any) -> Plan:
@@ -75,6 +78,18 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     skip = replace(PLAN, engine=EngineConfig(on_divergence="skip"))
     without = run(lying(FedAvg, 2, torch.nan)(robust=robust), skip)
     assert same_bits(done[-1].server, without[-1].server)
+
+
+def test_the_first_round_of_two_uploads_has_a_bound() -> None:
+    """Of one upload it has none: there is nothing to compare it with."""
+    done = run(lying(FedAvg, 1, 1e20)(), with_cohort(size=2), federation=digits_federation((23, 3)))
+    assert [one.cohort.clients for one in done] == [(0,)] * 2
+    assert "without client 1: with its upload, its norm" in done[0].notes[0]
+    alone = run(lying(FedAvg, 0, 1e20)(), with_cohort(size=1), federation=digits_federation((23,)))
+    assert [one.cohort.clients for one in alone] == [(0,)] * 2
+    fixed = with_cohort(size=1, max_norm=100.0)
+    with pytest.raises(DivergedError, match="norms of 1 of 1 uploads are above 100"):
+        run(lying(FedAvg, 0, 1e20)(), fixed, federation=digits_federation((23,)))
 
 
 def test_honest_runs_keep_their_bits() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.metrics import Metrics, MetricValues
-from fedtailor.errors import InputError
+from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.border import evaluation_of
 from fedtailor.flower.codec import WireError, pack, unpack
@@ -88,6 +88,30 @@ def test_finite_values_that_break_the_sums_are_left_out(tmp_path: Path) -> None:
     assert [line["cohort"] for line in history] == [[0, 1, 2, 4]] * 2
     assert "without client 3: " in history[0]["notes"][0]
     assert "without client 3: " in (out / "run.log").read_text()
+
+
+def test_uploads_above_the_bound_count_as_missing_ones(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+    spoil = sends(lambda sent: {name: value + 1e20 for name, value in sent.items()})
+
+    def change(message: Message, reply: Message) -> Message | None:
+        node, is_train = message.metadata.dst_node_id, message.metadata.message_type == "train"
+        if node == 101 and is_train:
+            return None
+        if node == 103 and is_train:
+            reply.content = spoil(reply.content)
+        return reply
+
+    direct.change = change
+    options: dict[str, Any] = {"backbone": digits_backbone()}
+    with pytest.raises(DivergedError, match=r"1 of 4 uploads are .* 3 are left and 4 needed"):
+        serve(direct, chosen, tmp_path / "a", timeouts=replace(QUICK, least=0.8), **options)
+    out = serve(direct, chosen, tmp_path / "b", timeouts=replace(QUICK, least=0.6), **options)
+    (only,) = map(
+        json.loads, (out / "methods/fedavg/seed-0/history.jsonl").read_text().splitlines()
+    )
+    assert only["cohort"] == [0, 2, 4]
 
 
 def spoilt_info(change: Callable[[NodeInfo], NodeInfo], node: int = 101) -> Callable[..., Message]:
@@ -236,13 +260,15 @@ def test_words_of_a_node_fill_no_log_and_control_no_terminal(
         assert len(text) < 600
 
 
-def test_names_of_classes_are_fit_for_a_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["\x1b[3m", "a\n", "\0", "x" * 501])
+def test_a_site_whose_classes_have_wild_names_is_refused(tmp_path: Path, name: str) -> None:
     chosen = experiment("fedavg", rounds=1)
     direct = grid(chosen, tmp_path / "clients", nodes=1)
-    names = tuple(f"\x1b[{k}m" for k in range(10))
+    names = (*"012345678", name)
     direct.change = spoilt_info(lambda info: replace(info, classes=names), node=100)
-    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
-    assert json.loads((out / "partitions/seed-0.json").read_text())["classes"][3] == "?[3m"
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, start=0.1)}
+    with pytest.raises(InputError, match=r"node 100: (class .* can't be shown|a class has)"):
+        serve(direct, chosen, tmp_path / "out", **given)
 
 
 def test_nodes_without_number_are_named_in_few_lines(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ from .aggregation import (
 from .asynchronous import brought_up_to_date
 from .client import ClientUpdate
 from .client_store import PrivateStates
-from .config import Plan
+from .config import LEAST, Plan
 from .evaluation import Evaluator
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .participants import Member, Schedule
@@ -145,15 +146,18 @@ class Loop:
             note = f"{problem}; the server's state stays as it is"
             return results, NextState(server, (), {}, (note,))
         with clock.phase("aggregate"):
-            least, max_share = self._least(cohort), self.plan.cohort.max_share
+            least, late = self._least(cohort, self.quorum), len(results.late)
+            # one process does without uploads above the bound even where no update may be missing
+            quorum = self.quorum if self.federation.remote else LEAST
+            left = self._least(cohort, quorum)
             context = self.method, self.task, server, uploads, cohort
             try:
                 state = next_state(
                     *context,
                     sorted(results.losses),
-                    least=least,
-                    max_share=max_share,
-                    screen=self.screen,
+                    least=least - late,
+                    max_share=self.plan.cohort.max_share,
+                    screen=partial(self.screen, least=left - late),
                 )
             except DivergedError as error:
                 self.store.begin(cohort.round)  # nothing of the round is kept
@@ -205,7 +209,7 @@ class Loop:
         self, server: Server, cohort: Cohort, members: Sequence[Member], uploads: Uploads
     ) -> CohortResults:
         """Train the members; those that were sent an older state go first."""
-        results = CohortResults()
+        results, least = CohortResults(), self._least(cohort, self.quorum)
         self.screen.begin(server)
         order = [members[at] for at in training_order([member.steps for member in members])]
         places = {member.client: place for place, member in enumerate(order)}
@@ -223,7 +227,7 @@ class Loop:
                 if self._is_late(results, member, result):
                     position = None
                 results.add(place, position, result, sends=not member.drops)
-                if cohort.clients and self._most_usable(results, cohort) < self._least(cohort):
+                if cohort.clients and self._most_usable(results, cohort) < least:
                     continue  # the round comes to nothing: nothing of it is kept
                 with phase("state"):
                     self.store.stage(client, result.private)
@@ -269,15 +273,15 @@ class Loop:
         """Whether every member of a cohort must have a usable update."""
         return self.quorum == 1
 
-    def _least(self, cohort: Cohort) -> int:
-        """How many updates must be usable."""
-        return max(1, math.ceil(self.quorum * len(cohort.clients)))
+    def _least(self, cohort: Cohort, quorum: float) -> int:
+        """How many updates must be usable, of the cohort that was drawn."""
+        return max(1, math.ceil(quorum * len(cohort.clients)))
 
     def _check_quorum(self, results: CohortResults, cohort: Cohort) -> None:
         """Raise where too few updates are usable: DivergedError if there would be enough without
         those that are not finite, else InputError."""
         usable, asked = len(results.losses) + len(results.late), len(cohort.clients)
-        least = self._least(cohort)
+        least = self._least(cohort, self.quorum)
         if usable >= least:
             return
         self.store.begin(cohort.round)  # nothing of the round is kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from ..robustness.attacks import attack_uploads
 from ..robustness.norms import RECENT, NormBound, clip, update_norm
 from ..task.task import Task
 from .aggregation import Uploads, UploadStack
-from .config import LEAST, Plan
+from .config import Plan
 
 
 @dataclass
@@ -54,12 +53,12 @@ class Screen:
         clients = sorted(self.norms)
         return [clients[at] for at in self.bound.above_limit([self.norms[k] for k in clients])]
 
-    def __call__(self, uploads: Uploads, cohort: Cohort) -> dict[int, str]:
+    def __call__(self, uploads: Uploads, cohort: Cohort, least: int) -> dict[int, str]:
         """Change what attackers send and clip what is above the bound, in place; returns the rows
-        to be left out, and why.
+        to be left out, and why. The ``cohort`` has the members whose uploads are there.
 
         Raises:
-            DivergedError: too few would be left.
+            DivergedError: fewer than ``least`` would be left.
         """
         if isinstance(uploads, UploadStack):
             self._attack(uploads, cohort)
@@ -72,10 +71,10 @@ class Screen:
                 clip(uploads.upload(row), self._unchanged, limit / self.norms[client])
             return {}
         size = len(cohort.clients)
-        if size - len(above) < max(1, math.ceil(LEAST * size)):
+        if size - len(above) < max(1, least):
             raise DivergedError(
                 f"the norms of {len(above)} of {size} uploads are above {limit:.3g} "
-                "(cohort.max_norm, norm_factor)"
+                f"(cohort.max_norm, norm_factor), {size - len(above)} are left and {least} needed"
             )
         reason = "its norm, {:.3g}, is above the bound of {:.3g}"
         return {row: reason.format(self.norms[client], limit) for client, row in rows.items()}

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from ..errors import InputError
@@ -56,8 +56,8 @@ class FedEM(FineTuning):
     family: ClassVar[str] = "mixture"
     needs_only_mean: ClassVar[bool] = True
 
-    components: Annotated[int, Gt(0)] = 3
-    jitter: Annotated[float, Ge(0)] = 0.1
+    components: Annotated[int, Gt(0), Le(1000)] = 3
+    jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components < 1:

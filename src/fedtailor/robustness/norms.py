@@ -26,8 +26,10 @@ class NormBound:
     or its difference from the server's state is scaled down to the bound ("clip").
 
     ``largest`` is a fixed bound. None: ``factor`` times a ``quantile`` of the norms of the
-    ``recent`` rounds, or of the round itself where that is more. A round of fewer than three
-    uploads doesn't show which of them is false, so it doesn't count for itself.
+    ``recent`` rounds, or of the round itself where that is more. Two uploads don't show which of
+    them is false, so a round of fewer than three counts for itself only where no other is known:
+    then the smaller of two gives the bound, and one upload has none. Uploads that change nothing
+    don't count.
     """
 
     above: Literal["refuse", "clip", "keep"]
@@ -46,11 +48,11 @@ class NormBound:
         """
         if self.largest is not None:
             return self.largest
-        pools = [[norm for round_ in self.recent for norm in round_]]
-        if len(norms) >= 3:
-            pools.append(list(norms))
+        recent = [norm for round_ in self.recent for norm in round_ if norm > 0]
+        now = [norm for norm in norms if norm > 0]
+        pools = [recent, now] if len(now) >= 3 or not recent else [recent]
         usual = [float(np.quantile(p, self.quantile, method="lower")) for p in pools if p]
-        return self.factor * max(usual, default=0.0) or math.inf
+        return self.factor * max(usual, default=math.inf)
 
     def above_limit(self, norms: Sequence[float]) -> list[int]:
         """The places of the norms above the bound, ascending."""
