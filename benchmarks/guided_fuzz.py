@@ -1,9 +1,9 @@
 """Fuzzing that is guided by coverage: input that reaches new lines is changed further.
 
-    python -m benchmarks.guided_fuzz                          a minute for each kind
+    make fuzz-guided                                          a minute for each kind
     python -m benchmarks.guided_fuzz --kinds head --seconds 600
 
-It needs atheris (``pip install "atheris>=3,<4"``), which has no builds for some platforms. Whatever
+It needs atheris, which ``make`` installs; there are no builds of it for some platforms. Whatever
 is read gives a result or an InputError. At anything else the input is kept below ``--keep``, and
 the script exits with 1.
 """
@@ -17,14 +17,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import atheris
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-with atheris.instrument_imports(include=["fedtailor"], enable_loader_override=False):
+_HERE = "--here"  # fuzz in this process
+_SEEN = atheris.instrument_imports(include=["fedtailor"], enable_loader_override=False)
+
+with _SEEN if _HERE in sys.argv else nullcontext():
     import torch
 
     from fedtailor import params
@@ -135,13 +138,11 @@ def run(kind: str, seconds: int, keep: Path) -> None:
         with suppress(InputError):
             read(data)
 
-    limits = [
-        f"-max_total_time={seconds}",
-        "-timeout=5",
-        "-rss_limit_mb=4096",
-        "-print_final_stats=1",
-    ]
-    atheris.Setup([kind, *limits, f"-artifact_prefix={keep}/{kind}-", str(corpus)], one)
+    flags = {
+        "max_total_time": seconds, "timeout": 5, "rss_limit_mb": 4096, "print_final_stats": 1,
+        "artifact_prefix": f"{keep}/{kind}-",
+    }  # fmt: skip
+    atheris.Setup([kind, *(f"-{name}={v}" for name, v in flags.items()), str(corpus)], one)
     atheris.Fuzz()
 
 
@@ -151,12 +152,12 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seconds", type=int, default=60, help="for each kind")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(_HERE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.keep.mkdir(exist_ok=True)
     if options.here:
         run(options.kinds[0], options.seconds, options.keep)
-    again = [sys.executable, "-m", "benchmarks.guided_fuzz", "--here"]
+    again = [sys.executable, "-m", "benchmarks.guided_fuzz", _HERE]
     rest = ["--seconds", str(options.seconds), "--keep", str(options.keep)]
     codes = []
     for kind in options.kinds:
