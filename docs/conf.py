@@ -49,7 +49,7 @@ NAVIGATION = {
     "Reference": [
         "fields", "run-directory", "reference/commands", "reference/api/index", "glossary",
     ],
-    "Results": ["results", "claims", "attacks", "evidence", "speed", "scaling"],
+    "Results": ["results", "cross", "claims", "attacks", "evidence", "speed", "scaling"],
     "Inside": ["architecture", "internals", "flower", "contributing", "changelog"],
 }  # fmt: skip
 NAMED = {"index", *itertools.chain(*NAVIGATION.values())}

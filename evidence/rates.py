@@ -5,6 +5,7 @@ python -m evidence.rates
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,9 +33,19 @@ def trials() -> Trials:
 
 
 def validation(line: Mapping[str, Any]) -> float:
-    """A trial's score; one that diverged has the lowest."""
-    results = line.get("results", {}).get("personal")
-    return -1.0 if results is None else results["validation"]
+    """A trial's score: the accuracy, or minus a language model's loss. One that diverged has the
+    lowest."""
+    if "results" not in line:
+        return -math.inf
+    score: float = line["results"]["personal"]["validation"]
+    return -score if line["results"]["metric"] == "loss" else score
+
+
+def _shown(line: Mapping[str, Any]) -> str:
+    """The accuracy in percent, or the perplexity."""
+    score = validation(line)
+    is_loss = line.get("results", {}).get("metric") == "loss"
+    return f"{math.exp(-score) if is_loss else 100 * score:.1f}"
 
 
 def unfinished() -> list[Run]:
@@ -66,7 +77,7 @@ def main() -> None:
     chosen = best()
     rows = [
         [
-            file, " ".join(base), method, " ".join(own), f"{100 * validation(line):.1f}",
+            file, " ".join(base), method, " ".join(own), _shown(line),
             "best" if chosen.get((file, base, method)) == own else "",
         ]
         for (file, base, method), of in trials().items()

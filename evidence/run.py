@@ -10,17 +10,21 @@ not run again; one that was interrupted goes on. The directories of runs lie out
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,12 @@ import numpy as np
 
 import fedtailor as ft
 from fedtailor.data.overlap import label_counts, label_overlap
+from fedtailor.engine.client import Training
+from fedtailor.engine.costs import count_flops
+from fedtailor.engine.executors.work import ClientRequest
+from fedtailor.engine.prepare import client_works, first_server, new_store, with_example_cache
 from fedtailor.errors import DivergedError
+from fedtailor.params import to_device
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import select_round, summary
 from fedtailor.runs.build import Inputs
@@ -36,7 +45,9 @@ from fedtailor.runs.build import Inputs
 from .shown import shown
 
 HERE = Path(__file__).parent
-MANIFESTS = (HERE / "manifest.toml", HERE / "manifest-papers.toml")
+MAP = HERE / "manifest.toml"
+CROSS = HERE / "manifest-cross.toml"
+MANIFESTS = (MAP, HERE / "manifest-papers.toml", CROSS)
 RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
 
@@ -130,6 +141,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     experiment = run.experiment()
     settings = resolved(experiment)
     out = folder / digest(settings)
+    goes_on = out.exists()
     begun, cpu = time.monotonic(), time.process_time()
     line: dict[str, Any] = {
         "file": run.file,
@@ -150,7 +162,22 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
         line["failed"] = str(error)
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
+    if "results" in line:
+        line["results"]["flops"] = round(flops_of_step(experiment) * line["results"].pop("steps"))
+    if goes_on:
+        line["resumed"] = True  # and these seconds are not all
     return line
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def alone(run: Run, folder: Path) -> dict[str, Any]:
+    """The same in a process of its own, whose memory is this run's."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _end_with_parent) as processes:
+        return processes.submit(execute, run, folder).result()
 
 
 def clients_of(experiment: ft.Experiment) -> dict[str, float]:
@@ -161,6 +188,27 @@ def clients_of(experiment: ft.Experiment) -> dict[str, float]:
     if federation.dataset.labels is not None:
         found["label_overlap"] = round(label_overlap(label_counts(federation)), 4)
     return found
+
+
+def flops_of_step(experiment: ft.Experiment) -> float:
+    """Floating-point operations of a local step: the mean over the first round of the client with
+    the median number of examples. What is computed once for each example is not counted."""
+    inputs, plan = Inputs.load(experiment, None, None), experiment.plan
+    ((seed, federation),) = inputs.federations.items()
+    (method,) = experiment.methods.values()
+    task = inputs.task(method, seed)
+    federation = with_example_cache(method, task, federation, plan.engine)
+    clients = sorted(range(federation.num_clients), key=federation.num_examples)
+    client = clients[len(clients) // 2]
+    train = client_works(method, task, federation, plan)["train"]
+    assert isinstance(train, Training)
+    private = new_store(method, task, federation).read(client)
+    steps = federation.num_steps(client, plan.local)
+    scale = plan.schedule.factor(1, plan.rounds)
+    request = ClientRequest(0, client, 1, private, "train", plan.local.passes, scale, steps)
+    server = to_device(first_server(method, task, federation), task.device)
+    ready = train.prepare(server, request)
+    return count_flops(lambda: train.complete(request, ready)) / steps
 
 
 def results(out: Path) -> dict[str, Any]:
@@ -175,7 +223,8 @@ def results(out: Path) -> dict[str, Any]:
         "bytes_up": sum(trial.costs.up.values()),
         "trained": trial.costs.trained,
         "private": trial.costs.private,
-        "peak_memory_mb": max(t.peak_memory_mb or 0.0 for t in trial.timings),
+        "memory_mb": max(t.peak_memory_mb or 0.0 for t in trial.timings),
+        "steps": sum(record.num_steps for record in trial.history),
     }
     for model in ("personal", "global", "novel"):
         selected = select_round(trial, model, metric)  # type: ignore[arg-type]
@@ -237,7 +286,7 @@ def main() -> None:
         if time.monotonic() > end:
             break
         print(run.command, file=sys.stderr, flush=True)
-        line = execute(run, options.folder)
+        line = alone(run, options.folder)
         with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])

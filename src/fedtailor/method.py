@@ -7,13 +7,12 @@ import sys
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from annotated_types import Gt
 from torch import Tensor, nn
 
-from .layers.lora import base_params, lora_factors, without_lora
+from .layers.lora import Alpha, Rank, base_params, lora_factors, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick
@@ -116,7 +115,8 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
-    resizes: ClassVar[bool] = False  # what is sent to a client changes its sizes between rounds
+    # patterns of received tensors whose sizes may change from round to round
+    changing_sizes: ClassVar[tuple[str, ...]] = ()
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)
@@ -307,8 +307,8 @@ class FineTuning(Method):
     """
 
     trainable: Trainable = field(default="full", kw_only=True)
-    rank: Annotated[int, Gt(0)] = field(default=8, kw_only=True)
-    lora_alpha: Annotated[float, Gt(0)] = field(default=16.0, kw_only=True)
+    rank: Rank = field(default=8, kw_only=True)
+    lora_alpha: Alpha = field(default=16.0, kw_only=True)
     layers: tuple[str, ...] = field(default=(), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from . import random
@@ -19,6 +19,9 @@ from .torch_private import under_vmap
 
 MAY_MOVE = "may move."
 """The prefix under which a `Loss` names parameters that stay as they are in its step."""
+
+LearningRate = Annotated[float, Gt(0), Le(1e6)]
+Passes = Annotated[int, Gt(0), Le(10_000)]  # over a client's data
 
 Loss = Callable[[Params, Batch, Tensor], tuple[Tensor, Params]]
 """From a state, a batch and a key: the loss and new values of state buffers.
@@ -62,13 +65,14 @@ class Optimiser:
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Annotated[float, Gt(0)] = 0.01
+    lr: LearningRate = 0.01
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0  # sgd
-    weight_decay: Annotated[float, Ge(0)] = 0.0
+    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9  # adam, adamw
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
-    eps: Annotated[float, Gt(0)] = 1e-8
-    clip: Annotated[float, Gt(0)] | None = None  # largest gradient norm over all trained parameters
+    eps: Annotated[float, Gt(0), Le(1)] = 1e-8
+    # largest gradient norm over all trained parameters
+    clip: Annotated[float, Gt(0), Le(1e6)] | None = None
 
     def start(self, theta: Tensor) -> OptState:
         """The state before the first step, for parameters of any shape."""

@@ -77,6 +77,38 @@ def damaged(path: Path, what: str = "its checksum does not match") -> InputError
     return InputError(f"{path} is damaged: {what}; restore it from a copy, or run anew")
 
 
+def missing(path: Path) -> InputError:
+    """Return the error for a file that was written and is gone."""
+    return InputError(f"{path} is missing; restore it from a copy, or run anew")
+
+
+def check_there(*paths: Path) -> None:
+    """Check that all files are there.
+
+    Raises:
+        InputError: one is not.
+    """
+    for path in paths:
+        if not path.exists():
+            raise missing(path)
+
+
+def has_commit(folder: Path) -> bool:
+    """Whether a round is committed in ``folder``, that of one method with one seed.
+
+    Raises:
+        InputError: ``commit.json`` is missing, and the other files are those of a committed round.
+    """
+    path, timings = folder / "commit.json", folder / "timings.jsonl"
+    if path.exists():
+        return True
+    lines = timings.read_bytes().count(b"\n") if timings.exists() else 0
+    was_there = lines > 1 or (folder / "server.safetensors").exists()  # a kill leaves one line
+    if was_there and not path.exists():  # unless it was written just now
+        raise missing(path)
+    return False
+
+
 def checksum(*parts: Bytes) -> str:
     """Return the checksum of all parts in a row, 16 hexadecimal digits.
 
@@ -122,11 +154,9 @@ def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
     Raises:
         InputError: it is missing or has fewer, or their checksum is not the ``stated`` one.
     """
-    try:
-        with path.open("rb") as file:
-            committed = file.read(length)
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}") from None
+    check_there(path)
+    with path.open("rb") as file:
+        committed = file.read(length)
     if len(committed) < length:
         raise damaged(path, f"it holds {len(committed)} bytes, fewer than the {length} committed")
     if stated not in (None, checksum(committed)):
@@ -228,7 +258,7 @@ def _header(path: Path) -> bytes | None:
             if _END <= size <= path.stat().st_size:
                 return start + file.read(size - _AT)
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; restore it from a copy, or run anew") from None
+        raise missing(path) from None
     raise damaged(path, "it ends within its header")
 
 

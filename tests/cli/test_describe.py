@@ -32,11 +32,23 @@ def test_paper_update_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert sum("theta_g <- theta_g + sum_k w_k Delta_k" in line for line in lines) == 1
     cells = [line.split(maxsplit=2) for line in lines]
-    assert ["lambda1", "0.0001", "float >= 0"] in cells
-    assert ["lr_private", "none", "float > 0 | none"] in cells
+    assert ["lambda1", "0.0001", "float >= 0, <= 1,000,000"] in cells
+    assert ["lr_private", "none", "float > 0, <= 1,000,000 | none"] in cells
     assert ["private_head", "false", "bool"] in cells
     assert ["form", "branch", "branch | factor"] in cells
     assert ["optimiser.name", "adam", "sgd | adam | adamw"] in cells
+
+
+def test_the_fields_of_an_experiment_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "experiment"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    cells = [line.split(maxsplit=2) for line in printed.splitlines()]
+    assert ["rounds", "10", "int > 0, <= 1,000,000"] in cells
+    assert ["faults.machines[].flops_per_second", "none", "float >= 1, <= 1e18 | none"] in cells
+    assert main(["describe", "experiment", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)["fields"]
+    assert {"field": "data.path", "default": "none", "type": "str | none"} in described
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_overwrite_removes_the_old_run_and_nothing_else(
 def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["optimiser.lr=1e38", "optimiser.name=sgd", "optimiser.clip=none", "trainable=full"]
+    settings = ["optimiser.lr=1e6", "optimiser.name=sgd", "optimiser.clip=none", "trainable=full"]
     flags = [flag for setting in settings for flag in ("--set", f"methods.local.{setting}")]
     out = tmp_path / "nan"
     command = ["run", str(file), *flags, "--set", "methods=local", "--out", str(out)]
@@ -211,7 +211,8 @@ def test_of_several_methods_one_that_diverges_is_shown_and_the_others_go_on(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    settings = ["methods.local.optimiser.lr=1e38", "methods.local.optimiser.clip=none"]
+    settings = ["methods.local.optimiser.lr=1e6", "methods.local.optimiser.clip=none"]
+    settings += ["methods.local.optimiser.weight_decay=1e6"]
     settings += ["methods.local.optimiser.name=sgd", "methods.local.trainable=full", "rounds=1"]
     flags = [flag for setting in settings for flag in ("--set", setting)]
     assert main(["run", str(file), *flags, "--out", str(out)]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtailor.engine.config import EngineConfig
+from fedtailor.engine.config import CohortConfig, EngineConfig
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
@@ -15,7 +15,7 @@ from fedtailor.params import subtract
 from fedtailor.robustness.attacks import STRENGTHS, AttackConfig
 from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
-from tests.small import digits_backbone, last_round, same_bits
+from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
 FIVE = (9,) * 5
 
@@ -79,3 +79,7 @@ def test_what_does_not_go_together_is_told() -> None:
         last_round(FedAvg(), FIVE, attack=AttackConfig("mimic", fraction=1.0))
     with pytest.raises(InputError, match="clients has 7"):
         last_round(FedAvg(), FIVE, attack=AttackConfig("mimic", clients=(7,)))
+    novel = tuple(digits_federation(FIVE).novel(3))
+    attack = AttackConfig("mimic", clients=novel[:1])
+    with pytest.raises(InputError, match=r"all attackers are among the 3 clients of cohort\.novel"):
+        last_round(FedAvg(), FIVE, attack=attack, cohort=CohortConfig(novel=3))

@@ -69,8 +69,9 @@ def test_too_few_replies_stop_the_run(tmp_path: Path) -> None:
 def test_a_method_that_diverges_ends_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wild = {"optimiser": {"lr": 1e30}}
-    chosen = experiment("", rounds=1, cohort={}, methods={"fedavg": wild, "fedper": {}})
+    wild = {"optimiser": {"lr": 1e6, "weight_decay": 1e6}}
+    small = {"rounds": 1, "cohort": {}, "local": {"batch_size": 2}}
+    chosen = experiment("", **small, methods={"fedavg": wild, "fedper": {}})
     direct = grid(chosen, tmp_path / "clients")
     given = {"backbone": digits_backbone(), "timeouts": QUICK}
     out = serve(direct, chosen, tmp_path / "out", **given)
@@ -79,7 +80,7 @@ def test_a_method_that_diverges_ends_and_the_others_go_on(
     assert "in round 1 of fedavg; lower the learning rate" in ends["fedavg"]["diverged"]
     assert ends["fedper"]["finished"]
     assert "fedavg, seed 0 ends here: " in capsys.readouterr().err
-    alone = experiment("fedavg", wild, rounds=1, cohort={})
+    alone = experiment("fedavg", wild, **small)
     for _ in range(2):  # the second time it goes on, and ends there again
         with pytest.raises(DivergedError, match="in round 1 of fedavg"):
             serve(grid(alone, tmp_path / "others"), alone, tmp_path / "alone", **given)

@@ -187,6 +187,7 @@ def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> 
         ("cnn", (1, 8, 8), {}, "8 x 8 are too small for cnn; it takes 16 x 16 and more"),
         ("lenet", (3, 32, 15), {}, "32 x 15 are too small for lenet"),
         ("resnet9", GREY, {"image_size": 7}, "7 x 7 are too small for resnet9; it takes 8 x 8"),
+        ("lenet", (1, 28, 2000), {}, "28 x 2000 are too large for lenet; it takes up to 1024"),
         ("resnet9", None, {}, "'resnet9' is made for the data's pictures"),
     ],
 )

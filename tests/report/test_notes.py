@@ -1,6 +1,7 @@
 """The notes below a comparison."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def _row(paths: list[Path], label: str) -> dict[str, Any]:
 
 def test_unfinished_methods_are_marked(make_run: MakeRun) -> None:
     path = make_run(done=3)
-    (path / "methods/fedsdg/seed-1/commit.json").unlink()
+    shutil.rmtree(path / "methods/fedsdg/seed-1")
     words = " ".join(compare([path]).split())
     assert "fedavg (round 3 of 8)" in words
     assert f"Unfinished: fedavg, seed 0: round 3 of 8 ({path})" in words

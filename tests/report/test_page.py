@@ -113,7 +113,7 @@ def test_bad_targets_and_missing_gates_are_refused(make_run: MakeRun, tmp_path: 
     with pytest.raises(InputError, match="give a file in a directory that exists"):
         write([path], tmp_path / "nowhere" / "page.html")
     (path / "methods/fedsdg/seed-0/private.safetensors").unlink()
-    with pytest.raises(InputError, match=r"has no private\.safetensors"):
+    with pytest.raises(InputError, match=r"private\.safetensors is missing"):
         write([path], tmp_path / "page.html")
 
 

@@ -59,10 +59,26 @@ def test_who_attacks_depends_on_the_seed_alone() -> None:
 
 def test_bad_settings_are_told() -> None:
     with pytest.raises(InputError, match=r"strength = 2.0 is for the kinds .* is 'mimic'"):
-        AttackConfig("mimic", strength=2.0).check(5, 10)
+        AttackConfig("mimic", strength=2.0).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"clients has 5; the 5 clients are 0 to 4"):
-        AttackConfig("sign-flip", clients=(1, 5)).check(5, 10)
+        AttackConfig("sign-flip", clients=(1, 5)).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"target = 10; the 10 classes are 0 to 9"):
-        AttackConfig("backdoor", target=10).check(5, 10)
+        AttackConfig("backdoor", target=10).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"poisoned are for the kind 'backdoor'; .* 'sign-flip'"):
-        AttackConfig("sign-flip", poisoned=0.1).check(5, 10)
+        AttackConfig("sign-flip", poisoned=0.1).check(5, 10, rounds=3, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (AttackConfig("mimic", fraction=0.1), r"fraction = 0\.1 of 5 clients is nobody; .* 0\.2 "),
+        (AttackConfig("mimic", first_round=4), r"first_round = 4, .* 3 rounds; allowed: 1 to 3"),
+        (AttackConfig("mimic", first_round=3, last_round=2), r"last_round = 2 .* 3 and more"),
+        (AttackConfig("backdoor", first_round=5, last_round=4), r"last_round = 4 is before"),
+        (AttackConfig("backdoor", poisoned=0.05), r"poisoned = 0\.05 of a batch of 8 .* 0\.125 "),
+    ],
+)
+def test_an_attack_that_never_comes_is_refused(attack: AttackConfig, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attack.check(5, 10, rounds=3, batch_size=8)
+    AttackConfig("backdoor", first_round=4).check(5, 10, rounds=3, batch_size=8)  # documented

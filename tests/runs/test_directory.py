@@ -48,8 +48,8 @@ def test_a_power_loss_costs_at_most_the_round_in_progress(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("history.jsonl", "fewer than the"),
-        ("private.safetensors", "private states"),
+        ("history.jsonl", "history.jsonl is missing"),
+        ("private.safetensors", "private.safetensors is missing"),
         ("round-000001.safetensors", "is missing"),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_missing_file_of_the_best_round_is_told(finished: Path, tmp_path: Path
     shutil.copytree(finished, out)
     (path,) = out.glob("methods/fedper/seed-0/private-best-*")
     path.unlink()
-    with pytest.raises(InputError, match=f"{path.name} is missing: the clients' private states"):
+    with pytest.raises(InputError, match=f"{path.name} is missing; restore it"):
         opened(out, "fedper").client_state(0)
     (path,) = out.glob("methods/fedper/seed-0/round-*")
     path.unlink()

@@ -1,4 +1,4 @@
-"""``fedtailor describe``: a method's paper, update and fields."""
+"""``fedtailor describe``: a method's paper, update and fields, or the fields of all sections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >=
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("method", help="a name, FILE.py:CLASS or package.module:CLASS")
+    parser.add_argument(
+        "method",
+        help="a name, FILE.py:CLASS or package.module:CLASS; or 'experiment', for the fields of an "
+        "experiment file's sections",
+    )
     add_json(parser)
     parser.set_defaults(command=_describe)
 
@@ -31,6 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _describe(options: argparse.Namespace) -> None:
     from ..runs.experiment import configured_method
 
+    if options.method == "experiment":
+        _describe_experiment(as_json=options.json)
+        return
     configured = configured_method(options.method)
     method, fields = type(configured), list(_fields(configured))
     if options.json:
@@ -39,6 +46,15 @@ def _describe(options: argparse.Namespace) -> None:
         print(json.dumps({**described, "fields": fields}, indent=2))
         return
     print("\n\n".join(_sections(method, fields)))
+
+
+def _describe_experiment(*, as_json: bool) -> None:
+    from ..methods import METHODS
+    from ..runs.experiment import Experiment
+
+    every = _fields(Experiment({"local": METHODS["local"]()}))
+    fields = [field for field in every if field["field"] != "methods"]
+    print(json.dumps({"fields": fields}, indent=2) if as_json else _table(fields))
 
 
 def summary(method: type[Method]) -> str:
@@ -62,8 +78,6 @@ def _family(method: type[Method]) -> str:
 
 
 def _sections(method: type[Method], fields: list[dict[str, Any]]) -> Iterator[str]:
-    from tabulate import tabulate
-
     paper = method.paper()
     opening, _, body = _documentation(method).partition("\n\n")
     yield f"{method.name} ({_family(method)})\n{opening}"
@@ -74,21 +88,30 @@ def _sections(method: type[Method], fields: list[dict[str, Any]]) -> Iterator[st
         yield "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 9) for line in lines)
     yield body
     yield inspect.getdoc(method) or ""
+    yield _table(fields)
+
+
+def _table(fields: list[dict[str, Any]]) -> str:
+    from tabulate import tabulate
+
     rows = [(row["field"], _as_toml(row["default"]), row["type"]) for row in fields]
     left = max(len(name) for name, _, _ in rows), max(len(default) for _, default, _ in rows)
     wrapped = [(*row, textwrap.fill(kind, max(30, 92 - sum(left)))) for *row, kind in rows]
-    yield tabulate(wrapped, headers=["field", "default", "type"], disable_numparse=True)
+    return tabulate(wrapped, headers=["field", "default", "type"], disable_numparse=True)
 
 
 def _fields(settings: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """The fields of a method with its defaults, and those of its optimiser and rule, dotted."""
+    """The fields of a dataclass with its defaults, and those of the dataclasses in it, dotted."""
     hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in sorted(
         dataclasses.fields(settings), key=lambda f: (f.name == "robust", f.kw_only is True)
     ):
         name, default = prefix + field.name, getattr(settings, field.name)
+        entry, *_ = typing.get_args(hints[field.name]) or (None,)
         if dataclasses.is_dataclass(default):
             yield from _fields(default, f"{name}.")
+        elif isinstance(entry, type) and dataclasses.is_dataclass(entry):  # a list of tables
+            yield from _fields(entry(), f"{name}[].")
         else:
             default = "none" if default is None else default
             yield {"field": name, "default": default, "type": _type(hints[field.name])}
@@ -112,7 +135,7 @@ def _type(hint: Any) -> str:
     if origin is Annotated:
         base, *limits = arguments
         bounds = [
-            f"{sign} {getattr(limit, name)}"
+            f"{sign} {_number(getattr(limit, name))}"
             for limit in limits
             for name, sign in _SIGNS.items()
             if hasattr(limit, name)
@@ -126,3 +149,16 @@ def _type(hint: Any) -> str:
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
     return "none" if hint is types.NoneType else hint.__name__
+
+
+def _number(value: float) -> str:
+    """A limit.
+
+    >>> _number(1e6), _number(0.5), _number(1e18), _number(2**63)
+    ('1,000,000', '0.5', '1e18', '2^63')
+    """
+    if value == 2**63:
+        return "2^63"
+    if value >= 1e12:
+        return f"{value:g}".replace("e+", "e")
+    return f"{int(value):,}" if value == int(value) else str(value)

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 Fraction = Annotated[float, Ge(0), Lt(1)]
 MOST_ROWS = 2**31 - 1  # of a table or of a client: rows are counted in 32 bits
 Rows = Annotated[int, Gt(0), Le(MOST_ROWS)]
+Clients = Annotated[int, Gt(0), Le(1_000_000_000)]
 Few = Annotated[int, Gt(0), Le(1_000_000)]  # what a machine has room for, by a wide margin
 
 
@@ -41,9 +42,9 @@ class SplitConfig:
     """How the rows are divided among clients."""
 
     # None, only for scheme "natural": all clients
-    clients: Annotated[int, Gt(0), Le(1_000_000_000)] | None = None
+    clients: Clients | None = None
     scheme: Literal["iid", "dirichlet", "pathological", "shards", "natural", "clusters"] = "iid"
-    alpha: Annotated[float, Gt(0)] = 0.5  # dirichlet: concentration
+    alpha: Annotated[float, Gt(0), Le(1e6)] = 0.5  # dirichlet: concentration
     classes_per_client: Few = 2  # pathological
     shards_per_client: Few = 2  # shards
     clusters: Few = 5  # clusters: groups of labels
@@ -66,7 +67,7 @@ class LocalConfig:
     """
 
     batch_size: Few = 16
-    epochs: Few = 1
+    epochs: Annotated[int, Gt(0), Le(10_000)] = 1
     steps: Few | None = None  # instead of epochs
 
     @property

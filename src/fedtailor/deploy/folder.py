@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomli_w
-from annotated_types import Gt
 
 from ..data import DataConfig
+from ..data.config import Clients
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
@@ -82,7 +82,7 @@ class SiteConfig:
     """A site, which has the data of some clients."""
 
     name: str
-    clients: Annotated[int, Gt(0)] = 1
+    clients: Clients = 1
     new: bool = False  # joins when the training is over
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..run_format import has_commit
 from ..runs.directory import read_json
 from .folder import Deployment
 from .registration import REGISTERED
@@ -95,8 +96,8 @@ def _progress(deployment: Deployment) -> list[Progress]:
     for label in experiment.methods:
         for seed in experiment.seeds:
             folder = deployment.run / "methods" / label / f"seed-{seed}"
-            commit, refused = folder / "commit.json", folder / "refused.jsonl"
-            round_ = read_json(commit)["round"] if commit.exists() else 0
+            refused = folder / "refused.jsonl"
+            round_ = read_json(folder / "commit.json")["round"] if has_commit(folder) else 0
             lines = refused.read_text().splitlines() if refused.exists() else []
             clients = {(line["round"], line["client"]) for line in map(json.loads, lines)}
             progress.append(Progress(label, seed, round_, experiment.rounds, len(clients)))

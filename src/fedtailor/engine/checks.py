@@ -23,13 +23,23 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
 
 def check_attack(federation: Federation, plan: Plan) -> None:
     """Raise InputError where the attack doesn't go with the federation."""
-    plan.attack.check(federation.num_clients, federation.dataset.num_classes)
+    plan.attack.check(
+        federation.num_clients,
+        federation.dataset.num_classes,
+        rounds=plan.rounds,
+        batch_size=plan.local.batch_size,
+    )
     if plan.attack.kind == "none":
         return
     if federation.remote:
         raise InputError("attack: attacks are simulated in one process, not over Flower")
     if plan.attack.on_data and federation.dataset.labels is None:
         raise InputError(f"attack.kind = {plan.attack.kind!r}, but the data have no labels")
+    if plan.attackers(federation) <= federation.novel(plan.cohort.novel):
+        raise InputError(
+            f"attack: all attackers are among the {plan.cohort.novel} clients of cohort.novel, "
+            "which never take part; name others in attack.clients"
+        )
     if not plan.evaluated(federation):
         raise InputError("attack: all evaluated clients attack; lower attack.fraction")
 
@@ -72,6 +82,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"to take part; allowed: 0 to {federation.num_clients - 1}"
         )
     cohort_size = plan.cohort.count(taking_part)
+    max_share = plan.cohort.max_share
+    if max_share is not None and max_share * cohort_size < 0.99:  # 0.333 of three will do
+        raise InputError(
+            f"cohort.max_share = {max_share}: in a cohort of {cohort_size} some client has a share "
+            f"of at least 1/{cohort_size}; allowed: {1 / cohort_size:.3g} (all count alike) to 1"
+        )
     if plan.engine.executor == "processes":
         check_processes(device)
     method.robust.check(cohort_size)

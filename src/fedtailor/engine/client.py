@@ -125,7 +125,7 @@ class Training(_Clients):
         """What an attacker trains on instead."""
         if self.trigger is None:
             return flipped(batch, self.federation.dataset.num_classes)
-        count = round(self.attack.poisoned * len(batch["labels"]))
+        count = self.attack.marked(len(batch["labels"]))
         return stamped(self.method, self.task, self.trigger, batch, count)
 
     def run(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from ..data.config import Few, LocalConfig
+from ..data.config import Clients, Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
@@ -29,12 +29,11 @@ class EvaluateConfig:
     """When and on whom models are evaluated."""
 
     every: Few = 1  # rounds; the last round always is
-    clients: Annotated[int, Gt(0)] | None = None  # a fixed sample of so many clients; None: all
+    clients: Clients | None = None  # a fixed sample of so many clients; None: all
     batch_size: Few = 64
     global_model: bool = True  # beside the personal models
-    novel_passes: Annotated[int, Ge(0), Le(1_000_000)] = (
-        1  # local training of a client that never took part
-    )
+    # local training of a client that never took part
+    novel_passes: Annotated[int, Ge(0), Le(10_000)] = 1
     # beside loss and accuracy: "macro_f1", "auc", or a function of one's own, "FILE.py:FUNCTION"
     metrics: tuple[str, ...] = ()
     confusion: bool = False  # keep each client's confusion matrix
@@ -55,9 +54,9 @@ class EngineConfig:
     processes: Annotated[int, Gt(0), Le(4096)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     device: str = "auto"
-    upload_memory_mb: Annotated[float, Gt(0)] = 2000.0  # a cohort's uploads beyond it go to disk
+    upload_memory_mb: Annotated[float, Gt(0), Le(1e9)] = 2000.0  # more of a cohort's go to disk
     # for what a method works out once an example, if all examples' results fit; 0: never
-    cache_mb: Annotated[float, Ge(0)] = 2000.0
+    cache_mb: Annotated[float, Ge(0), Le(1e9)] = 2000.0
     # a client whose numbers are not finite stops the method with that seed, or is left out
     on_divergence: Literal["stop", "skip"] = "stop"
 
@@ -75,16 +74,18 @@ class CohortConfig:
     """Who takes part in a round: a ``fraction`` of the clients, or ``size`` of them."""
 
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0
-    size: Annotated[int, Gt(0)] | None = None  # instead of fraction
-    novel: Annotated[int, Ge(0)] = 0  # so many clients, drawn by key, never take part
-    # of a cohort's examples, as uploads are weighed by them; None: no limit
+    size: Clients | None = None  # instead of fraction
+    # so many clients, drawn by key, never take part
+    novel: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
+    # the largest part of a round's weight that a client's examples give it; None: no limit
     max_share: Annotated[float, Gt(0), Le(1)] | None = None
     # asynchronous: the server aggregates once it has so many uploads; None: synchronous rounds
-    buffer: Annotated[int, Gt(0)] | None = None
+    buffer: Clients | None = None
     # an upload that changes far more than others do is left out, cut down to the bound, or kept
     above_norm: Literal["refuse", "clip", "keep"] = "refuse"
-    max_norm: Annotated[float, Gt(0)] | None = None  # the bound; None: by the norms of others
-    norm_factor: Annotated[float, Ge(1)] = 1000.0  # times the quantile of recent norms
+    # the bound; None: by the norms of others
+    max_norm: Annotated[float, Gt(0), Le(1e12)] | None = None
+    norm_factor: Annotated[float, Ge(1), Le(1e12)] = 1000.0  # times the quantile of recent norms
     norm_quantile: Annotated[float, Gt(0), Lt(1)] = 0.5
 
     @property
@@ -123,7 +124,7 @@ class ScheduleConfig:
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     final: Annotated[float, Ge(0), Le(1)] = 0.0
-    warmup_rounds: Annotated[int, Ge(0)] = 0
+    warmup_rounds: Annotated[int, Ge(0), Le(1_000_000)] = 0
 
     def factor(self, round_: int, rounds: int) -> float:
         """For round ``round_`` of ``rounds`` (the first is 1).

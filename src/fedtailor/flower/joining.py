@@ -13,7 +13,7 @@ from flwr.app import MessageType, RecordDict
 from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
-from ..run_format import seal_json
+from ..run_format import has_commit, seal_json
 from ..runs.directory import locked, read_commit, read_json, write_atomically
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, open_trained
@@ -31,7 +31,7 @@ _JOINED = "joined.json"  # beside it: the ``clients`` that have joined the model
 def has_ended(experiment: Experiment, out: Path) -> bool:
     """Whether no round of a run is left."""
     return all(
-        (folder / "commit.json").exists() and _ended(folder, experiment.rounds)
+        has_commit(folder) and _ended(folder, experiment.rounds)
         for _, _, folder in _parts(experiment, out)
     )
 

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
 from ..data.federation import Federation
+from ..data.names import check_names
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
 from ..runs.experiment import Experiment
@@ -23,6 +24,7 @@ from .border import read_info
 from .codec import WireError, pack, words
 from .messages import NodeInfo, NodeQuery, digest
 
+Seconds = Annotated[float, Gt(0), Le(1e8)]  # three years
 Counts = list[int]  # of training, validation and test examples
 
 _MOST_REASON = 1 << 12  # characters of an error of which the last line is read
@@ -39,11 +41,11 @@ _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 class Timeouts:
     """How long the server waits, in seconds, and how much of a cohort it goes on with."""
 
-    start: Annotated[float, Gt(0)] = 600.0  # until every client is there
-    reply: Annotated[float, Gt(0)] = 3600.0  # for the answers to one round's orders
-    query: Annotated[float, Gt(0)] = 120.0  # for a node that is new to say whom it serves
+    start: Seconds = 600.0  # until every client is there
+    reply: Seconds = 3600.0  # for the answers to one round's orders
+    query: Seconds = 120.0  # for a node that is new to say whom it serves
     least: Annotated[float, Gt(0), Le(1)] = 0.5  # of a cohort; with fewer replies the run stops
-    poll: Annotated[float, Ge(0)] = 0.1  # between two looks
+    poll: Annotated[float, Ge(0), Le(3600)] = 0.1  # between two looks
 
 
 class Nodes:
@@ -248,6 +250,7 @@ def remote_federation(
         for client, row in zip(info.clients, sizes.labels, strict=True)
     }
     labels = np.array([told[k] for k in sorted(told)]) if len(told) == len(counts) else None
+    check_names("client", names or ())
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
     partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
     federation = Federation(dataset, partition, seed, remote=True, told_labels=labels)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Gt, MinLen
+from annotated_types import Gt, Le, MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +24,8 @@ from .masks import pack_bits, unpack_bits
 from .parts import projections, require_blocks
 from .per_client import entries_of
 
-Rank = Annotated[int, Gt(0)]
+Rank = Annotated[int, Gt(0), Le(4096)]
+Alpha = Annotated[float, Gt(0), Le(1e6)]
 
 Ranks = Rank | Annotated[tuple[Rank, ...], MinLen(1)]  # one for all clients, or several in turn
 

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..method import FineTuning
-from ..optim import ClientContext, train
+from ..optim import ClientContext, LearningRate, train
 from ..params import Batch, Params, add_prefix, pick, row, stack, strip_prefix, tree_map
 from ..task.task import Task
 
@@ -56,7 +56,7 @@ class APFL(FineTuning):
 
     mix: Annotated[float, Ge(0), Le(1)] = 0.5
     adaptive: bool = True
-    lr_mix: Annotated[float, Gt(0)] | None = None
+    lr_mix: LearningRate | None = None
 
     def is_private(self, task: Task, name: str) -> bool:
         return name == _MIX or name.startswith(_PERSONAL)

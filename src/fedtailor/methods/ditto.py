@@ -28,11 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..method import FineTuning
-from ..optim import ClientContext, batches_of_passes, proximal, train
+from ..optim import ClientContext, LearningRate, Passes, batches_of_passes, proximal, train
 from ..params import Batch, Params, add_prefix, flat, pick, strip_prefix, subtract
 from ..task.task import Task
 
@@ -51,9 +51,9 @@ class Ditto(FineTuning):
     family: ClassVar[str] = "regularised"
     needs_only_mean: ClassVar[bool] = True
 
-    lam: Annotated[float, Ge(0)] = 1.0
-    private_passes: Annotated[int, Gt(0)] | None = None
-    lr_private: Annotated[float, Gt(0)] | None = None
+    lam: Annotated[float, Ge(0), Le(1e6)] = 1.0
+    private_passes: Passes | None = None
+    lr_private: LearningRate | None = None
 
     def is_private(self, task: Task, name: str) -> bool:
         return name.startswith(_PERSONAL)

@@ -39,7 +39,7 @@ from .. import random
 from ..errors import InputError
 from ..layers.parts import units
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, batches_of_passes, real_steps, train
+from ..optim import ClientContext, Passes, batches_of_passes, real_steps, train
 from ..params import Batch, Params, add, flat, pick, subtract, unflat
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -58,10 +58,10 @@ class FedALA(FineTuning):
     sends_updates: ClassVar[bool] = True
     needs_only_mean: ClassVar[bool] = True
 
-    mixed_layers: Annotated[int, Gt(0)] = 1
-    eta: Annotated[float, Ge(0)] = 1.0
+    mixed_layers: Annotated[int, Gt(0), Le(1000)] = 1
+    eta: Annotated[float, Ge(0), Le(1e6)] = 1.0
     sample: Annotated[float, Gt(0), Le(1)] = 0.8  # of a pass's batches, for the weights
-    start_passes: Annotated[int, Gt(0)] = 10  # over the sample in round 2; later: 1
+    start_passes: Passes = 10  # over the sample in round 2; later: 1
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         layers = trained_layers(task)

@@ -33,14 +33,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import adapt_projections, base_params, branches, fuse
+from ..layers.lora import Alpha, Rank, adapt_projections, base_params, branches, fuse
 from ..layers.parts import projections, train_head_and
 from ..method import Cohort, Method, Portable, Server
-from ..optim import ClientContext, Optimiser, train
+from ..optim import ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
@@ -104,10 +104,10 @@ class FedALT(Method):
 
     mixing: Literal["adaptive", "fixed"] = "adaptive"
     weight: Annotated[float, Ge(0), Le(1)] = 0.5  # w_L, with mixing = "fixed"
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
-    lr_gate: Annotated[float, Gt(0)] | None = None
+    lr_gate: LearningRate | None = None
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         rank, alpha = self.rank, self.lora_alpha

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from annotated_types import Gt
+from typing import ClassVar
 
 from ..method import FineTuning
-from ..optim import ClientContext, train
+from ..optim import ClientContext, LearningRate, Passes, train
 from ..params import Batch, Params
 from ..task.task import Task
 
@@ -35,8 +33,8 @@ class FedAvgFT(FineTuning):
     family: ClassVar[str] = "global"
     needs_only_mean: ClassVar[bool] = True
 
-    finetune_passes: Annotated[int, Gt(0)] = 1
-    finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
+    finetune_passes: Passes = 1
+    finetune_lr: LearningRate = 1.0  # times the local learning rate
 
     def finetune(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

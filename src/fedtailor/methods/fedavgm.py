@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from ..method import Cohort, FineTuning, Server
-from ..optim import Optimiser
+from ..optim import LearningRate, Optimiser
 from ..params import Params, add, add_prefix, pick, scale, strip_prefix, subtract
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -42,7 +42,7 @@ class FedAvgM(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    server_lr: Annotated[float, Gt(0)] = 1.0
+    server_lr: LearningRate = 1.0
     # small: in the long run, momentum 0.9 makes ten steps of one
     optimiser: Optimiser = field(default=Optimiser(lr=0.003), kw_only=True)
 

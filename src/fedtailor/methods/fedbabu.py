@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from annotated_types import Gt
 from torch import Tensor
 
 from ..layers.parts import check_split, matching
 from ..method import FineTuning, Server
-from ..optim import ClientContext, train
+from ..optim import ClientContext, LearningRate, Passes, train
 from ..params import Batch, Params, split
 from ..task.task import Task
 
@@ -46,8 +45,8 @@ class FedBABU(FineTuning):
 
     frozen: tuple[str, ...] = ()  # patterns of module paths: the part theta_cls; (): the head
     finetune_part: Literal["head", "body", "all"] = "head"
-    finetune_passes: Annotated[int, Gt(0)] = 5
-    finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
+    finetune_passes: Passes = 5
+    finetune_lr: LearningRate = 1.0  # times the local learning rate
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "frozen", self.frozen)

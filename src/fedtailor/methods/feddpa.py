@@ -33,15 +33,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import base_params, fuse, lora_factors, lora_names
+from ..layers.lora import Alpha, Rank, base_params, fuse, lora_factors, lora_names
 from ..layers.parts import projections
 from ..layers.trainable import choose_trainable
 from ..method import Method, Portable
-from ..optim import ClientContext, Optimiser, train
+from ..optim import ClientContext, LearningRate, Optimiser, Passes, train
 from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -102,11 +102,11 @@ class FedDPA(Method):
     form: Literal["T", "F"] = "T"
     weighting: Literal["instance", "fixed"] = "instance"
     lam: Annotated[float, Ge(0), Le(1)] = 0.5
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
-    lr_private: Annotated[float, Gt(0)] | None = None
-    local_passes: Annotated[int, Gt(0)] = 1  # of F: over the client's data, before use
+    lr_private: LearningRate | None = None
+    local_passes: Passes = 1  # of F: over the client's data, before use
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         return choose_trainable(backbone, "lora", self.rank, self.lora_alpha)

@@ -57,7 +57,7 @@ class FedEM(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     components: Annotated[int, Gt(0), Le(1000)] = 3
-    jitter: Annotated[float, Ge(0)] = 0.1
+    jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components < 1:

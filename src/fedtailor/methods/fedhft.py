@@ -45,13 +45,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from torch import Tensor, nn
 
 from .. import random
 from ..errors import InputError
 from ..layers.clustering import mixture_assignments
 from ..layers.lora import (
+    Alpha,
     Ranks,
     adapt_projections,
     branches,
@@ -130,17 +131,17 @@ class FedHFT(Method):
     family: ClassVar[str] = "cluster"
     sends_updates: ClassVar[bool] = True
 
-    clusters: Annotated[int, Gt(0)] = 3
+    clusters: Annotated[int, Gt(0), Le(1000)] = 3
     rank: Ranks = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lora_alpha: Alpha = 16.0
     mask_ratio: Ratio | Annotated[tuple[Ratio, ...], MinLen(1)] = 0.5
-    warmup_rounds: Annotated[int, Ge(0)] = 5
+    warmup_rounds: Annotated[int, Ge(0), Le(1_000_000)] = 5
     start: Literal["common", "own"] = "common"  # of A: one draw a round, or one a client
     updates: Literal["total", "round"] = "total"  # what tells clients apart
-    components: Annotated[int, Gt(0)] | None = None  # principal components; None: C
-    reg_covar: Annotated[float, Gt(0)] = 1e-2  # where the mean variance of a component is 1
+    components: Annotated[int, Gt(0), Le(1000)] | None = None  # principal components; None: C
+    reg_covar: Annotated[float, Gt(0), Le(1e6)] = 1e-2  # a component's mean variance: 1
     exact_svd: bool = False
-    finetune_passes: Annotated[int, Ge(0)] = 0  # over the client's data, before use
+    finetune_passes: Annotated[int, Ge(0), Le(10_000)] = 0  # over the client's data, before use
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
 
     @property

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-from annotated_types import Gt
+from typing import ClassVar, Literal
 
 from ..method import FineTuning
-from ..optim import ClientContext, Optimiser, train
+from ..optim import ClientContext, LearningRate, Optimiser, Passes, train
 from ..params import Batch, Params
 from ..task.task import Task
 
@@ -40,8 +38,8 @@ class FedLoRA(FineTuning):
 
     trainable: Literal["lora"] = field(default="lora", kw_only=True)
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
-    finetune_passes: Annotated[int, Gt(0)] = 1  # over the client's data, before use
-    finetune_lr: Annotated[float, Gt(0)] = 1.0  # times the local learning rate
+    finetune_passes: Passes = 1  # over the client's data, before use
+    finetune_lr: LearningRate = 1.0  # times the local learning rate
 
     def finetune(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

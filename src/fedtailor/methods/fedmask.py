@@ -106,7 +106,7 @@ class FedMask(Method):
     sparsity: Annotated[float, Ge(0), Lt(1)] = 0.2  # of the one-shot pruning
     structure: Structure = "inputs"  # what is pruned: whole inputs of a layer, or elements
     threshold: Annotated[float, Gt(0), Lt(1)] = 0.5
-    start: Annotated[float, Gt(0)] = 0.1
+    start: Annotated[float, Gt(0), Le(1e6)] = 0.1
     consensus: Annotated[float, Gt(0), Le(1)] = 0.5
     optimiser: Optimiser = Optimiser("adam", lr=0.01, eps=1e-5)  # of the scores
 

@@ -30,14 +30,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, Loss, train
+from ..optim import ClientContext, Loss, Passes, train
 from ..params import CACHED, Batch, Params, pick
 from ..task.task import Task
 
@@ -57,13 +57,14 @@ class FedMD(FineTuning):
     name: ClassVar[str] = "fedmd"
     family: ClassVar[str] = "mixture"
     needs_public: ClassVar[bool] = True
-    resizes: ClassVar[bool] = True
+    changing_sizes: ClassVar[tuple[str, ...]] = (f"*{_CONSENSUS}",)
 
-    public_examples: Annotated[int, Gt(0)] = 5000
-    public_batch: Annotated[int, Gt(0)] = 256
-    digest_epochs: Annotated[int, Gt(0)] = 1
+    public_examples: Annotated[int, Gt(0), Le(1_000_000_000)] = 5000
+    public_batch: Annotated[int, Gt(0), Le(1_000_000)] = 256
+    digest_epochs: Passes = 1
     digest_loss: Literal["l1", "mse", "kl"] = "l1"
-    pretrain: Annotated[int, Ge(0)] = 0  # passes over the labelled public examples, in round 1
+    # passes over the labelled public examples, in round 1
+    pretrain: Annotated[int, Ge(0), Le(10_000)] = 0
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.pretrain and cohort_size < num_clients:

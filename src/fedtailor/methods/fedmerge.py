@@ -49,7 +49,7 @@ from ..errors import InputError
 from ..layers.mixing import fit_logits, mixed
 from ..layers.starts import diverse_inits, starts_from_copies
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext
+from ..optim import ClientContext, LearningRate
 from ..params import Batch, Params, add_prefix, strip_prefix, subtract
 from ..stacked import column_chunks, combine, products_with_offsets, ratio, weighted_sum
 from ..task.task import Task
@@ -153,13 +153,15 @@ class FedMerge(FineTuning):
 
     models: Annotated[int, Gt(0), Le(1000)] = 10
     weights: Literal["dynamic", "fixed"] = "dynamic"
-    selected: Annotated[int, Gt(0)] | None = None  # how many models a client merges; None: all
-    lr_w: Annotated[float, Gt(0)] | None = None  # None: the rate follows from largest_step
-    largest_step: Annotated[float, Gt(0)] = 1.0  # of a logit, each round
+    # how many models a client merges; None: all
+    selected: Annotated[int, Gt(0), Le(1000)] | None = None
+    lr_w: LearningRate | None = None  # None: the rate follows from largest_step
+    largest_step: Annotated[float, Gt(0), Le(1e6)] = 1.0  # of a logit, each round
     normalise: bool = True  # c_ij over sum_i p_i w_ij; False: equation 8 as printed
     normalise_rows: bool = False  # each client's logits move by lr_w: the rule for language models
     inner: Literal["head", "all"] = "head"  # the parameters of the inner product
-    jitter: Annotated[float, Ge(0)] = 0.1  # of copies: noise over a tensor's root mean square
+    # of copies: noise over a tensor's root mean square
+    jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         d = self.models

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from ..method import Cohort, FineTuning, Server
+from ..optim import LearningRate
 from ..params import Params, add_prefix, flat, pick, strip_prefix, unflat
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -47,9 +48,9 @@ class _FedOpt(FineTuning):
     family: ClassVar[str] = "global"
     needs_only_mean: ClassVar[bool] = True
 
-    server_lr: Annotated[float, Gt(0)] = 0.01
+    server_lr: LearningRate = 0.01
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    tau: Annotated[float, Gt(0)] = 1e-3
+    tau: Annotated[float, Gt(0), Le(1e6)] = 1e-3
 
     @abstractmethod
     def next_v(self, v: Tensor, square: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..method import FineTuning
@@ -35,7 +35,7 @@ class FedProx(FineTuning):
     family: ClassVar[str] = "regularised"
     needs_only_mean: ClassVar[bool] = True
 
-    mu: Annotated[float, Ge(0)] = 0.01
+    mu: Annotated[float, Ge(0), Le(1e6)] = 0.01
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

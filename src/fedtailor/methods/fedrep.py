@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
 from torch import Tensor
 
 from ..layers.parts import check_split, matching
 from ..method import FineTuning
-from ..optim import ClientContext, batches_of_passes, train
+from ..optim import ClientContext, LearningRate, Passes, batches_of_passes, train
 from ..params import Batch, Params
 from ..task.task import Task
 
@@ -45,8 +44,8 @@ class FedRep(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     private: tuple[str, ...] | None = ()  # patterns of module paths; (): the head; None: nothing
-    head_passes: Annotated[int, Gt(0)] = 10  # over the client's data
-    lr_private: Annotated[float, Gt(0)] | None = None  # of the head; None: the optimiser's
+    head_passes: Passes = 10  # over the client's data
+    lr_private: LearningRate | None = None  # of the head; None: the optimiser's
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "private", self.private)

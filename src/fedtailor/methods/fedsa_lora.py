@@ -21,12 +21,12 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
 from torch import nn
 
 from ..errors import InputError
+from ..layers.lora import Alpha, Rank
 from ..layers.trainable import choose_trainable
 from ..method import Method, Server
 from ..params import Params
@@ -42,8 +42,8 @@ class FedSALoRA(Method):
     family: ClassVar[str] = "adapter"
     needs_only_mean: ClassVar[bool] = True
 
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     private_head: bool = False
 
     def adapt(self, backbone: Backbone) -> nn.Module:

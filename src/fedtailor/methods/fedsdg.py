@@ -40,10 +40,10 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from .. import random
-from ..layers.lora import Branch, adapt_projections, branches, fuse
+from ..layers.lora import Alpha, Branch, Rank, adapt_projections, branches, fuse
 from ..layers.parts import require_blocks, train_head_and
 from ..method import Cohort, Method, Server
-from ..optim import ClientContext, Optimiser, train
+from ..optim import ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add, flat, subtract
 from ..stacked import products_with_mean, weighted_sum
 from ..task.backbone import Backbone
@@ -156,20 +156,20 @@ class FedSDG(Method):
     family: ClassVar[str] = "adapter"
     sends_updates: ClassVar[bool] = True
 
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     form: Form = "branch"
     private_init: Literal["normal", "zero"] = "normal"
     private_head: bool = False
-    lambda1: Annotated[float, Ge(0)] = 1e-4
-    lambda2: Annotated[float, Ge(0)] = 1e-4
+    lambda1: Annotated[float, Ge(0), Le(1e6)] = 1e-4
+    lambda2: Annotated[float, Ge(0), Le(1e6)] = 1e-4
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
-    lr_private: Annotated[float, Gt(0)] | None = None
-    lr_gate: Annotated[float, Gt(0)] = 5e-3
+    lr_private: LearningRate | None = None
+    lr_gate: LearningRate = 5e-3
     gate: Annotated[float, Ge(0), Le(1)] | None = None  # None: learned, from 1/2
     aggregation: Literal["alignment", "uniform", "examples", "leave-one-out"] = "alignment"
-    temperature: Annotated[float, Gt(0)] = 0.1  # of leave-one-out
-    eps: Annotated[float, Gt(0)] = 1e-8
+    temperature: Annotated[float, Gt(0), Le(1e6)] = 0.1  # of leave-one-out
+    eps: Annotated[float, Gt(0), Le(1)] = 1e-8
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         model, blocks = backbone.model, require_blocks(backbone)

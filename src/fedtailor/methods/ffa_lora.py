@@ -18,11 +18,11 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from annotated_types import Gt
 from torch import nn
 
+from ..layers.lora import Alpha, Rank
 from ..layers.parts import train_only
 from ..layers.trainable import choose_trainable
 from ..method import Method
@@ -38,8 +38,8 @@ class FFALoRA(Method):
     family: ClassVar[str] = "adapter"
     needs_only_mean: ClassVar[bool] = True
 
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.05), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

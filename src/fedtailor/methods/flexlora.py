@@ -23,13 +23,13 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from annotated_types import Gt
 from torch import nn
 
 from ..layers.lora import (
+    Alpha,
     Ranks,
     lora_names,
     max_rank,
@@ -58,7 +58,7 @@ class FlexLoRA(Method):
     family: ClassVar[str] = "adapter"
 
     rank: Ranks = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

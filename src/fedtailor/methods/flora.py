@@ -23,16 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from annotated_types import Gt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import random
 from ..layers.lora import (
     A_SUFFIX,
+    Alpha,
     Ranks,
     initial_factor,
     lora_names,
@@ -81,7 +81,7 @@ class FLoRA(Method):
     family: ClassVar[str] = "adapter"
 
     rank: Ranks = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.1), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

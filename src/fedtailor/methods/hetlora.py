@@ -35,6 +35,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from ..layers.lora import (
+    Alpha,
     Ranks,
     lora_names,
     max_rank,
@@ -62,12 +63,12 @@ class HetLoRA(Method):
 
     name: ClassVar[str] = "hetlora"
     family: ClassVar[str] = "adapter"
-    resizes: ClassVar[bool] = True
+    changing_sizes: ClassVar[tuple[str, ...]] = ("*.lora_A.*", "*.lora_B.*")
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.99
-    lam: Annotated[float, Ge(0)] = 5e-3
+    lam: Annotated[float, Ge(0), Le(1e6)] = 5e-3
     rank: Ranks = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

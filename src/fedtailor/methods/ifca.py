@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from .. import random
@@ -58,9 +58,9 @@ class IFCA(FineTuning):
     name: ClassVar[str] = "ifca"
     family: ClassVar[str] = "cluster"
 
-    clusters: Annotated[int, Gt(0)] = 2
+    clusters: Annotated[int, Gt(0), Le(1000)] = 2
     averaging: Literal["models", "gradients"] = "models"
-    jitter: Annotated[float, Ge(0)] = 0.1
+    jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if not 1 <= self.clusters <= num_clients:

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
-from ..layers.lora import lora_pairs
+from ..layers.lora import Alpha, Rank, lora_pairs
 from ..layers.trainable import choose_trainable
 from ..method import Cohort, Method, Server
 from ..optim import Optimiser
@@ -75,9 +75,9 @@ class LoRAFAIR(Method):
     name: ClassVar[str] = "lora-fair"
     family: ClassVar[str] = "adapter"
 
-    lam: Annotated[float, Gt(0)] = 0.01
-    rank: Annotated[int, Gt(0)] = 8
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lam: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    rank: Rank = 8
+    lora_alpha: Alpha = 16.0
     optimiser: Optimiser = field(default=Optimiser(lr=0.05), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

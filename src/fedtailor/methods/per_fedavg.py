@@ -36,12 +36,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from .. import random
 from ..method import FineTuning
-from ..optim import ClientContext, Optimiser, train, with_gradient
+from ..optim import ClientContext, Optimiser, Passes, train, with_gradient
 from ..params import Batch, Params, add, pick, scale, subtract
 from ..task.task import Task
 
@@ -55,9 +55,9 @@ class PerFedAvg(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     form: Literal["hessian-free", "first-order", "exact"] = "hessian-free"
-    lr_inner: Annotated[float, Ge(0)] = 0.01
-    delta: Annotated[float, Gt(0)] = 1e-3  # of hessian-free
-    finetune_passes: Annotated[int, Gt(0)] = 1
+    lr_inner: Annotated[float, Ge(0), Le(1e6)] = 0.01
+    delta: Annotated[float, Gt(0), Le(1e6)] = 1e-3  # of hessian-free
+    finetune_passes: Passes = 1
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

@@ -75,7 +75,7 @@ from ..layers.masks import pack_bits, unpack_bits
 from ..layers.parts import train_only
 from ..layers.per_client import entries_of, entry_of
 from ..method import Cohort, Method, Portable, Server
-from ..optim import MAY_MOVE, ClientContext, Optimiser, train
+from ..optim import MAY_MOVE, ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add, add_prefix, pick, strip_prefix, subtract
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
@@ -102,19 +102,19 @@ class PFedGate(Method):
     min_batch_size: ClassVar[int] = 2
 
     sparsity: Budget | tuple[Budget, ...] = 0.5
-    blocks: Annotated[int, Ge(2)] = 5
+    blocks: Annotated[int, Ge(2), Le(1000)] = 5
     min_sparsity: Annotated[float, Ge(0), Lt(1)] | None = None
     pre_norm: bool = True
     post_norm: bool = True
     sigmoid: bool = True
-    gate_max: Annotated[float, Gt(0)] = 2.0
+    gate_max: Annotated[float, Gt(0), Le(1e6)] = 2.0
     adaptation: Literal["batch", "client"] = "batch"
     evaluation: Literal["batch", "sample", "client"] = "batch"
     solver: Literal["exact", "greedy"] = "exact"
     straight_through: Literal["kept", "dense"] = "kept"
-    pool: Annotated[int, Gt(0)] = 28
+    pool: Annotated[int, Gt(0), Le(256)] = 28
     optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.1, clip=10.0), kw_only=True)
-    lr_gate: Annotated[float, Gt(0)] = 0.1
+    lr_gate: LearningRate = 0.1
 
     def first_share(self) -> float:
         """s_min, the share of a parameter that its first block has."""

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..method import Cohort, FineTuning, Server
@@ -54,9 +54,9 @@ class PFedMe(FineTuning):
     family: ClassVar[str] = "regularised"
     needs_only_mean: ClassVar[bool] = True
 
-    lam: Annotated[float, Gt(0)] = 15.0
-    inner_steps: Annotated[int, Gt(0)] = 5
-    beta: Annotated[float, Gt(0)] = 1.0
+    lam: Annotated[float, Gt(0), Le(1e6)] = 15.0
+    inner_steps: Annotated[int, Gt(0), Le(10_000)] = 5
+    beta: Annotated[float, Gt(0), Le(1e6)] = 1.0
     optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.005), kw_only=True)
     inner_optimiser: Optimiser = Optimiser("sgd", lr=0.01)
 

@@ -33,7 +33,7 @@ from dataclasses import replace as changed
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Gt
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from .. import random
@@ -41,7 +41,7 @@ from ..errors import InputError
 from ..layers.gating import GateInput, average, gate_input
 from ..layers.lora import without_lora
 from ..method import FineTuning, Portable
-from ..optim import ClientContext, train
+from ..optim import ClientContext, LearningRate, train
 from ..params import Batch, Params, add_prefix, strip_prefix
 from ..task.backbone import Backbone
 from ..task.surgery import replace
@@ -85,9 +85,9 @@ class PFedMoE(FineTuning):
     family: ClassVar[str] = "mixture"
     needs_only_mean: ClassVar[bool] = True
 
-    hidden: Annotated[int, Gt(0)] = 64
-    pool: Annotated[int, Gt(0)] = 8
-    lr_gate: Annotated[float, Gt(0)] | None = None
+    hidden: Annotated[int, Gt(0), Le(65_536)] = 64
+    pool: Annotated[int, Gt(0), Le(256)] = 8
+    lr_gate: LearningRate | None = None
     trainable: Literal["full", "lora"] = field(default="full", kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:

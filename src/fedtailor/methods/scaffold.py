@@ -26,16 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from annotated_types import Gt
 from torch import Tensor
 
 from .. import random
 from ..errors import InputError
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, real_steps, train
+from ..optim import ClientContext, LearningRate, real_steps, train
 from ..params import Batch, Params, add, add_prefix, pick, scale, split, strip_prefix, subtract
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -54,7 +53,7 @@ class Scaffold(FineTuning):
     sends_updates: ClassVar[bool] = True
 
     variates: Literal["steps", "gradient"] = "steps"
-    server_lr: Annotated[float, Gt(0)] = 1.0
+    server_lr: LearningRate = 1.0
     weights: Literal["uniform", "examples"] = "uniform"
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:

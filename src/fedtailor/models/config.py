@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+MOST_SIDE = 1024  # pixels; models of the hub take pictures of up to 600 or so
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -27,7 +29,7 @@ class ModelConfig:
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     # "frozen": training uses the running statistics and leaves them as they are
     batch_norm: Literal["train", "frozen"] = "train"
-    image_size: Annotated[int, Gt(0), Le(4096)] | None = None  # the side; None: the model's own
-    width: Annotated[float, Gt(0), Le(16)] = (
-        1.0  # a factor on the channels of resnet9, cnn and lenet
-    )
+    # the side, in pixels; None: the model's own
+    image_size: Annotated[int, Gt(0), Le(MOST_SIDE)] | None = None
+    # a factor on the channels of resnet9, cnn and lenet
+    width: Annotated[float, Gt(0), Le(16)] = 1.0

@@ -16,7 +16,7 @@ from ..task.backbone import Backbone, Kind
 from ..task.batch_norm import BatchNormMode
 from .blocks import find_blocks, find_head
 from .cnn import Network
-from .config import ModelConfig
+from .config import MOST_SIDE, ModelConfig
 from .factory import call_factory
 from .inputs import FixedSize, ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
@@ -281,6 +281,11 @@ def _network(
     channels, height, width = picture
     side = config.image_size
     size = (height, width) if side is None else (side, side)
+    if max(size) > MOST_SIDE:
+        raise InputError(
+            f"pictures of {height} x {width} are too large for {config.name}; it takes up to "
+            f"{MOST_SIDE} x {MOST_SIDE}: set model.image_size"
+        )
     inputs = ImageInputs(
         config.name,
         mean=(0.5,),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Le, MinLen
@@ -19,9 +19,12 @@ from ..run_format import (
     check_folder_name,
     check_format,
     check_tensors,
+    check_there,
     checksum,
     committed_bytes,
     damaged,
+    has_commit,
+    missing,
     unseal_json,
 )
 from .checked import Amount, Count, Results, check_results, load_json, load_object, record
@@ -79,6 +82,16 @@ class Commit:
     checksums: Mapping[str, str] = field(default_factory=dict)  # of the logs' committed bytes
 
 
+class Logged(Protocol):
+    """Something that says how much of each log is committed, and with which checksum."""
+
+    @property
+    def bytes(self) -> Mapping[str, Count]: ...
+
+    @property
+    def checksums(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True)
 class Round:
     """One line of history.jsonl; the bytes are those of the whole cohort. With simulated faults,
@@ -125,12 +138,14 @@ class Evaluation:
 @dataclass(frozen=True)
 class Timing:
     """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
-    of the clients' training in seconds, None where it is not known."""
+    of the clients' training in seconds, None where it is not known. ``files`` are the names of the
+    files that the round has written for good."""
 
     round: Count
     seconds: Mapping[str, Amount]
     peak_memory_mb: Amount | None
     cpu_seconds: Amount | None = None
+    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -283,8 +298,7 @@ class Run:
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise InputError(f"{path.parent} has no {path.name}")
+    check_there(path)
     about = path.stat()
     _check(path, about.st_mtime_ns, about.st_size)
     try:
@@ -336,7 +350,7 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         content = load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}") from None
+        raise missing(path) from None
     opened: dict[str, Any] = unseal_json(content, path)
     return opened
 
@@ -344,7 +358,7 @@ def _object(path: Path) -> dict[str, Any]:
 def read_log(
     kind: type[Record],
     path: Path,
-    commit: Commit,
+    commit: Logged,
     skip: Mapping[str, int] | None = None,
 ) -> list[Record]:
     """Read the committed lines of a log.
@@ -386,6 +400,8 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     """
     commit = read_commit(folder)
     costs = folder / "costs.json"
+    timings = read_log(Timing, folder / "timings.jsonl", commit)
+    check_there(*(folder / name for timing in timings for name in timing.files))
     return Trial(
         label=label,
         method=method,
@@ -394,7 +410,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         commit=commit,
         history=read_log(Round, folder / "history.jsonl", commit),
         evaluations=read_log(Evaluation, folder / "clients.jsonl", commit),
-        timings=read_log(Timing, folder / "timings.jsonl", commit),
+        timings=timings,
         costs=record(Costs, _object(costs), str(costs)) if commit.round or costs.exists() else None,
     )
 
@@ -461,9 +477,8 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
         read_trial(folder, method["label"], method["name"], seed)
         for method in experiment["methods"]
         for seed in experiment["seeds"]
-        if (folder := path / "methods" / method["label"] / f"seed-{seed}").is_dir()
-        and (folder / "commit.json").is_file()
-        and only in (None, (method["label"], seed))
+        if only in (None, (method["label"], seed))
+        and has_commit(folder := path / "methods" / method["label"] / f"seed-{seed}")
     ]
     if not trials:
         raise InputError(f"{path} has no committed round yet, so there is nothing to show")

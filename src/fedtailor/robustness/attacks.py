@@ -58,15 +58,16 @@ class AttackConfig:
 
     kind: Kind = "none"
     fraction: Annotated[float, Gt(0), Le(1)] = 0.2
-    clients: tuple[Annotated[int, Ge(0)], ...] = ()
-    strength: float | None = None  # None: as the table of attacks says
-    first_round: Annotated[int, Gt(0)] = 1
-    last_round: Annotated[int, Gt(0)] | None = None
-    target: Annotated[int, Ge(0)] = 0  # backdoor: the class that attackers want
+    clients: tuple[Annotated[int, Ge(0), Le(1_000_000_000)], ...] = ()
+    strength: Annotated[float, Ge(-1e6), Le(1e6)] | None = None  # None: by the kind
+    first_round: Annotated[int, Gt(0), Le(1_000_000)] = 1
+    last_round: Annotated[int, Gt(0), Le(1_000_000)] | None = None
+    target: Annotated[int, Ge(0), Le(1_000_000)] = 0  # backdoor: the class that attackers want
     poisoned: Annotated[float, Gt(0), Le(1)] = 0.5  # backdoor: the share of an attacker's batch
 
-    def check(self, num_clients: int, num_classes: int) -> None:
-        """Raise InputError if the settings don't fit each other or the federation."""
+    def check(self, num_clients: int, num_classes: int, *, rounds: int, batch_size: int) -> None:
+        """Raise InputError if the settings don't fit each other, the federation or the rounds, or
+        if nobody would attack."""
         usual = AttackConfig()
         if self.kind not in ("none", "backdoor") and (self.target, self.poisoned) != (
             usual.target,
@@ -91,6 +92,32 @@ class AttackConfig:
                 f"attack.clients has {unknown[0]}; the {num_clients} clients are 0 to "
                 f"{num_clients - 1}"
             )
+        if self.kind == "none":
+            return
+        if not self.attackers(0, num_clients):
+            raise InputError(
+                f"attack.fraction = {self.fraction} of {num_clients} clients is nobody; one client "
+                f"is {1 / num_clients:.3g} of them"
+            )
+        if self.first_round > rounds and self.kind != "backdoor":  # it is measured all the same
+            raise InputError(
+                f"attack.first_round = {self.first_round}, but there are {rounds} rounds; "
+                f"allowed: 1 to {rounds}"
+            )
+        if self.last_round is not None and self.last_round < self.first_round:
+            raise InputError(
+                f"attack.last_round = {self.last_round} is before attack.first_round; allowed: "
+                f"{self.first_round} and more"
+            )
+        if self.kind == "backdoor" and not self.marked(batch_size):
+            raise InputError(
+                f"attack.poisoned = {self.poisoned} of a batch of {batch_size} is no example; one "
+                f"example is {1 / batch_size:.3g} of it"
+            )
+
+    def marked(self, batch_size: int) -> int:
+        """How many examples of an attacker's batch get the backdoor's trigger."""
+        return round(self.poisoned * batch_size)
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
         """The clients that attack; fractions are rounded."""

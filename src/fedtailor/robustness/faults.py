@@ -17,17 +17,18 @@ from ..errors import InputError
 
 Rate = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]
-Positive = Annotated[float, Gt(0)]
+Speed = Annotated[float, Ge(1), Le(1e18)]  # a second: what comes of it stays finite
 
 
 @dataclass(frozen=True)
 class Machine:
     """A kind of machine that clients have. What is None takes no time."""
 
-    share: Positive = 1.0  # of the clients, beside the shares of the other kinds
-    flops_per_second: Positive | None = None
-    bytes_per_second_down: Positive | None = None
-    bytes_per_second_up: Positive | None = None
+    # of the clients, beside the shares of the other kinds
+    share: Annotated[float, Gt(0), Le(1e6)] = 1.0
+    flops_per_second: Speed | None = None
+    bytes_per_second_down: Speed | None = None
+    bytes_per_second_up: Speed | None = None
 
     def seconds(self, flops: float, bytes_down: int, bytes_up: int) -> float:
         """How long a client needs to receive, to train and to send.
@@ -47,11 +48,12 @@ class Machine:
 class ClientFaults:
     """The rates and the machine of some clients; None: as the others have."""
 
-    clients: tuple[Annotated[int, Ge(0)], ...] = ()
+    clients: tuple[Annotated[int, Ge(0), Le(1_000_000_000)], ...] = ()
     drop_before: Rate | None = None
     drop_after: Rate | None = None
     partial: Share | None = None
-    machine: Annotated[int, Ge(0)] | None = None  # its place in `FaultConfig.machines`, from 0
+    # its place in `FaultConfig.machines`, from 0
+    machine: Annotated[int, Ge(0), Le(1_000_000)] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class FaultConfig:
     drop_before: Rate = 0.0  # probability, for each client and round
     drop_after: Rate = 0.0
     partial: Share = 1.0  # a client's share of its steps is drawn between this and 1
-    deadline: Positive | None = None  # simulated seconds; None: the slowest is waited for
+    # simulated seconds; None: the slowest is waited for
+    deadline: Annotated[float, Gt(0), Le(1e15)] | None = None
     machines: tuple[Machine, ...] = ()  # (): time is not simulated
     by_client: tuple[ClientFaults, ...] = ()
 

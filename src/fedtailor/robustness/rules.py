@@ -39,12 +39,13 @@ Differs from the papers:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Literal, get_args
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from ..errors import InputError
@@ -65,20 +66,6 @@ COMBINATIONS: tuple[str, ...] = get_args(Combination)
 _MOST_SUBSETS = 200_000  # that mda tries
 
 
-def _has_more_subsets(n: int, f: int) -> bool:
-    """Whether mda would try too many; of a million uploads their number takes minutes to compute.
-
-    >>> _has_more_subsets(20, 8), _has_more_subsets(24, 12)
-    (False, True)
-    """
-    count = 1
-    for k in range(min(f, n - f)):
-        count = count * (n - k) // (k + 1)
-        if count > _MOST_SUBSETS:
-            return True
-    return False
-
-
 @dataclass(frozen=True)
 class Robust:
     """A rule, and the number of a cohort's uploads that may be false (f).
@@ -90,12 +77,12 @@ class Robust:
     """
 
     rule: Rule = "none"
-    attackers: Annotated[int, Ge(0)] = 0
-    keep: Annotated[int, Gt(0)] | None = None  # None: c - f - 2, at least 1
+    attackers: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
+    keep: Annotated[int, Gt(0), Le(1_000_000_000)] | None = None  # None: c - f - 2, at least 1
     before: tuple[Step, ...] = ()
-    radius: Annotated[float, Gt(0)] | None = None
-    bucket: Annotated[int, Gt(0)] = 2
-    steps: Annotated[int, Gt(0)] = 10
+    radius: Annotated[float, Gt(0), Le(1e12)] | None = None
+    bucket: Annotated[int, Gt(0), Le(1_000_000_000)] = 2
+    steps: Annotated[int, Gt(0), Le(10_000)] = 10
 
     @property
     def is_active(self) -> bool:
@@ -130,19 +117,16 @@ class Robust:
             return
         most = self._most_attackers(cohort_size)
         if self.attackers > most:
-            factor, more = self._least_rows
-            rows = factor * self.attackers + more
-            needed = (rows - 1) * self.bucket + 1 if "bucketing" in self.before else rows
             raise InputError(
                 f"robust.attackers = {self.attackers} under {self._title} needs a cohort of at "
-                f"least {needed} clients; it has {cohort_size}; allowed: 0 to {most}"
+                f"least {self._least_cohort} clients; it has {cohort_size}; allowed: 0 to {most}"
             )
         if self.keep is not None and self.keep > cohort_size - self.attackers:
             raise InputError(
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
-        if self.rule == "mda" and _has_more_subsets(self._rows(cohort_size), self.attackers):
+        if self.rule == "mda" and self._subsets(cohort_size) > _MOST_SUBSETS:
             raise InputError(
                 f"rule 'mda' would try more than {_MOST_SUBSETS:,} subsets of {cohort_size} "
                 "uploads. Take 'multi-krum'"
@@ -172,16 +156,28 @@ class Robust:
         """How many uploads the rule gets."""
         return -(-cohort_size // self.bucket) if "bucketing" in self.before else cohort_size
 
-    def _most_attackers(self, cohort_size: int) -> int:
-        factor, more = self._least_rows
-        return max(0, (self._rows(cohort_size) - more) // factor)
+    def _subsets(self, cohort_size: int) -> int:
+        """How many subsets mda tries; with more than 18 attackers, a smaller number that is still
+        above the limit."""
+        return math.comb(self._rows(cohort_size), min(self.attackers, 18))
 
     @property
-    def _least_rows(self) -> tuple[int, int]:
-        """How many uploads the rule must get, by attacker, and beside that."""
+    def _needed(self) -> tuple[int, int]:
+        """(a, b): the rule needs a f + b rows, for f >= 1."""
         if self.rule in ("krum", "multi-krum"):
             return 2, 3
         return (4, 3) if self.rule == "bulyan" else (2, 1)
+
+    def _most_attackers(self, cohort_size: int) -> int:
+        each, more = self._needed
+        return max(0, (self._rows(cohort_size) - more) // each)
+
+    @property
+    def _least_cohort(self) -> int:
+        """The smallest cohort for f >= 1 attackers."""
+        each, more = self._needed
+        rows = each * self.attackers + more
+        return (rows - 1) * self.bucket + 1 if "bucketing" in self.before else rows
 
     def among(self, present: int) -> Robust:
         """The rule for a round in which so many of the cohort's uploads are there: it withstands as

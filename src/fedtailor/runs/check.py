@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,17 +11,32 @@ from pathlib import Path
 from ..engine.client_store import staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..run_format import FORMAT, check_tensors, checksum, committed_bytes, damaged
+from ..run_format import (
+    FORMAT,
+    check_tensors,
+    check_there,
+    checksum,
+    committed_bytes,
+    damaged,
+    has_commit,
+)
 from .directory import (
     LOGS,
     PRIVATE_FILE,
     Commit,
+    expected_files,
     load_tensors,
+    other_states,
     read_commit,
     read_json,
     state_path,
 )
 from .manifest import open_run
+
+_READ_AGAIN = (
+    *("*.json", "*.safetensors"),
+    *("onboarded/[!.]*/*.json", "onboarded/[!.]*/*.safetensors"),
+)  # in the folder of a part
 
 Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
@@ -43,7 +59,7 @@ def check(out: Path) -> Checked:
         InputError: ``out`` is no run directory, or one of another version of fedtailor.
     """
     if not (out / "experiment.json").is_file():
-        raise InputError(f"{out} is not a run directory")
+        raise InputError(f"{out} is not a run directory: it has no experiment.json")
     found, problems = Checked(), dict[str, None]()
     for path, test in _tests(out):
         try:
@@ -72,48 +88,47 @@ def _tests(out: Path) -> Iterator[Test]:
     yield out / "experiment.json", partial(_json, out / "experiment.json")
     yield out / "environment.json", partial(_json, out / "environment.json")
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files
-    for path in sorted((out / "partitions").glob("seed-*.json")):
+    begun = {folder.name for folder in out.glob("methods/*/seed-*")}
+    seeds = begun | {path.stem for path in out.glob("partitions/seed-*.json")}
+    for path in (out / "partitions" / f"{seed}.json" for seed in sorted(seeds)):
         yield path, partial(_holdings, path)
         trained = path.with_name(f"{path.stem}-trained.safetensors")
         if trained.exists():
             yield trained, partial(check_tensors, trained)
     for folder in sorted(out.glob("methods/*/seed-*")):
-        if (folder / "commit.json").exists():
-            yield from _of_part(folder)
+        yield from _of_part(folder)
 
 
 def _of_part(folder: Path) -> Iterator[Test]:
-    yield folder / "commit.json", partial(_json, folder / "commit.json")
     try:
+        if not has_commit(folder):
+            return
         commit = read_commit(folder)
-    except InputError:
-        return  # nothing says which of its files count
+    except InputError:  # nothing says which of its files count
+        yield folder / "commit.json", partial(_json, folder / "commit.json")
+        return
+    yield folder / "commit.json", partial(_json, folder / "commit.json")
     for log in LOGS:
         path = folder / f"{log}.jsonl"
         yield path, partial(_log, path, commit, log)
-    earlier = {about.round for about in commit.best.values()} - {commit.round}
-    # no file has the state before the first round, where the run began with it
-    earlier |= {number for number in commit.in_flight if number or state_path(folder, 0).exists()}
-    for path in (state_path(folder, number) for number in sorted(earlier)):
-        yield path, partial(check_tensors, path)
-    if commit.finished:
-        yield folder / "server.safetensors", partial(check_tensors, folder / "server.safetensors")
-    elif commit.round or state_path(folder, 0).exists():
-        path = state_path(folder, commit.round)
-        yield path, partial(check_tensors, path)
-    if "private" in commit.checksums or (folder / PRIVATE_FILE).exists():
-        yield folder / PRIVATE_FILE, partial(_private, folder, commit)
-    for path in sorted(folder.glob("private-best-*.safetensors")):
-        yield path, partial(check_tensors, path)
-    for pattern in ("diagnostics-*", "confusion-*"):
-        for path in sorted(folder.glob(f"{pattern}.safetensors")):
-            if int(path.stem.rpartition("-")[2]) <= commit.round:
-                yield path, partial(check_tensors, path)
-    for path in [*folder.glob("*.json"), *folder.glob("onboarded/[!.]*/*.json")]:
-        if path.name != "commit.json":
+    try:
+        expected = expected_files(folder, commit)
+    except InputError:  # the log that names some of them is damaged, which was said
+        expected = []
+    there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
+    for path in sorted({*expected, *there}):
+        if path.name == PRIVATE_FILE:
+            yield path, partial(_private, folder, commit)
+        elif path.suffix == ".safetensors" and not _is_left_over(path, commit, expected):
+            yield path, partial(check_tensors, path)
+        elif path.suffix == ".json" and path.name != "commit.json":
             yield path, partial(_json, path)
-    for path in sorted(folder.glob("onboarded/[!.]*/*.safetensors")):
-        yield path, partial(check_tensors, path)
+
+
+def _is_left_over(path: Path, commit: Commit, expected: Collection[Path]) -> bool:
+    """Whether a kill has left a file of a round that does not count, or `_private` checks it."""
+    number = re.fullmatch(r"(?:round|private|diagnostics|confusion)-(\d+)", path.stem)
+    return number is not None and path not in expected
 
 
 def _json(path: Path) -> bool:
@@ -123,8 +138,7 @@ def _json(path: Path) -> bool:
 
 def _holdings(path: Path) -> bool:
     stated, file = read_json(path).get("holdings"), path.with_suffix(".safetensors")
-    if not file.exists():
-        raise InputError(f"{file} is missing; restore it from a copy, or run anew")
+    check_there(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)
     return stated is not None and _json(path)
@@ -153,5 +167,5 @@ def _private(folder: Path, commit: Commit) -> bool:
         for client in moved:
             combined ^= file.checksum(client) ^ new.checksum(client)
     if f"{combined & (2**64 - 1):016x}" != expected:
-        raise damaged(path, f"it does not have the states of round {commit.round}")
+        raise other_states(path, commit.round)
     return True

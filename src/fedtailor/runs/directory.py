@@ -45,12 +45,16 @@ from ..errors import InputError, naming
 from ..method import Server
 from ..params import Params, add_prefix, aligned, encode, strip_prefix
 from ..report.checked import Count, load_object, record
+from ..report.read import Timing, read_log
 from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
     check_tensors,
+    check_there,
     committed_bytes,
     damaged,
+    has_commit,
+    missing,
     seal_json,
     seal_tensors,
     unseal_json,
@@ -58,8 +62,9 @@ from ..run_format import (
 from .best import BestRound, best_rounds
 
 LOGS = ("history", "clients", "timings")
+COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
-START_FILE = "start.json"
+START_FILE = "start.json"  # written before round 0
 
 # all that a run directory holds; a command that writes something else there adds it here
 OWN_FILES = frozenset(
@@ -141,7 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = load_object(path.read_bytes(), str(path))
     except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
+        raise missing(path) from None
     content: dict[str, Any] = unseal_json(value, path)
     return content
 
@@ -239,6 +244,12 @@ class Commit:
         return self.finished or self.diverged is not None
 
     @property
+    def has_model(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states. Without one, training diverged in the first round."""
+        return self.bytes["timings"] > 0
+
+    @property
     def best_round(self) -> int:
         """The reported round of the personal models; the last one if they were never evaluated."""
         return self.best["personal"].round if "personal" in self.best else self.round
@@ -291,8 +302,9 @@ class RunDirectory:
         make_folder(path)
         self._logged = {log: xxh3_64() for log in LOGS}  # the committed bytes
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
-        if (path / "commit.json").exists():
+        if has_commit(path):
             self.commit = read_commit(path)
+            check_there(*expected_files(path, self.commit))
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
@@ -338,11 +350,8 @@ class RunDirectory:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
-        one's states."""
-        if not (self.path / "commit.json").exists():
-            return False
-        return self.commit.round > 0 or state_path(self.path, 0).exists()
+        """Whether a round is committed."""
+        return has_commit(self.path) and self.commit.has_model
 
     def restore(self, store: PrivateStates) -> Server | None:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
@@ -355,25 +364,23 @@ class RunDirectory:
             store.commit()
         committed = self.commit.checksums.get("private")
         if committed is not None and store.checksum not in (None, committed):
-            private = self.path / PRIVATE_FILE
-            raise damaged(
-                private,
-                f"it does not have the states of round {self.commit.round}, or "
-                f"{staged_path(private, self.commit.round).name} with them is missing",
-            )
+            raise other_states(self.path / PRIVATE_FILE, self.commit.round)
         return aligned(strip_prefix(state, "server/"))
 
     def earlier(self, number: int) -> Server | None:
         """The server's state after an earlier round, which clients in flight have been sent; None
         for the first state, which no round has made."""
-        if number == 0 and not state_path(self.path, 0).exists():
+        if number == 0 and not (self.path / START_FILE).exists():
             return None
         return read_server(self.path, self.commit, number)
 
     @property
     def has_costs(self) -> bool:
         """Whether the file of costs is written."""
-        return (self.path / "costs.json").exists()
+        return self._has(COSTS_FILE)
+
+    def _has(self, name: str) -> bool:
+        return (self.path / name).exists()
 
     @property
     def executor(self) -> str | None:
@@ -389,26 +396,19 @@ class RunDirectory:
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
+        files = self._write_for_good(done)
         lengths = {
             "history": self._append("history", [_history(done)] if done.number else []),
             "clients": self._append(
                 "clients", [_clients(done, e, self._names) for e in done.evaluations]
             ),
-            "timings": self._append("timings", [_timings(done)]),
+            "timings": self._append("timings", [{**_timings(done), "files": files}]),
         }
         state = add_prefix(done.server, "server/")
         if store.staged:
             store.sync()
             state["clients"] = torch.tensor(store.staged)
         save_tensors(state_path(self.path, done.number), {n: v.cpu() for n, v in state.items()})
-        if done.diagnostics:
-            path = self.path / f"diagnostics-{done.number:06d}.safetensors"
-            save_tensors(path, done.diagnostics)
-        if confusion := _confusion(done):
-            path = self.path / f"confusion-{done.number:06d}.safetensors"
-            save_tensors(path, confusion)
-        if done.costs is not None and not self.has_costs:
-            write_atomically(self.path / "costs.json", seal_json(asdict(done.costs)))
         best = best_rounds(self.commit.best, done, self._metric)
         checksums = {log: logged.hexdigest() for log, logged in self._logged.items()}
         if (private := store.checksum) is not None:
@@ -426,6 +426,17 @@ class RunDirectory:
         )
         self._keep_best(store)
         self._drop_states()
+
+    def _write_for_good(self, done: Round) -> list[str]:
+        """Write the files that no later round replaces; their names."""
+        kinds = {"diagnostics": done.diagnostics, "confusion": _confusion(done)}
+        tensors = {f"{k}-{done.number:06d}.safetensors": v for k, v in kinds.items() if v}
+        for name, values in tensors.items():
+            save_tensors(self.path / name, values)
+        if done.costs is not None and not self.has_costs:
+            write_atomically(self.path / COSTS_FILE, seal_json(asdict(done.costs)))
+        once = {0: START_FILE, 1: COSTS_FILE}
+        return [*tensors, *(n for i, n in once.items() if i == done.number and self._has(n))]
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result. The store must be committed."""
@@ -536,6 +547,42 @@ def _timings(done: Round) -> dict[str, Any]:
         "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
+
+
+def other_states(store: Path, number: int) -> InputError:
+    """Return the error for a store that does not have the private states of round ``number``."""
+    staged = staged_path(store, number).name
+    return damaged(store, f"it does not have the states of round {number}, or {staged} is missing")
+
+
+def expected_files(folder: Path, commit: Commit) -> list[Path]:
+    """The files that the folder of one method with one seed must have. One that is missing is not
+    read as if it had never been there.
+
+    Raises:
+        InputError: the log that names some of them is damaged.
+    """
+    files = [folder / f"{log}.jsonl" for log in LOGS]
+    for timing in read_log(Timing, folder / "timings.jsonl", commit):
+        files += [folder / name for name in timing.files]
+    states = {about.round for about in commit.best.values()} | {*commit.in_flight}
+    states -= {commit.round}
+    if not (folder / START_FILE).exists():
+        states -= {0}  # the first values, which need no file
+    if commit.finished:
+        files.append(folder / "server.safetensors")
+    elif commit.has_model:
+        states.add(commit.round)
+    files += [state_path(folder, number) for number in sorted(states)]
+    return files + private_files(folder, commit) * ("private" in commit.checksums)
+
+
+def private_files(folder: Path, commit: Commit) -> list[Path]:
+    """The files that clients' private states must have, where clients keep something private."""
+    store = folder / PRIVATE_FILE
+    # the last round whose states have reached their places
+    moved = commit.round - staged_path(store, commit.round).exists()
+    return [store, best_path(store, commit.best_round)][: 1 + (commit.best_round < moved)]
 
 
 def state_path(folder: Path, number: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import TypeAdapter, ValidationError
 
 from ..data.config import DataConfig, LocalConfig, SplitConfig
@@ -29,7 +30,6 @@ from . import builtin
 
 T = TypeVar("T")
 
-_LARGEST = 3e38  # float32, in which clients train, has nothing larger
 _MOST_NESTED = 16  # tables and lists within one another
 
 
@@ -40,7 +40,8 @@ class StartConfig:
 
     run: str | None = None  # its directory; None: the pretrained model
     method: str | None = None  # the label in it; None: the method's own
-    seed: Annotated[int, Ge(0)] | None = None  # in it; None: the method's own, or the run's first
+    # in it; None: the method's own, or the run's first
+    seed: Annotated[int, Ge(0), Lt(2**63)] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Experiment:
 
     methods: Mapping[str, Method]
     name: str = "experiment"
-    rounds: Annotated[int, Gt(0)] = 10
+    rounds: Annotated[int, Gt(0), Le(1_000_000)] = 10
     seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**63)], ...], MinLen(1)] = (0,)
     data: DataConfig = field(default_factory=DataConfig)
     public: DataConfig = field(default_factory=DataConfig)  # without a name or a path: none
@@ -331,6 +332,9 @@ def parse(content: Mapping[str, Any]) -> Experiment:
         raise InputError(f"methods must be a table, got {brief(methods)}")
     if isinstance(start := content.get("start_from"), str):
         content = {**content, "start_from": {"run": start}}
+    attack = content.get("attack")
+    if isinstance(attack, Mapping) and attack.get("clients") == [] and "fraction" not in attack:
+        raise InputError("attack.clients = []: name a client, or set attack.fraction")
     built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 
@@ -453,6 +457,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     for one in value if isinstance(value, list | tuple) else (value,):
         if isinstance(one, bool) and hint is not bool:
             raise InputError(f"{key} must not be {str(one).lower()}")
+        if isinstance(one, float) and not math.isfinite(one):
+            raise InputError(f"{key} must be finite, got {one}")
     try:
         checked = _adapter(kind, name).validate_python(value)
     except ValidationError as error:
@@ -460,8 +466,6 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
-        if isinstance(one, float) and not abs(one) <= _LARGEST:
-            raise InputError(f"{key} must be finite, from {-_LARGEST:g} to {_LARGEST:g}, got {one}")
         if isinstance(one, str) and not _is_text(one):
             raise InputError(f"{key} = {brief(one)}: no text has such characters")
     return checked

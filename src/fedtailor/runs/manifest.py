@@ -22,7 +22,14 @@ from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..report.checked import record
 from ..report.read import check_experiment
-from ..run_format import FORMAT, check_format, checksum, seal_json
+from ..run_format import (
+    FORMAT,
+    check_format,
+    check_there,
+    checksum,
+    has_commit,
+    seal_json,
+)
 from ..user_code import stored
 from .directory import make_folder, read_json, write_atomically
 from .experiment import Experiment, Settings, by_label, changed, parse, source_place
@@ -66,7 +73,10 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
         places = [".lock", "experiment.json", *copies(experiment)]
         ours = {out / place for name in places for place in (name, f"{name}.new")}
         if any(path not in ours and not path.is_dir() for path in out.rglob("*")):
-            raise InputError(f"{out} holds something that is not a run; choose an empty --out")
+            raise InputError(
+                f"{out} holds something that is not a run (it has no experiment.json); choose an "
+                "empty --out"
+            )
         return wanted
     present = read_experiment(out)
     _check_sources(present, wanted, out)
@@ -129,7 +139,7 @@ def read_experiment(out: Path) -> dict[str, Any]:
             of the user's own can't be loaded, or has changed.
     """
     if not (out / "experiment.json").is_file():
-        raise InputError(f"{out} is not a run directory")
+        raise InputError(f"{out} is not a run directory: it has no experiment.json")
     content = read_json(out / "experiment.json")
     check_format(content, out)
     check_experiment(content, out / "experiment.json")
@@ -199,6 +209,8 @@ def write_manifest(
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     for seed, path in paths.items():
+        if any(map(has_commit, out.glob(f"methods/*/seed-{seed}"))):
+            check_there(path, out / "environment.json")
         if path.exists():
             _check_same_data(read_json(path), manifests[seed], out)
     write_copies(copies(experiment), out)

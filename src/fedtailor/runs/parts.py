@@ -14,6 +14,7 @@ from ..errors import DivergedError, InputError
 from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
+from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .directory import (
     START_FILE,
@@ -139,7 +140,7 @@ def nothing_left(experiment: Experiment, out: Path, parts: Iterable[tuple[int, s
     """Whether ``parts`` of ``out``, pairs (seed, label), have all finished. The run directory alone
     says so; what a kill left there inside the last clean-up is removed."""
     folders = [out / "methods" / label / f"seed-{seed}" for seed, label in parts]
-    if not all((folder / "commit.json").exists() for folder in folders):
+    if not all(has_commit(folder) for folder in folders):
         return False
     commits = [read_commit(folder) for folder in folders]
     if not all(one.finished and one.rounds >= experiment.rounds for one in commits):

@@ -10,6 +10,7 @@ from typing import cast
 
 from ..data import Data, Dataset
 from ..data.sources import task_of_data
+from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.metrics import MetricFunction, Metrics
@@ -272,15 +273,16 @@ def _run_part(
         metrics=inputs.metrics,
     )
     if not directory.has_costs and not part.federation.remote:
-        flops = first_costs(part.method, task, part.federation, plan).flops
-        todo = _with_flops(todo, flops)
+        todo = _with_costs(todo, first_costs(part.method, task, part.federation, plan))
     followed = trace.follow(todo, part.title) if trace else todo
     commit_rounds(part, followed, store, on_round)
 
 
-def _with_flops(todo: Iterator[Round], flops: int | None) -> Iterator[Round]:
+def _with_costs(todo: Iterator[Round], first: Costs) -> Iterator[Round]:
+    """The rounds with the operations of the ``first`` step; where nobody has trained, its costs."""
     for done in todo:
-        yield done if done.costs is None else replace(done, costs=replace(done.costs, flops=flops))
+        costs = first if done.costs is None else replace(done.costs, flops=first.flops)
+        yield replace(done, costs=costs)
 
 
 def _advise(inputs: Inputs) -> None:

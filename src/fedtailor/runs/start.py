@@ -23,7 +23,7 @@ from ..engine.prepare import first_server
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
-from ..run_format import seal_json
+from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
@@ -160,7 +160,7 @@ def _not_begun(
     if experiment.start_from.run is None:
         return []
     folders = {(s, label): out / "methods" / label / f"seed-{s}" for s, label in parts}
-    return [p for p, folder in folders.items() if anew or not (folder / "commit.json").exists()]
+    return [p for p, folder in folders.items() if anew or not has_commit(folder)]
 
 
 def rows_by_client(method: Method, task: Task, federation: Federation) -> list[str]:

@@ -22,6 +22,7 @@ from ..engine.executors.sequential import Sequential
 from ..engine.prepare import draw_cohort, first_step, with_example_cache
 from ..method import FineTuning, Method
 from ..report.numbers import in_words, si
+from ..run_format import has_commit
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
@@ -279,8 +280,8 @@ def rounds_left(
     for seed, label in all_parts if parts is None else parts:
         commit: dict[str, Any] = {"round": 0}
         if out is not None:
-            path = out / "methods" / label / f"seed-{seed}" / "commit.json"
-            commit = read_json(path) if path.exists() else commit
+            folder = out / "methods" / label / f"seed-{seed}"
+            commit = read_json(folder / "commit.json") if has_commit(folder) else commit
         left[label, seed] = max(0, experiment.rounds - commit["round"])
     return left
 

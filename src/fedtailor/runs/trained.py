@@ -14,25 +14,24 @@ from ..data.federation import Federation
 from ..data.names import client_number
 from ..data.table import Dataset
 from ..engine.client import ClientEvaluation
-from ..engine.client_store import best_path, staged_path
 from ..engine.executors.work import ClientRequest, Work
 from ..engine.joining import join_requests
 from ..engine.prepare import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, aligned, clone, pick
+from ..run_format import check_there, has_commit
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
 from .directory import (
-    PRIVATE_FILE,
     Commit,
     load_tensors,
     model_seed,
+    private_files,
     read_commit,
     read_private_after,
     read_server,
-    state_path,
 )
 from .experiment import Experiment
 from .held_out import leave_out, rows_trained_before
@@ -268,10 +267,10 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
     folder = run / "methods" / label / f"seed-{seed}"
-    commit = read_commit(folder) if (folder / "commit.json").exists() else None
+    commit = read_commit(folder) if has_commit(folder) else None
     if commit is None or not (commit.ended or commit.stopped):
         raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
-    if commit.round == 0 and not state_path(folder, 0).exists():
+    if not commit.has_model:
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
     return commit
 
@@ -279,12 +278,5 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
 def check_private_states(method: Method, task: Task, folder: Path, commit: Commit) -> None:
     """Raise InputError if the method has private states, and one of their files is missing in
     ``folder``: that of the last ones, or of those as of the best round that have changed since."""
-    if not method.init_client(task, 0, random.key(0)):
-        return
-    store = folder / PRIVATE_FILE
-    needed = [store]
-    if commit.best_round < commit.round and not staged_path(store, commit.round).exists():
-        needed.append(best_path(store, commit.best_round))
-    for path in needed:
-        if not path.exists():
-            raise InputError(f"{path} is missing: the clients' private states; restore it")
+    if method.init_client(task, 0, random.key(0)):
+        check_there(*private_files(folder, commit))

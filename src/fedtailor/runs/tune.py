@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le, Lt
 
 from .. import random
+from ..data.config import Few
 from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
 from ..report.metrics import best_round
@@ -30,15 +31,17 @@ if TYPE_CHECKING:
 _DEFAULT_TRIALS = 8  # where some range has no end of values
 
 Values = list[Any] | dict[str, Any]
+Bound = Annotated[float, Ge(-1e12), Le(1e12)]
 
 
 @dataclass(frozen=True)
 class TuneConfig:
     """The fields of ``[tune]`` beside ``space``."""
 
-    trials: Annotated[int, Gt(0)] | None = None  # a method; None: its grid's size, or 8
+    trials: Few | None = None  # a method; None: its grid's size, or 8
     sampler: Literal["auto", "grid", "random", "tpe"] = "auto"  # grid for lists, tpe for ranges
-    seed: Annotated[int, Ge(0)] | None = None  # of the runs and the search; None: the first seed
+    # of the runs and the search; None: the first seed
+    seed: Annotated[int, Ge(0), Lt(2**63)] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Range:
     """Numbers from ``low`` to ``high``, both included, whole ones for a field that takes no others;
     ``log``: drawn evenly by magnitude."""
 
-    low: float
-    high: float
+    low: Bound
+    high: Bound
     log: bool = False
 
 

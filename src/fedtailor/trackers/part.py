@@ -22,6 +22,7 @@ from ..report.read import (
 )
 from ..report.select import summary
 from ..report.table import table
+from ..run_format import has_commit
 
 Values = dict[str, float]
 _NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
@@ -83,7 +84,7 @@ class Part:
         Raises:
             InputError: a file is damaged.
         """
-        commit = read_commit(self.folder) if (self.folder / "commit.json").exists() else _NONE
+        commit = read_commit(self.folder) if has_commit(self.folder) else _NONE
         old, self.commit = self.commit.bytes, commit
         if commit.bytes == old:
             return {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..report.metrics import best_round
 from ..report.select import Metric, higher_is_better
+from ..run_format import missing
 from ..trackers.part import Part, Values
 from .files import Lines, Mark, mark_of, printable
 from .state import (
@@ -72,7 +73,7 @@ class FollowedPart:
         if marks[2] == self._mark:
             return
         if marks[2] is None:
-            raise InputError(f"{self._part.folder} has lost its commit.json")
+            raise missing(self._part.folder / "commit.json")
         points = self._part.points()
         self._mark = marks[2]
         for number, values in points.items():

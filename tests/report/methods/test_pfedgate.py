@@ -162,7 +162,7 @@ def test_missing_tensors_are_refused(gated: Path) -> None:
     with pytest.raises(InputError, match="is damaged"):
         tensor_names(trial / "private.safetensors")
     (trial / "private.safetensors").unlink()
-    with pytest.raises(InputError, match=r"has no private\.safetensors"):
+    with pytest.raises(InputError, match=r"private\.safetensors is missing"):
         clustering(entry)
     save_file({"clients": np.array([1])}, trial / "diagnostics-000004.safetensors")
     with pytest.raises(InputError, match="round 4 lacks client/gates, client/sparsity"):

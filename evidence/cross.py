@@ -1,0 +1,440 @@
+"""One table of five systems and ten baselines on four data sets: docs/cross.md, docs/cross.csv, the
+figure, and the short form in README.md.
+
+    python -m evidence.cross
+
+No number is written by hand: they stand in results.jsonl. What has no line is not run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from tabulate import tabulate
+
+from evidence.rates import TUNED
+from evidence.run import HERE, Run, lines, planned
+from evidence.when import not_defaults
+from fedtailor.report.metrics import Summary, summarise
+from fedtailor.report.paired import paired
+
+FILE = "map.toml"
+SEEDS = (0, 1, 2)
+SYSTEMS = ("fedsdg", "fedhft", "pfedgate", "fedsq", "fedmerge")
+BASELINES = (
+    "local", "fedavg", "fedavg-ft", "ditto", "fedper", "fedrep", "apfl", "ifca", "fedsa-lora",
+    "fedalt",
+)  # fmt: skip
+PAGE = HERE.parent / "docs/cross.md"
+TABLE = HERE.parent / "docs/cross.csv"
+FIGURE = HERE.parent / "docs/images/cross.svg"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- cross: evidence/cross.py -->", "<!-- end of cross -->"
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A column of the table: a setting of the map."""
+
+    name: str
+    settings: tuple[str, ...]
+    model: str
+    clients: str
+    is_text: bool = False  # a language model, measured by its perplexity
+
+    @property
+    def measure(self) -> str:
+        """The name of its scores."""
+        return "perplexity" if self.is_text else "accuracy"
+
+    def scaled(self, score: float) -> float:
+        """Accuracy in percent, or the perplexity of a loss."""
+        return math.exp(score) if self.is_text else 100 * score
+
+
+_DIRICHLET = "20 clients, Dirichlet 0.3"
+DATA = (
+    Data("Fashion-MNIST", ("preset=images",), "a two-layer CNN", _DIRICHLET),
+    Data("Reuters R8", ("preset=reuters",), "MiniLM", _DIRICHLET),
+    Data("20 Newsgroups", (), "MiniLM", _DIRICHLET),
+    Data("Chat messages", ("preset=chat",), "SmolLM2-135M", "8 senders", is_text=True),
+)
+
+_NO_BLOCKS = "not possible, as LoRA goes into transformer blocks, and this network has none"
+_NO_HEAD = "not possible, as the private part is the task's head, and a language model has none"
+_WHOLE = "not planned, as it trains the whole network, for half an hour a run"
+LEFT_OUT: Mapping[tuple[tuple[str, ...], str], str] = {
+    **{(("preset=images",), m): _NO_BLOCKS for m in ("fedsdg", "fedhft", "fedsa-lora", "fedalt")},
+    **{(("preset=chat",), method): _NO_HEAD for method in ("fedper", "fedrep")},
+    (("preset=chat",), "pfedgate"): _WHOLE,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one method came to on one data set: its lines by seed, and its trials."""
+
+    data: Data
+    method: str
+    lines: Mapping[int, Line]
+    trials: tuple[int, int]  # done, of
+
+    @property
+    def reason(self) -> str:
+        """Why the method is not in the table; empty if it is."""
+        return LEFT_OUT.get((self.data.settings, self.method), "")
+
+    @property
+    def missing(self) -> str:
+        """Why there is no score; empty if there is one."""
+        if self.reason:
+            return "n/a"
+        if not self.lines:
+            return "not run"
+        return "diverged" if any("results" not in line for line in self.lines.values()) else ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all seeds, and its rate is the best of all its trials."""
+        return (
+            not self.missing
+            and len(self.lines) == len(SEEDS)
+            and (self.trials[0] == self.trials[1])
+        )
+
+    def scores(self) -> list[dict[str, float]]:
+        """For each seed the test scores by client, higher is better."""
+        sign = -1 if self.data.is_text else 1
+        return [
+            {str(k): sign * x for k, x in zip(one["clients"], one[self._metric], strict=True)}
+            for one in self._personal()
+        ]
+
+    def numbers(self) -> dict[str, float | None]:
+        """Means over seeds; None where a line lacks one. The seconds of a run that was interrupted
+        are not known."""
+        runs, scaled = list(self.lines.values()), self.data.scaled
+        means = [scaled(summary.mean) for summary in self._summaries()]
+        results = [line["results"] for line in runs]
+        return {
+            "mean": mean(means),
+            "sd_over_seeds": stdev(means) if len(means) > 1 else None,
+            "decile": mean(scaled(summary.bottom_decile) for summary in self._summaries()),
+            "bytes_client_round": mean(one["bytes_down"] + one["bytes_up"] for one in results),
+            "flops": _mean(one.get("flops") for one in results),
+            "memory_mb": _mean(one.get("memory_mb") for one in results),
+            "cpu_seconds": _mean(None if "resumed" in li else li["cpu_seconds"] for li in runs),
+        }
+
+    @property
+    def _metric(self) -> str:
+        return "loss" if self.data.is_text else "accuracy"
+
+    def _personal(self) -> list[Any]:
+        return [self.lines[seed]["results"]["personal"] for seed in sorted(self.lines)]
+
+    def _summaries(self) -> list[Summary]:
+        higher = not self.data.is_text
+        return [
+            summarise(one[self._metric], one["num_examples"], higher_is_better=higher)
+            for one in self._personal()
+        ]
+
+
+def _mean(values: Any) -> float | None:
+    known = list(values)
+    return None if None in known else mean(known)
+
+
+def cells() -> list[Cell]:
+    """All cells, by data set and method."""
+    kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
+    trials = _trials(kept)
+    return [
+        Cell(
+            data,
+            method,
+            {
+                seed: kept[key]
+                for seed in SEEDS
+                if (key := (FILE, data.settings, method, seed)) in kept
+            },
+            trials.get((data.settings, method), (0, 0)),
+        )
+        for data in DATA
+        for method in SYSTEMS + BASELINES
+    ]
+
+
+def _trials(kept: Mapping[Any, Line]) -> dict[tuple[tuple[str, ...], str], tuple[int, int]]:
+    """For each setting and method, how many of the planned trials are done."""
+    found: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}
+    for run in planned():
+        if run.file == FILE and run.seed == TUNED:
+            key = base(run), run.method
+            done, of = found.get(key, (0, 0))
+            is_done = (run.file, run.settings, run.method, run.seed) in kept
+            found[key] = done + is_done, of + 1
+    return found
+
+
+def base(run: Run) -> tuple[str, ...]:
+    """A trial's settings without its own."""
+    return tuple(one for one in run.settings if not one.startswith("methods."))
+
+
+def best(of: Sequence[Cell]) -> list[str]:
+    """The methods of a data set that are the best or can't be told from it, of those that are
+    complete."""
+    complete = [cell for cell in of if cell.is_complete]
+    if not complete:
+        return []
+    first = max(complete, key=_score_of)
+    return [
+        cell.method
+        for cell in complete
+        if cell is first or paired(cell.scores(), first.scores()).high >= 0
+    ]
+
+
+def page(found: Sequence[Cell]) -> str:
+    """The page, as Markdown."""
+    parts = [_HEAD, crossed(found, SYSTEMS + BASELINES), _progress(found)]
+    parts += [_section(data, _of(found, data)) for data in DATA]
+    return "\n".join([*parts, _TAIL])
+
+
+def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
+    """Methods by data sets: the scores, with the best in bold type."""
+    bold = {data: best(_of(found, data)) for data in DATA}
+    by = {(cell.data, cell.method): cell for cell in found}
+    rows = []
+    for method in methods:
+        shown = [
+            f"**{score}**" if method in bold[data] else score
+            for data in DATA
+            for score in [_score(by[data, method])]
+        ]
+        rows.append([method, *shown])
+    return _markdown(["method", *(f"{data.name}, {data.measure}" for data in DATA)], rows)
+
+
+def _score(cell: Cell) -> str:
+    """The mean; in brackets what it lacks."""
+    if cell.missing:
+        return cell.missing
+    few = "" if len(cell.lines) == len(SEEDS) else f" ({len(cell.lines)} of {len(SEEDS)} seeds)"
+    done, of = cell.trials
+    untuned = "" if done == of else f" ({done} of {of} trials)"
+    return f"{cell.numbers()['mean']:.1f}{few}{untuned}"
+
+
+def _progress(found: Sequence[Cell]) -> str:
+    possible = [cell for cell in found if cell.missing != "n/a"]
+    done = sum(cell.is_complete for cell in possible)
+    complete = f"{done} of {len(possible)} cells are complete"
+    return f"\n{complete}: three seeds, and all trials of the rate.\n"
+
+
+def _section(data: Data, of: Sequence[Cell]) -> str:
+    """One data set with everything that was measured."""
+    bold = best(of)
+    ended = [(cell, cell.numbers()) for cell in of if not cell.missing]
+    rows = [
+        [
+            f"**{cell.method}**" if cell.method in bold else cell.method,
+            _shown(x["mean"], 1),
+            _shown(x["sd_over_seeds"], 1),
+            _shown(x["decile"], 1),
+            _shown(x["bytes_client_round"], 0, 1e3),
+            _shown(x["flops"], 2, 1e12),
+            _shown(x["memory_mb"], 0),
+            _shown(x["cpu_seconds"], 0),
+            len(cell.lines),
+            "{} of {}".format(*cell.trials),
+        ]
+        for cell, x in sorted(ended, key=lambda one: -_score_of(one[0]))
+    ]
+    header = [
+        "method", data.measure, "±", "decile", "kB", "TFLOP", "MB", "CPU s", "seeds", "trials",
+    ]  # fmt: skip
+    why: dict[str, list[str]] = {}
+    for cell in of:
+        if cell.missing:
+            why.setdefault(cell.reason or cell.missing, []).append(cell.method)
+    parts = [
+        _markdown(header, rows) if rows else "",
+        "\n".join(f"- {reason}: {', '.join(methods)}." for reason, methods in why.items()),
+        f"`fedtailor run map{''.join(f' --set {setting}' for setting in data.settings)}`",
+    ]
+    shown = "\n\n".join(part for part in parts if part)
+    return f"## {data.name}: {data.model}, {data.clients}\n\n{shown}\n"
+
+
+def _score_of(cell: Cell) -> float:
+    return mean(mean(by_client.values()) for by_client in cell.scores())
+
+
+def _shown(value: float | None, digits: int, unit: float = 1.0) -> str:
+    return "–" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    right = ("left", *["right"] * (len(header) - 1))
+    return tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True)
+
+
+def _of(found: Sequence[Cell], data: Data) -> list[Cell]:
+    return [cell for cell in found if cell.data == data]
+
+
+def table(found: Sequence[Cell]) -> str:
+    """Everything as CSV, a line a cell."""
+    rows: list[dict[str, Any]] = []
+    for cell in found:
+        row: dict[str, Any] = {
+            "data": cell.data.name,
+            "model": cell.data.model,
+            "clients": cell.data.clients,
+            "method": cell.method,
+            "measure": cell.data.measure,
+            "seeds": len(cell.lines),
+            "trials": cell.trials[0],
+            "trials_planned": cell.trials[1],
+            "missing": cell.reason or cell.missing,
+        }
+        if not cell.missing:
+            (settings,) = next(iter(cell.lines.values()))["settings"]["methods"]
+            numbers = {name: _plain(value) for name, value in cell.numbers().items()}
+            row |= {**numbers, "settings": " ".join(not_defaults(settings))}
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if value < 1e4 else f"{value:.0f}"
+
+
+def short(found: Sequence[Cell]) -> str:
+    """What the README shows: a table once two data sets are complete, a link before."""
+    ready = [
+        data
+        for data in DATA
+        if all(cell.is_complete for cell in _of(found, data) if cell.missing != "n/a")
+    ]
+    link = "[Five systems and ten baselines on four data sets](docs/cross.md)"
+    if len(ready) < 2:
+        return f"{link}, all with the same budget; the page says which runs are missing."
+    shown = (*SYSTEMS, "local", "fedavg", "fedavg-ft")
+    return f"{link}, in short:\n\n{crossed(found, shown)}"
+
+
+def with_short(text: str, found: Sequence[Cell]) -> str:
+    """The README's text with the short form between the markers."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{short(found)}\n{END}{after}"
+
+
+def draw(found: Sequence[Cell], path: Path) -> None:
+    """For each data set the mean of each method as a dot, and a line to its worst tenth."""
+    import matplotlib.pyplot as plt
+
+    methods = SYSTEMS + BASELINES
+    style = {"svg.hashsalt": "cross", "font.size": 9, "axes.spines.top": False,
+             "axes.spines.right": False}  # fmt: skip
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(
+            1, len(DATA), figsize=(11, 4), sharey=True, layout="constrained"
+        )
+        for axis, data in zip(axes, DATA, strict=True):
+            for position, cell in enumerate(_of(found, data)):
+                if cell.missing:
+                    where = axis.get_yaxis_transform()
+                    axis.text(0.02, position, cell.missing, color="0.5", va="center", fontsize=8,
+                              transform=where)  # fmt: skip
+                    continue
+                colour = "C1" if cell.method in SYSTEMS else "C0"
+                x = cell.numbers()
+                score = x["mean"]
+                axis.plot([x["decile"], score], [position] * 2, color=colour, linewidth=1)
+                face = colour if cell.is_complete else "white"
+                axis.plot([score], [position], "o", color=colour, markerfacecolor=face)
+            axis.set_title(data.name, loc="left")
+            axis.set_xlabel("perplexity" if data.is_text else "accuracy (%)")
+            if all(cell.missing for cell in _of(found, data)):
+                axis.set_xticks([])
+        axes[0].set_yticks(range(len(methods)), methods)
+        axes[0].set_ylim(len(methods) - 0.5, -0.5)
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+_HEAD = """# Five systems and ten baselines on four data sets
+
+This page says what was measured with the built-in experiment `map`. The first five rows are the
+five systems, the other ten are baselines. What is not run yet says so. Every number was written by
+`python -m evidence.cross` from the results in `evidence/results.jsonl`, and stands in
+[cross.csv](cross.csv), too.
+"""
+
+_TAIL = """## How it was measured
+
+- **Where**: in one process of an x86-64 machine with 2 cores and no GPU.
+- **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders of messages.
+- **Budget**: on a data set all methods have the same clients, rounds, batches and model, and each
+  method's settings are the best of the same number of trials on validation data: four on
+  Fashion-MNIST, three on texts. The trials have seed 10, which no row has. **trials** says how many
+  of them are done.
+- **accuracy**: the mean over clients of each client's own model on its own test examples, in
+  percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
+  is better. **±**: the standard deviation over seeds. **decile**: the client at the worst
+  tenth, the mean over seeds.
+- In **bold** type: the best, and those that can't be told from it (the 95 % interval of the
+  difference over clients and seeds holds 0). Only methods with three seeds and all trials take
+  part.
+- **kB**: what one client sends and receives in a round.
+- **TFLOP**: 10^12 floating-point operations of the training of all clients: those of a step, which
+  PyTorch counted in the first round of the client with the median number of examples, times the
+  steps. pFedGate leaves out the blocks that it drops, and they are not counted. Neither is what is
+  computed once for each example, nor evaluation, nor what fedavg-ft does before use.
+- **MB**: the most memory that the process of the whole simulation held. **CPU s**: its processor
+  time, evaluation included.
+- A dash stands where a number was not taken: the memory in older results, and the processor time of
+  runs that were interrupted.
+
+In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
+systems. A dot is open where seeds or trials are missing.
+
+![The mean and the worst tenth of each method on each data set](images/cross.svg)
+
+To repeat it, see [how the results were made](evidence.md#one-table-of-all).
+"""
+
+
+def main() -> None:
+    """Write the page, the table, the figure and the README's part."""
+    found = cells()
+    PAGE.write_text(page(found))
+    TABLE.write_text(table(found))
+    README.write_text(with_short(README.read_text(), found))
+    draw(found, FIGURE)
+
+
+if __name__ == "__main__":
+    main()
