@@ -6,10 +6,12 @@
 
 A mutation flips bits, cuts the end off, or puts another value into a file that is read as JSON or
 TOML; then a file of a run gets the right checksum, so that what is behind it is tried, too. Of the
-kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A mutation
-depends on the seed, the kind and its number alone. The script prints every traceback and every hang
-once, with the number of the mutation, and exits with 1 if there is one. It counts values of another
-type that were accepted without a word, by their place.
+kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A "plan" is an
+experiment that goes through all checks of ``fedtailor run --dry-run``. An "answer" is a site's
+message that the server reads in the middle of a round, which goes on; a "request" is a message of
+the server that a site works on. A mutation depends on the seed, the kind and its number alone. The
+script prints every traceback and every hang once, with the number of the mutation, and exits with 1
+if there is one. It counts values of another type that were accepted without a word, by their place.
 """
 
 from __future__ import annotations
@@ -260,7 +262,9 @@ class _MutatedFile:
             path.write_bytes(content)
 
 
-_START: dict[str, Callable[[Path], Attempt]] = {
+Start = Callable[[Path], Attempt]
+
+_START: dict[str, Start] = {
     "experiment": experiments,
     "plan": plans,
     "wire": wire,
@@ -279,9 +283,10 @@ def fuzz(kind: str, numbers: Sequence[int], seed: int, seconds: float, show: boo
     accepted: Counter[str] = Counter()
     told = done = 0
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    attempt = _START[kind](folder)
-    signal.signal(signal.SIGPROF, _hang)
     said = io.StringIO()  # what is tried may print
+    with redirect_stdout(said), redirect_stderr(said):
+        attempt = _START[kind](folder)
+    signal.signal(signal.SIGPROF, _hang)
     end = time.monotonic() + seconds
     for number in numbers:
         if time.monotonic() > end:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from benchmarks.mutations import Attempt, Change, RefusedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzz
+from benchmarks import fuzz, fuzz_messages
 from tests.report.conftest import write_run
 
 
-def check(attempt: fuzz.Attempt, examples: int) -> None:
+def check(attempt: Attempt, examples: int) -> None:
     """Try mutations; what is wrong with one ends in another error than RefusedError."""
 
     @settings(max_examples=examples, deadline=1000, database=None, derandomize=True)
     @given(st.randoms(use_true_random=False))
     def property_(rng: random.Random) -> None:
-        with suppress(fuzz.RefusedError):
+        with suppress(RefusedError):
             attempt(rng)
 
     property_()
@@ -28,10 +30,18 @@ def check(attempt: fuzz.Attempt, examples: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "examples"),
-    [(fuzz.experiments, 60), (fuzz.wire, 100), (fuzz.stores, 60), (fuzz.damage, 60)],
+    [
+        (fuzz.experiments, 60),
+        (partial(fuzz.plans, names=["fedavg", "fedmerge"]), 60),
+        (fuzz_messages.wire, 100),
+        (partial(fuzz_messages.answers, names=["fedper", "fedmask"]), 60),
+        (partial(fuzz_messages.requests, names=["fedper", "hetlora"]), 60),
+        (fuzz.stores, 60),
+        (fuzz.damage, 60),
+    ],
 )
 def test_a_mutation_gives_a_result_or_an_input_error(
-    kind: fuzz.Callable[[Path], fuzz.Attempt], examples: int, tmp_path: Path
+    kind: fuzz.Start, examples: int, tmp_path: Path
 ) -> None:
     check(kind(tmp_path), examples)
 
@@ -46,12 +56,12 @@ def test_a_mutated_run_is_compared_or_refused(tmp_path: Path) -> None:
 def test_a_finding_is_printed_and_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def attempt(rng: random.Random) -> fuzz.Change:
+    def attempt(rng: random.Random) -> Change:
         if rng.random() < 0.5:
-            raise fuzz.RefusedError
+            raise RefusedError
         return {}["key"]
 
-    def endless(rng: random.Random) -> fuzz.Change:
+    def endless(rng: random.Random) -> Change:
         while True:
             pass
 

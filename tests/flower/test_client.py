@@ -146,5 +146,10 @@ def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -
     assert "conv.weight of the payload is float64" in answer(
         order, {**payload, "conv.weight": payload["conv.weight"].double()}
     )
+    content = pack(replace(order, requests=(first, first)), payloads)
+    reply = direct.apps[100][0](
+        Message(content, 100, MessageType.TRAIN), Context(1, 100, {}, RecordDict(), {})
+    )
+    assert str(reply.error.reason) == "a client is asked twice in one message"
     assert {p: p.read_bytes() for p in (tmp_path / "clients").rglob("round-*")} == states
     assert answer(order) == "None"
