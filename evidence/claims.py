@@ -83,6 +83,12 @@ class Results:
         missing = {run.seed for run in runs(claim) if run not in self._lines}
         return [seed for seed in claim["seeds"] if seed not in missing]
 
+    def diverged(self, claim: Claim, side: str) -> list[int]:
+        """The seeds with which one side of a claim diverged."""
+        keys = ("set", "than_set") if "than_set" in claim else ("set",)
+        lines = [line for key in keys if side in claim for line in self.of(claim, side, key)]
+        return sorted({line["seed"] for line in lines if "failed" in line})
+
     def of(self, claim: Claim, side: str, key: str = "set") -> list[Line]:
         """The lines of one side of a claim, by seed."""
         settings = tuple(claim.get(key, ()))
@@ -101,20 +107,20 @@ def outcome(claim: Claim, results: Results) -> Outcome:
     seeds = results.seeds(claim)
     if not seeds:
         return Outcome("", "", NOT_RUN)
-    failed = [
-        side
-        for side in ("ours", "theirs")
-        if side in claim and any("failed" in line for line in results.of(claim, side))
-    ]
-    if failed:
-        words = " and ".join(claim[side] for side in failed)
-        verdict = NOT_HERE if "ours" in failed else NOT_RUN  # beside what diverged nothing is shown
-        return Outcome(f"{words} diverged", "", verdict, seeds)
+    if results.diverged(claim, "ours"):
+        return Outcome(f"{claim['ours']} diverged", "", NOT_HERE, seeds)
+    note = ""
+    if left_out := results.diverged(claim, "theirs"):
+        seeds = [seed for seed in seeds if seed not in left_out]
+        note = f"{claim['theirs']} diverged with seed {', '.join(map(str, left_out))}"
+        if not seeds:
+            return Outcome(note, "", NOT_RUN)  # beside what diverged nothing is shown
+        claim, note = {**claim, "seeds": seeds}, f"; {note}"
     found = RULES[rule](claim, results)
     verdict = found.verdict
     if verdict == HOLDS and len(seeds) == 1 and rule != "bytes":
         verdict = DIRECTION  # one seed proves little
-    return Outcome(found.ours, found.spread, verdict, seeds)
+    return Outcome(f"{found.ours}{note}", found.spread, verdict, seeds)
 
 
 def _ahead(claim: Claim, results: Results) -> Outcome:
@@ -302,7 +308,8 @@ verdict follows from a rule:
   one number a seed, each seed's difference is above 0; for a number, it is as near to the paper's
   as the table says, or beyond it. One seed alone is not enough.
 - **holds in direction**: the mean difference alone is as claimed; a number goes the right way.
-- **not here**: neither, or training diverged.
+- **not here**: neither, or the training of the method in question diverged. Seeds with which the
+  other method diverged are left out, and named.
 - **not run**: no run has ended yet.
 
 Rates are chosen on validation data by runs with a seed of their own

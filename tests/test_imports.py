@@ -12,7 +12,8 @@ MODEL = ALGEBRA | {"task"}
 METHOD = MODEL | {"layers", "optim", "method"}
 ENGINE = ALGEBRA | {"data", "task", "optim", "method"}
 MAY_IMPORT = {
-    **{name: set[str]() for name in ("errors", "torch_private", "disk_cache")},
+    **{name: set[str]() for name in ("errors", "torch_private")},
+    "disk_cache": {"errors"},
     "run_format": {"errors"},
     "user_code": {"errors"},
     "random": {"torch_private"},

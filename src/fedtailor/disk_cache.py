@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import naming
+
 
 def cache_dir() -> Path:
     """Return the cache's folder: ``$FEDTAILOR_CACHE``, or ``~/.cache/fedtailor``."""
@@ -29,8 +31,9 @@ def save(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, array in arrays.items():
-            np.save(stage / f"{name}.npy", array)
+        with naming(folder):
+            for name, array in arrays.items():
+                np.save(stage / f"{name}.npy", array)
         publish(stage, folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)

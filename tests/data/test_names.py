@@ -1,6 +1,14 @@
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import fedtailor as ft
+from fedtailor.data import DataConfig, Dataset, load_data
 from fedtailor.data.names import client_number, listed
+from fedtailor.data.survey import survey
 from fedtailor.errors import InputError
 
 
@@ -47,3 +55,41 @@ def test_clients_that_joined_are_listed_by_name():
 
 def test_long_lists_end_with_their_length():
     assert listed([f"c{n}" for n in range(21)]).endswith("c19, and 1 more")
+
+
+@pytest.mark.parametrize("wild", ["a\x1b[2Jb", "a\0b", "a\nb", "\x9bb", "\ud800", "a\u202eb"])
+def test_names_that_cant_be_shown_are_refused(wild: str, digits: Dataset) -> None:
+    allowed = "can't be shown; allowed are letters, digits, punctuation, symbols and spaces"
+    for kind, names in (("class", {"classes": [*"012345678", wild]}),
+                        ("client", {"client_names": ("oslo", wild)})):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            replace(digits, **names)
+        assert str(caught.value).startswith(f"{kind} {wild!a}: ")
+        assert str(caught.value).endswith(allowed)
+        assert str(caught.value).isprintable()
+
+
+def test_a_wild_name_is_told_with_its_column(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    path = tmp_path / "t.csv"
+    config = DataConfig(path=str(path), client="ward")
+    place = f"in column '{{}}' of {path}: '\\x1b' can't be shown"
+    rows = [("x", "well", "a"), ("y", "ill", "b"), ("z", "ill", "b"), ("u", "well", "a")]
+    for kind, column, number in (("class", "label", 1), ("client", "ward", 2)):
+        wild = [tuple(f"{c}\x1b[2J" if at == number else c for at, c in enumerate(r)) for r in rows]
+        path.write_text("\n".join(map(",".join, [("text", "label", "ward"), *wild])))
+        for read in (
+            lambda: load_data(config, tokenizer, tmp_path / "cache"),
+            lambda: survey(str(path), tmp_path / "cache").roles("text", "label", "ward"),
+        ):
+            with pytest.raises(InputError, match=rf"^{kind} '.*\\x1b\[2J' ") as caught:
+                read()
+            assert place.format(column) in str(caught.value)
+    frame = pd.DataFrame(wild, columns=["text", "label", "ward"])
+    data = ft.Data.from_pandas(frame, client="ward")
+    with pytest.raises(InputError, match=r"^client 'a\\x1b\[2J' in column 'ward': "):
+        data.load(data.config(DataConfig()), tokenizer)
+    path.write_text("text,label\x1b[2J\nx,y\n")
+    with pytest.raises(InputError, match=r"^column 'label\\x1b\[2J' in .*t\.csv: "):
+        survey(str(path), tmp_path / "cache")

@@ -166,13 +166,6 @@ def test_any_partition_holds_what_it_must(labels, num_test, config, seed):
     )
 
 
-def test_a_name_that_cant_be_written_is_refused(digits):
-    groups = np.arange(len(digits.inputs)) % 2
-    named = replace(digits, groups=groups, client_names=("oslo", "b\ud800"))
-    with pytest.raises(InputError, match=r"client name 'b\\ud800': '\\ud800' is half of a char"):
-        partition(named, SplitConfig(scheme="natural"), seed=0)
-
-
 def test_clients_with_few_test_rows_left_are_named(digits):
     parts = partition(digits, SplitConfig(clients=3, test=0.25), seed=0)
     known = np.zeros(len(digits.inputs), bool)

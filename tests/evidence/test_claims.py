@@ -68,6 +68,9 @@ def test_one_seed_is_not_enough_and_a_diverged_method_is_not_ahead() -> None:
     failed = {**line("x", 0), "failed": "not finite"}
     lost = outcome(claim, Results([failed, line("y", 0, 0.1)]))
     assert (lost.verdict, lost.ours) == (NOT_HERE, "x diverged")
+    both = [line(name, s, a) for s in (0, 1) for name, a in (("x", 0.1), ("y", 0.9))]
+    rest = outcome({**claim, "ours": "y", "theirs": "x"}, Results([*both, failed]))
+    assert (rest.seeds, rest.ours) == ([1], "90.0 against 10.0; x diverged with seed 0")
 
 
 def test_a_method_is_sooner_if_it_reaches_the_lower_best_in_fewer_rounds() -> None:

@@ -260,13 +260,15 @@ def test_words_of_a_node_fill_no_log_and_control_no_terminal(
         assert len(text) < 600
 
 
-def test_names_of_classes_are_fit_for_a_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["\x1b[3m", "a\n", "\0", "x" * 501])
+def test_a_site_whose_classes_have_wild_names_is_refused(tmp_path: Path, name: str) -> None:
     chosen = experiment("fedavg", rounds=1)
     direct = grid(chosen, tmp_path / "clients", nodes=1)
-    names = tuple(f"\x1b[{k}m" for k in range(10))
+    names = (*"012345678", name)
     direct.change = spoilt_info(lambda info: replace(info, classes=names), node=100)
-    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
-    assert json.loads((out / "partitions/seed-0.json").read_text())["classes"][3] == "?[3m"
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, start=0.1)}
+    with pytest.raises(InputError, match=r"node 100: (class .* can't be shown|a class has)"):
+        serve(direct, chosen, tmp_path / "out", **given)
 
 
 def test_nodes_without_number_are_named_in_few_lines(

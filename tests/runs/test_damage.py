@@ -240,3 +240,34 @@ def test_without_room_a_file_is_named_and_the_run_goes_on(
     assert "Traceback" not in done.stderr
     assert not list(temporary.glob("fedtailor-*"))
     assert main(arguments) == 0
+
+
+COMMANDS = """
+import json, resource, sys
+from fedtailor.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for command in json.loads(sys.argv[1]):
+    assert main(command) == 2, command
+"""
+
+
+@pytest.mark.slow
+def test_without_room_what_is_made_of_a_run_names_its_file(tmp_path: Path) -> None:
+    file, table, run = tmp_path / "run.toml", tmp_path / "notes.csv", tmp_path / "run"
+    file.write_text(FILE)
+    assert main(["run", str(file), "--out", str(run)]) == 0
+    table.write_text("text,label,site\n" + "some words,a,x\nother words,b,y\n" * 40)
+    report, folder, new = tmp_path / "report.html", tmp_path / "exported", tmp_path / "new.toml"
+    commands = [
+        ["report", str(run), "--out", str(report)],
+        ["export", str(run), "--method", "fedavg", "--out", str(folder)],
+        ["new", str(table), "--out", str(new)],
+    ]
+    command = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("fedtailor: ")]
+    assert [str(path) in line for path, line in zip([report, folder, new], told, strict=True)]
+    assert all("File too large" in line for line in told), told
+    assert not report.exists()
+    assert not folder.exists()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def _new(options: argparse.Namespace) -> None:
         model = options.model or _ask("model (fedtailor list models)", model)
         names = options.methods or _ask("methods (fedtailor list methods)", names)
     methods = [name.strip() for name in names.split(",")]
-    out.write_text(draft.draft(table, roles, out.stem, model, methods), encoding="utf-8")
+    with naming(out):
+        out.write_text(draft.draft(table, roles, out.stem, model, methods), encoding="utf-8")
     if options.json:
         print(json.dumps(_as_dict(table, roles, clients, out), indent=2))
     else:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from .options import add_trained, add_which
 
 
@@ -72,4 +72,5 @@ def _write(lines: Iterable[str], out: Path | None) -> None:
         for line in lines:
             print(line)
     else:
-        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        with naming(out):
+            out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

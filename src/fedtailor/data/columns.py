@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, brief
 from . import images
 from .config import DataConfig
+from .names import check_names
 from .table import Indices
 
 TEXT_NAMES = ("text", "sentence", "content")
@@ -37,7 +38,7 @@ class Columns:
 
     ``read`` returns the inputs of some rows: texts, or images uint8 ``[n, C, H, W]``. ``labels``
     and ``clients`` have one entry a row, of Python's types. ``classes`` are the names of integer
-    labels, if known.
+    labels, if known. ``places`` say in messages where labels and clients stand.
     """
 
     read: Callable[[Indices], list[str] | NDArray[np.uint8]]
@@ -46,17 +47,16 @@ class Columns:
     labels: Sequence[Any] | None = None
     classes: tuple[str, ...] = ()
     clients: Sequence[Any] | None = None
+    places: tuple[str, str] = ("the labels", "the clients")
 
     def train_only(self) -> Columns:
         """Return the columns without the official test split."""
         n = self.num_train
-        return Columns(
-            self.read,
-            n,
-            0,
-            None if self.labels is None else self.labels[:n],
-            self.classes,
-            None if self.clients is None else self.clients[:n],
+        return replace(
+            self,
+            num_test=0,
+            labels=None if self.labels is None else self.labels[:n],
+            clients=None if self.clients is None else self.clients[:n],
         )
 
 
@@ -94,7 +94,12 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
         None if label is None else table[label][:],
         () if label is None else tuple(getattr(table.features[label], "names", None) or ()),
         None if client is None else table[client][:],
+        (_place(label, config), _place(client, config)),
     )
+
+
+def _place(column: str | None, config: DataConfig) -> str:
+    return f"column {brief(column)} of {config.path or config.name}"
 
 
 def _input_column(table: Any, config: DataConfig) -> str:
@@ -178,7 +183,8 @@ def encode_labels(
         Class numbers int64 ``[N]``, and the names of the classes.
 
     Raises:
-        InputError: no row of a split has a label; a label is negative, or of no known class.
+        InputError: no row of a split has a label; a label is negative, or of no known class, or
+            can't be shown.
     """
     labels, source_classes = _whole(columns.labels), columns.classes
     if labels is None:
@@ -205,6 +211,7 @@ def encode_labels(
     else:
         wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
         raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
+    check_names("class", names, "data.classes" if classes else columns.places[0])
     for split, values in (("training", train), ("test", test)):
         _check_labels(split, values, numbers, names)
     encoded = [-1 if _is_missing(label) else numbers[label] for label in labels]
@@ -247,7 +254,8 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
         None and None if the source has no column of clients.
 
     Raises:
-        InputError: no row has a client, or clients are neither all integers nor all text.
+        InputError: no row has a client, or clients are neither all integers nor all text, or can't
+            be shown.
     """
     if columns.clients is None:
         return None, None
@@ -260,6 +268,7 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     ):
         wrong = next((v for v in values if not isinstance(v, str | int)), values[0])
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
+    check_names("client", set(values), columns.places[1])
     names, numbers = np.unique(np.array(values), return_inverse=True)
     groups = np.full(len(cells), -1, np.int64)
     groups[[row for row, value in enumerate(cells) if not _is_missing(value)]] = numbers

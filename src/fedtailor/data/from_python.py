@@ -90,7 +90,13 @@ class Data:
         for part, rows in zip(parts, frames, strict=True):
             _check_texts(part["text"], f"column {names['text']!r}", rows.index)
         return cls._in_memory(
-            values["text"], len(frame), values.get("label"), values.get("client"), task, classes
+            values["text"],
+            len(frame),
+            values.get("label"),
+            values.get("client"),
+            task,
+            classes,
+            (f"column {names.get('label')!r}", f"column {names.get('client')!r}"),
         )
 
     @classmethod
@@ -202,12 +208,13 @@ class Data:
         clients: list[Any] | None,
         task: Task,
         classes: Sequence[str],
+        places: tuple[str, str] = ("labels", "clients"),
     ) -> Data:
         def read(rows: Indices) -> Any:
             return [inputs[row] for row in rows] if isinstance(inputs, list) else inputs[rows]
 
         num_test = len(inputs) - num_train
-        columns = Columns(read, num_train, num_test, labels, clients=clients)
+        columns = Columns(read, num_train, num_test, labels, clients=clients, places=places)
         digest = _digest(inputs, num_train, labels, clients)
         return cls({"name": FROM_PYTHON + digest, **_stated(task, classes)}, columns)
 

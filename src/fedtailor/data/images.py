@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import disk_cache
-from ..errors import InputError
+from ..errors import InputError, naming
 
 _FORMAT = 1  # version of the cached files; part of their key
 _GREY = ("1", "L", "LA")
@@ -59,7 +59,8 @@ def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            _write(table, column, stage / "values.npy")
+            with naming(folder):
+                _write(table, column, stage / "values.npy")
             disk_cache.publish(stage, folder)
         finally:
             shutil.rmtree(stage, ignore_errors=True)

@@ -1,13 +1,15 @@
-"""Clients by name: which number a name has, and lists of names in messages."""
+"""Names of clients and classes: what may stand in them, a client's number, lists in messages."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 
-from ..errors import InputError
+from ..errors import InputError, brief
 
 FEW = 20  # names in one message
+_JOINERS = "\u200c\u200d"  # of Persian and Indian words, and of emoji
 
 
 def client_number(
@@ -45,16 +47,29 @@ def client_number(
     return number
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise InputError if a client's name is no text that can be written."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
+def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
+    """Raise InputError at a name with a character that can't be shown, such as a line's end.
+
+    Args:
+        kind: what has the names, such as ``class``.
+        names: the names.
+        where: the column that they come from.
+
+    >>> check_names("client", ["Zürich 2", "ward_7", "می\u200cخواهم"])
+    """
+    for name in map(str, names):
+        wrong = "" if name.isprintable() else next((c for c in name if not _can_be_shown(c)), "")
+        if wrong:
+            place = f" in {where}" if where else ""
             raise InputError(
-                f"client name {name!a}: {name[error.start]!a} is half of a character, which can't "
-                "be written; rename the client"
-            ) from None
+                f"{kind} {brief(name)}{place}: {wrong!a} can't be shown; allowed are "
+                "letters, digits, punctuation, symbols and spaces"
+            )
+
+
+def _can_be_shown(character: str) -> bool:
+    is_space = unicodedata.category(character) == "Zs"
+    return character.isprintable() or is_space or character in _JOINERS
 
 
 def _unknown(client: str, names: Sequence[str]) -> str:

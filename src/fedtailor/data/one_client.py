@@ -39,7 +39,14 @@ def columns_of_client(
         return columns.read(rows[selection])
 
     labels = None if columns.labels is None else [columns.labels[row] for row in rows]
-    own = Columns(read, num_train, len(rows) - num_train, labels, columns.classes)
+    own = replace(
+        columns,
+        read=read,
+        num_train=num_train,
+        num_test=len(rows) - num_train,
+        labels=labels,
+        clients=None,
+    )
     return own, _others(len(columns.clients), rows)
 
 

@@ -17,7 +17,6 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
-from .names import check_names
 from .omissions import Omission, of_clients, of_held_out, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
@@ -151,7 +150,6 @@ def _names(dataset: Dataset, groups: Indices | None) -> tuple[str, ...] | None:
     if groups is None or names is None:
         return None
     found = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
-    check_names(found)
     return found
 
 

@@ -21,6 +21,7 @@ from . import cells, packages
 from . import columns as source_columns
 from .columns import Columns
 from .config import DataConfig
+from .names import check_names
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .text_files import check_text_file, reason_of
@@ -319,7 +320,8 @@ def local_table(name: str, cache: Path) -> Any:
     """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty.
 
     Raises:
-        InputError: there is no such file, it has another format, or it can't be read.
+        InputError: there is no such file, it has another format, it can't be read, or a column's
+            name can't be shown.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -346,7 +348,7 @@ def local_table(name: str, cache: Path) -> Any:
             if cells.is_csv(name):
                 features = Features({column: Value("string") for column in cells.header(path)})
                 options = {"features": features, "keep_default_na": False, "na_values": [""]}
-            return load_dataset(
+            table = load_dataset(
                 FORMATS[path.suffix],
                 data_files=str(path.resolve()),
                 split="train",
@@ -355,6 +357,9 @@ def local_table(name: str, cache: Path) -> Any:
             )
         except (DatasetsError, ValueError, OSError) as error:
             problem = _one_line(error.__cause__ or error)
+        else:
+            check_names("column", table.column_names, name)
+            return table
         finally:
             logging.set_verbosity(verbosity)
             enable_progress_bar()

@@ -11,6 +11,7 @@ from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from . import cells
 from .columns import trimmed
+from .names import check_names
 from .sources import local_table
 
 Kind = Literal["text", "integer", "number", "picture", "other"]
@@ -80,7 +81,8 @@ class Survey:
             client: the column that names the client; ``"none"``: there is none.
 
         Raises:
-            InputError: a column that is named or guessed can't be used, or none can be guessed.
+            InputError: a column that is named or guessed can't be used, or none can be guessed; a
+                class or a client has a name that can't be shown.
         """
         source = self._source(text)
         named = None if client in (None, "none") else self._client(str(client))
@@ -95,6 +97,9 @@ class Survey:
             )
         if client is None:
             named = self._guessed_client({source, label})
+        for kind, name in (("class", label), ("client", named)):
+            if name is not None:
+                check_names(kind, self.counts(name), f"column {name!r} of {self.path}")
         return Roles(source, label, named)
 
     def source_candidates(self) -> list[Column]:

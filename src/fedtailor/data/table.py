@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from .names import check_names
+
 if TYPE_CHECKING:
     from .omissions import Omission
 
@@ -136,7 +138,9 @@ class Dataset:
     omissions: tuple[Omission, ...] = ()
 
     def __post_init__(self) -> None:
-        """Compute a digest that isn't given."""
+        """Refuse names that can't be shown; compute a digest that isn't given."""
+        check_names("class", self.classes)
+        check_names("client", self.client_names or ())
         if not self.digest:
             object.__setattr__(self, "digest", self._digest())
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import tomli_w
@@ -38,6 +41,8 @@ from .subprocesses import (
 _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
     rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed "
 )
+_SOCKETS = "fedtailor-site-"  # begins the names of folders for sockets
+_LOCKED_WITHIN = 1.0  # seconds after a folder was made
 _JOINED = "joined"  # a file that exists once a site has received a message
 _MAX_REFUSAL = 90.0  # seconds; after 60 Flower's server notices that a SuperNode was killed
 _FIRST_PAUSE, _LAST_PAUSE = 1.0, 16.0  # seconds before a SuperNode is started again
@@ -169,11 +174,11 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
     reason, accepted, start = "", False, time.monotonic()
     try:
         with (
-            TemporaryDirectory(prefix="fedtailor-") as socket_folder,
-            Listener(f"{socket_folder}/socket", "AF_UNIX") as listener,
+            socket_folder() as place,
+            Listener(f"{place}/socket", "AF_UNIX") as listener,
             started(
                 [*command, "--port", str(free_port())],
-                environment(folder, **{SITE: f"{socket_folder}/socket"}),
+                environment(folder, **{SITE: f"{place}/socket"}),
             ) as process,
             watched(process),
         ):
@@ -183,6 +188,30 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
     except ProgramEndedError as error:
         reason = error.reason
     return reason, accepted or time.monotonic() > start + _MAX_REFUSAL
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A folder for a site's socket, whose path must be short. Those that killed sites have left are
+    removed: nobody holds their lock."""
+    import fcntl
+
+    for old in Path(gettempdir()).glob(f"{_SOCKETS}*"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > _LOCKED_WITHIN:
+                lock = os.open(old, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(old)
+                finally:
+                    os.close(lock)
+    with TemporaryDirectory(prefix=_SOCKETS) as folder:
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(lock)
 
 
 def let_in(deployment: Deployment) -> bool:

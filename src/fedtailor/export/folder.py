@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import Data, Dataset
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params
 from ..method import Method, Portable
@@ -342,7 +342,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as unfinished:
         stage = Path(unfinished) / "new"
         stage.mkdir()
-        yield stage
+        with naming(out):
+            yield stage
         if not out.exists():
             stage.rename(out)
             return

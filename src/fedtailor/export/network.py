@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -271,7 +273,10 @@ def write_tensors(path: Path, tensors: Params) -> None:
              for n, v in tensors.items()}  # fmt: skip
     path.touch()
     mode = path.stat().st_mode  # that of any new file; safetensors lets only the owner read
-    save_file(plain, path, metadata={"format": "pt"})
+    try:
+        save_file(plain, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), path.name) from None
     path.chmod(mode)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from ..data.federation import Federation
+from ..data.names import check_names
 from ..engine.client import ClientEvaluationResult
 from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
@@ -27,6 +28,7 @@ from .uploads import UploadSchema, any_size, check_form, form_of
 
 MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
 MOST_CLASSES = 10**5
+_MOST_NAME = 500  # characters of a class's name
 _MOST = 1e60  # of a loss or a metric; sums over all clients stay finite
 _MOST_TOKENS = 1 << 20  # of an example
 _MOST_PIXELS = 1 << 26  # values of a picture
@@ -51,6 +53,11 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
         raise WireError(f"its task is {info.task}, the experiment's is {data.task}")
     if len(info.classes) > MOST_CLASSES:
         raise WireError(f"it has {len(info.classes)} classes; at most {MOST_CLASSES} are read")
+    check_names("class", info.classes)
+    if (longest := max(map(len, info.classes), default=0)) > _MOST_NAME:
+        raise WireError(
+            f"a class has a name of {longest} characters; at most {_MOST_NAME} are read"
+        )
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
     picture = info.picture
@@ -61,7 +68,6 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     _check_sizes(info, seeds)
     return replace(
         info,
-        classes=tuple(map(words, info.classes)),
         data=words(info.data),
         sizes=tuple(replace(sizes, partition=words(sizes.partition)) for sizes in info.sizes),
     )

@@ -21,6 +21,7 @@ from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
 from ..engine.metrics import Metrics
+from ..errors import naming
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..task.task import Task
@@ -252,7 +253,8 @@ class GridExecutor:
     ) -> Refusal:
         print(f"{_title(message)}: without client {client}: {reason}", file=sys.stderr)
         line = json.dumps({"round": message.round, "client": client, "reason": reason})
-        with (self.folder / "refused.jsonl").open("a") as file:
+        log = self.folder / "refused.jsonl"
+        with naming(log), log.open("a") as file:
             file.write(line + "\n")
         return Refusal(reason, diverged)
 

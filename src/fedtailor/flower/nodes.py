@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
 from ..data.federation import Federation
+from ..data.names import check_names
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..errors import InputError
 from ..runs.experiment import Experiment
@@ -249,6 +250,7 @@ def remote_federation(
         for client, row in zip(info.clients, sizes.labels, strict=True)
     }
     labels = np.array([told[k] for k in sorted(told)]) if len(told) == len(counts) else None
+    check_names("client", names or ())
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
     partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
     federation = Federation(dataset, partition, seed, remote=True, told_labels=labels)

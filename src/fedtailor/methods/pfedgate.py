@@ -112,7 +112,7 @@ class PFedGate(Method):
     evaluation: Literal["batch", "sample", "client"] = "batch"
     solver: Literal["exact", "greedy"] = "exact"
     straight_through: Literal["kept", "dense"] = "kept"
-    pool: Annotated[int, Gt(0), Le(1024)] = 28
+    pool: Annotated[int, Gt(0), Le(256)] = 28
     optimiser: Optimiser = field(default=Optimiser("sgd", lr=0.1, clip=10.0), kw_only=True)
     lr_gate: LearningRate = 0.1
 

@@ -86,7 +86,7 @@ class PFedMoE(FineTuning):
     needs_only_mean: ClassVar[bool] = True
 
     hidden: Annotated[int, Gt(0), Le(65_536)] = 64
-    pool: Annotated[int, Gt(0), Le(1024)] = 8
+    pool: Annotated[int, Gt(0), Le(256)] = 8
     lr_gate: LearningRate | None = None
     trainable: Literal["full", "lora"] = field(default="full", kw_only=True)
 

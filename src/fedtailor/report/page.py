@@ -6,13 +6,14 @@ import base64
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from . import drawing, select
 from .cells import ranked, text_tables
 from .charts.content import Group, Json, content, every_client, groups
@@ -83,6 +84,7 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
+_OLD = 600.0  # seconds
 _FILES = {
     "style": "page.css",
     "theme": "theme.js",
@@ -105,9 +107,12 @@ def _write(text: str, out: Path) -> None:
     """Write a temporary file and rename it: a reader sees the old page or the new one."""
     if not out.parent.is_dir() or out.is_dir():
         raise InputError(f"can't write {str(out)!r}; give a file in a directory that exists")
+    for part in out.parent.glob(f".{out.name}.*.part"):  # of a process that was killed
+        if time.time() - part.stat().st_mtime > _OLD:
+            part.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with naming(out), os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(name).chmod(0o644)
         Path(name).replace(out)

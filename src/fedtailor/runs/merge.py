@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..run_format import has_commit, seal_json
 from .directory import read_commit, read_json, write_atomically
 from .experiment import by_label, parse
@@ -156,7 +156,7 @@ def _title(key: tuple[str, int]) -> str:
 def copy_sparse(source: str, target: str) -> str:
     """Copy a file, without room on the disk for what takes none in ``source``: the private states
     of clients that never trained."""
-    with Path(source).open("rb") as old, Path(target).open("wb") as new:
+    with naming(Path(target)), Path(source).open("rb") as old, Path(target).open("wb") as new:
         size = os.fstat(old.fileno()).st_size
         new.truncate(size)
         start = _next_data(old.fileno(), 0)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..engine.results import Round
 from ..engine.scoring import Evaluation
+from ..errors import naming
 from ..report.metrics import summarise
 from ..report.numbers import in_words
 from ..report.select import Metric
@@ -84,8 +85,9 @@ class Progress:
     def say(self, line: str, *, only_log: bool = False) -> None:
         """Write a line to stderr, above the bar, and into the log."""
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        self._log.write(f"{now}  {line}\n")
-        self._log.flush()
+        with naming(Path(self._log.name)):
+            self._log.write(f"{now}  {line}\n")
+            self._log.flush()
         self._last_line = time.monotonic()
         if not only_log:
             tqdm.write(line, file=sys.stderr)
