@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-long test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz kills evidence-full docs clean
+.PHONY: help quickstart test test-slow test-long test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ bench-full: $(VENV)/.installed ## Install other libraries and measure everything
 
 fuzz: $(VENV)/.installed ## Read 10,000 mutated inputs of each kind (an hour); FUZZ="--seconds 60" for a minute each
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+fuzz-guided: $(VENV)/.installed ## Let atheris look for input that breaks what reads it, a minute for each kind
+	$(BIN)/python -m pip install -q "atheris>=3,<4"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.guided_fuzz $(FUZZ)
 
 kills: $(VENV)/.installed ## Kill runs 1,000 times at random moments, and go on with each (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.random_kills $(KILLS)

@@ -163,6 +163,11 @@ def test_what_travels_packed_arrives_whole(name: str, on: str, cases: Cases) -> 
     checks.packed_uploads_arrive_whole(cases(name, on))
 
 
+@every_case
+def test_what_is_sent_keeps_its_form(name: str, on: str, cases: Cases) -> None:
+    checks.what_is_sent_keeps_its_form(cases(name, on))
+
+
 @on_both([name for name in METHODS if METHODS[name].needs_only_mean], slow_on_text=())
 def test_who_averages_needs_no_more_than_the_mean(name: str, on: str, cases: Cases) -> None:
     checks.the_mean_is_enough(cases(name, on))

@@ -115,6 +115,8 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
+    # patterns of received tensors whose sizes may change from round to round
+    changing_sizes: ClassVar[tuple[str, ...]] = ()
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)

@@ -9,6 +9,15 @@ import pytest
 
 from fedtailor.cli import main
 
+NOBODY = """
+rounds = 2
+data = {name = "digits", limit = 120}
+split.clients = 3
+model = {name = "cnn", pretrained = false, image_size = 16, width = 0.1}
+faults = {drop_before = 1.0, machines = [{flops_per_second = 1e6}]}
+methods = {fedavg = {}, fedper = {}}
+"""
+
 
 def test_the_page_is_drawn_and_its_name_printed(
     finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -59,3 +68,20 @@ def test_figures_go_into_a_folder_as_svg_and_pdf(
     assert sorted(printed[1:]) == sorted(map(str, folder.iterdir()))
     assert (folder / "convergence.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in (folder / "clients.svg").read_text()
+
+
+@pytest.mark.parametrize("buffer", ["none", "2"])
+def test_a_run_in_which_everybody_drops_out_can_be_read(
+    buffer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "nobody.toml", str(tmp_path / "run")
+    file.write_text(NOBODY)
+    assert main(["run", str(file), "--out", run, "--set", f"cohort.buffer={buffer}"]) == 0
+    assert capfd.readouterr().err.count("no upload is there") == 4
+    for command in ("compare", "report", "check"):
+        assert main([command, run]) == 0
+    printed = capfd.readouterr()
+    assert "fedper" in printed.out
+    assert "0 damaged" in printed.out
+    assert "nan" not in printed.out
+    assert printed.err == ""

@@ -16,9 +16,11 @@ from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.local import Local
 from fedtailor.robustness.faults import ClientFaults, FaultConfig, Machine
 from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
+from tests.engine.test_rounds import Spoilt
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
 FIVE = (24,) * 5  # clients of three batches
@@ -139,6 +141,26 @@ def test_simulated_seconds_are_those_of_the_slowest_client_in_time() -> None:
     assert dropped.faults.seconds == pytest.approx(
         seconds[1e4] - whole.bytes_up / 5 / 1000, rel=1e-12
     )
+
+
+def test_a_slow_client_that_diverges_takes_its_time_all_the_same() -> None:
+    by_client = (ClientFaults((3,), machine=1), ClientFaults((0, 1, 2, 4), machine=0))
+
+    def round_of(method: Method, deadline: float | None = None) -> Round:
+        faults = FaultConfig(deadline=deadline, machines=(FAST, SLOW), by_client=by_client)
+        skip = EngineConfig(on_divergence="skip")
+        return all_rounds(method, rounds=1, faults=faults, engine=skip)[0]
+
+    whole, without_it = round_of(Local()), round_of(Spoilt(client=3))  # nobody sends anything
+    assert without_it.cohort.clients == (0, 1, 2, 4)
+    assert whole.faults is not None
+    assert without_it.faults is not None
+    assert without_it.faults.seconds == whole.faults.seconds
+    assert without_it.faults.trained == 5
+    cut = round_of(Spoilt(client=3), deadline=1.0).faults
+    assert cut is not None
+    assert cut.seconds == 1.0
+    assert 3 not in cut.late
 
 
 def test_faults_are_not_for_federations_of_real_sites() -> None:

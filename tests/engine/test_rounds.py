@@ -292,6 +292,14 @@ def test_a_client_that_diverges_can_be_left_out() -> None:
     assert all(v.isfinite().all() for k in (0, 1, 2, 4) for v in store.read(k).values())
 
 
+def test_a_share_that_no_cohort_can_hold_is_told() -> None:
+    message = (
+        r"max_share = 0\.1: in a cohort of 5 some .* 1/5; allowed: 0\.2 \(all count alike\) to 1"
+    )
+    with pytest.raises(InputError, match=message):
+        last_round(FedAvg(), replace(PLAN, cohort=CohortConfig(max_share=0.1)))
+
+
 def test_the_share_of_a_client_that_says_it_has_most_examples_is_cut() -> None:
     """For a method that takes a mean as uploads come as for one that stacks them."""
     federation = digits_federation((5, 5, 100))

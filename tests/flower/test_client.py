@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
 import fedtailor as ft
@@ -137,6 +138,13 @@ def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -
     )
     assert "conv.weight of the payload is float32 (6, 9)" in answer(
         order, {**payload, "conv.weight": payload["conv.weight"].view(6, 9)}
+    )
+    wide = torch.cat([payload["conv.weight"]] * 2)  # as many axes as it has
+    assert answer(order, {**payload, "conv.weight": wide}).startswith(
+        "conv.weight of the payload is float32 (12, 1, 3, 3); it must be float32 (6, 1, 3, 3)"
+    )
+    assert "conv.weight of the payload is float64" in answer(
+        order, {**payload, "conv.weight": payload["conv.weight"].double()}
     )
     assert {p: p.read_bytes() for p in (tmp_path / "clients").rglob("round-*")} == states
     assert answer(order) == "None"

@@ -87,6 +87,13 @@ class ThrowsDice(Own):
 
 
 @dataclass(frozen=True)
+class Grows(Own):
+    def send(self, task: Task, server: Params, client: int) -> Params:
+        more = torch.zeros(0 if server["head.bias"].equal(task.state["head.bias"]) else 3)
+        return {**server, "more": more}
+
+
+@dataclass(frozen=True)
 class LearnsNothing(Own):
     def aggregate(self, task: Task, server: Params, uploads: Params, cohort: Cohort) -> Params:
         return server
@@ -119,6 +126,7 @@ class DependsOnTheBatch(Own):
         (TellsSecrets(), checks.nothing_private_is_sent,
          "an upload has the values of hidden.bias, which is private"),
         (LosesRows(), checks.packed_uploads_arrive_whole, "after pack and unpack, an upload: "),
+        (Grows(), checks.what_is_sent_keeps_its_form, "more, which .* name it in changing_sizes"),
         (CountsClients(), checks.the_mean_is_enough, "needs_only_mean, but of the uploads' mean"),
         (ThrowsDice(), checks.resumes_exactly, "take all random numbers from keys"),
         (LearnsNothing(), checks.training_lowers_the_loss, "over 8 rounds the training loss goes"),
@@ -140,7 +148,7 @@ def test_all_failures_are_in_one_message() -> None:
     with pytest.raises(CheckFailedError) as caught:
         check_method(LearnsNothing(), on=[pictures()])
     title, *lines = str(caught.value).splitlines()
-    assert title == "LearnsNothing fails 1 of 12 checks:"
+    assert title == "LearnsNothing fails 1 of 13 checks:"
     (line,) = lines
     assert line.startswith("- training lowers the loss, on pictures: over 8 rounds")
 

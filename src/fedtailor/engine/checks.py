@@ -82,6 +82,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"to take part; allowed: 0 to {federation.num_clients - 1}"
         )
     cohort_size = plan.cohort.count(taking_part)
+    max_share = plan.cohort.max_share
+    if max_share is not None and max_share * cohort_size < 0.99:  # 0.333 of three will do
+        raise InputError(
+            f"cohort.max_share = {max_share}: in a cohort of {cohort_size} some client has a share "
+            f"of at least 1/{cohort_size}; allowed: {1 / cohort_size:.3g} (all count alike) to 1"
+        )
     if plan.engine.executor == "processes":
         check_processes(device)
     method.robust.check(cohort_size)

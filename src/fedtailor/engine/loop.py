@@ -220,11 +220,13 @@ class Loop:
             for request, result in self.executor.map("train", sent, requests):
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
+                member, position = order[place], positions.get(client)
                 if refusal is not None:
                     results.refusals[place] = client, refusal
+                    if isinstance(result, ClientUpdate):  # it has trained, and sends nothing
+                        self._is_late(results, member, result, sends=False)
                     continue
-                member, position = order[place], positions.get(client)
-                if self._is_late(results, member, result):
+                if self._is_late(results, member, result, sends=not member.drops):
                     position = None
                 results.add(place, position, result, sends=not member.drops)
                 if cohort.clients and self._most_usable(results, cohort) < least:
@@ -255,13 +257,16 @@ class Loop:
         )
         return (replace(request, steps=request.size) for request in requests)
 
-    def _is_late(self, results: CohortResults, member: Member, update: ClientUpdate) -> bool:
-        """Whether a member's upload comes after the deadline of a synchronous round."""
+    def _is_late(
+        self, results: CohortResults, member: Member, update: ClientUpdate, *, sends: bool
+    ) -> bool:
+        """Take the simulated time of a member of a synchronous round; whether it ``sends`` an
+        upload that comes after the deadline."""
         if self.time is None or self.plan.cohort.buffer is not None:
             return False
         down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
-        seconds = self.time.seconds(member.client, member.steps, down, 0 if member.drops else up)
-        return results.is_late(member, seconds, self.plan.faults.deadline)
+        seconds = self.time.seconds(member.client, member.steps, down, up if sends else 0)
+        return results.is_late(member.client, seconds, self.plan.faults.deadline, sends=sends)
 
     def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
         """How many of the cohort's updates can be usable, as far as it is known."""

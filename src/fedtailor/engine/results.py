@@ -40,13 +40,13 @@ class CohortResults:
         """Why clients have no usable update."""
         return {client: refusal.reason for client, refusal in self.refusals.values()}
 
-    def is_late(self, member: Member, seconds: float, deadline: float | None) -> bool:
-        """Take the simulated time of a member of a synchronous round; whether it sends an upload
-        that comes after the deadline."""
+    def is_late(self, client: int, seconds: float, deadline: float | None, *, sends: bool) -> bool:
+        """Take the simulated time of a member of a synchronous round; whether it ``sends`` an
+        upload that comes after the deadline."""
         self.seconds = max(self.seconds, seconds)
-        if member.drops or deadline is None or seconds <= deadline:
+        if not sends or deadline is None or seconds <= deadline:
             return False
-        self.late[member.client] = seconds
+        self.late[client] = seconds
         return True
 
     def add(self, place: int, position: int | None, update: ClientUpdate, *, sends: bool) -> None:

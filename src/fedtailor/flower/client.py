@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +58,7 @@ from .messages import (
     digest,
 )
 from .states import States
-from .uploads import Form, any_size, check_form, form_of
+from .uploads import ANY, Form, check_form, form_of
 
 _MOST_RECEIVED = 1 << 34  # bytes of a message from the server
 _REFUSED = 100  # the code of an error that says in words why nothing was done
@@ -374,6 +375,10 @@ def _check_request(
         raise InputError(f"payload {request.payload} of {len(payloads)} in the message")
 
 
+def _is_like(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 @dataclass(frozen=True)
 class _Session:
     """A method with one seed, ready to work; ``first`` has the clients' first states, ``server`` is
@@ -388,16 +393,22 @@ class _Session:
     join_passes: int
 
     def received(self, kind: Kind | Literal["join"], client: int) -> Form:
-        """The form of what a client receives. Sizes are any: a method may change a client's rank
-        from round to round, or send what it has nothing of at first."""
+        """The form of what a client receives. Some sizes are any: a method may change a client's
+        rank from round to round, or send what it has nothing of at first."""
         method, task = self.training.method, self.training.task
         shared = method.global_state(task, self.server) or {}
         if kind == "global":
-            return any_size(form_of(shared))
-        if kind == "join":
+            expected = shared
+        elif kind == "join":
             received = add_prefix(method.send_new(task, self.server, client), "received/")
-            return any_size(form_of({**received, **add_prefix(shared, "global/")}))
-        return any_size(form_of(method.send(task, self.server, client)))
+            expected = {**received, **add_prefix(shared, "global/")}
+        else:
+            expected = method.send(task, self.server, client)
+        patterns = method.changing_sizes
+        return {
+            name: (dtype, (ANY,) * len(shape) if _is_like(name, patterns) else shape)
+            for name, (dtype, shape) in form_of(expected).items()
+        }
 
     def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
         """Fit a new client, keep its model and print what it scores; the name of the kept one.

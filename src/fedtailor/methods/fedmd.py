@@ -57,6 +57,7 @@ class FedMD(FineTuning):
     name: ClassVar[str] = "fedmd"
     family: ClassVar[str] = "mixture"
     needs_public: ClassVar[bool] = True
+    changing_sizes: ClassVar[tuple[str, ...]] = (f"*{_CONSENSUS}",)
 
     public_examples: Annotated[int, Gt(0), Le(1_000_000_000)] = 5000
     public_batch: Annotated[int, Gt(0), Le(1_000_000)] = 256

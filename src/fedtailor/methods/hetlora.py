@@ -63,6 +63,7 @@ class HetLoRA(Method):
 
     name: ClassVar[str] = "hetlora"
     family: ClassVar[str] = "adapter"
+    changing_sizes: ClassVar[tuple[str, ...]] = ("*.lora_A.*", "*.lora_B.*")
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.99
     lam: Annotated[float, Ge(0), Le(1e6)] = 5e-3

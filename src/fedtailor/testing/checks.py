@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 
@@ -93,6 +94,25 @@ def packed_uploads_arrive_whole(case: Case) -> None:
         require_close(arrived, upload, 0.0, "after pack and unpack, an upload")
         shapes.add(tuple((name, value.shape) for name, value in sorted(arrived.items())))
     require(len(shapes) == 1, f"uploads of clients differ in names or shapes: {shapes}")
+
+
+def what_is_sent_keeps_its_form(case: Case) -> None:
+    """In the last round clients receive tensors of the same names, types and shapes as in the
+    first, up to ``changing_sizes``."""
+    method, task, clients = case.method, case.task(), case.subject.federation.num_clients
+    first, last = method.init_server(task, clients, random.key(0)), case.whole.last.server
+    for client in range(clients):
+        before, after = (method.send(task, server, client) for server in (first, last))
+        other = before.keys() ^ after.keys()
+        require(not other, f"a client receives {', '.join(sorted(other))} in some rounds alone")
+        for name, old in before.items():
+            shapes = [(value.dtype, list(value.shape)) for value in (old, after[name])]
+            if not any(fnmatchcase(name, pattern) for pattern in method.changing_sizes):
+                require(
+                    shapes[0] == shapes[1],
+                    f"{name}, which a client receives, is {shapes[0]} and {shapes[1]} in later "
+                    "rounds; name it in changing_sizes",
+                )
 
 
 def the_mean_is_enough(case: Case) -> None:
@@ -230,6 +250,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     padding_is_invisible,
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
+    what_is_sent_keeps_its_form,
     the_mean_is_enough,
     the_server_holds_nothing_private,
     resumes_exactly,
