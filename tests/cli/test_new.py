@@ -82,11 +82,22 @@ def test_without_a_client_column_rows_are_divided_at_random(
     assert (split.scheme, split.clients) == ("dirichlet", 2)
 
 
+def test_names_that_differ_in_capital_letters_are_pointed_out(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with visits.open("a") as file:
+        file.write("the ward was clean and kind,Ok,Oslo\n")
+    assert main(["new", str(visits), "--label", "outcome"]) == 0
+    said = capsys.readouterr().out
+    assert "clients that differ in capital letters alone count as different: Oslo and oslo" in said
+    assert "classes that differ in capital letters alone count as different: Ok and ok" in said
+
+
 def test_one_row_without_a_label_is_told(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with visits.open("a") as file:
         file.write("the ward was clean and kind,,oslo\n")
     assert main(["new", str(visits)]) == 0
-    assert "\n1 row has no label\n" in capsys.readouterr().out
+    assert "\n1 row has no label: the run leaves it out\n" in capsys.readouterr().out
 
 
 def test_rows_without_a_client_are_left_out_by_new_and_by_run(
@@ -191,7 +202,10 @@ def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> N
 def test_one_row_without_a_label_is_one_row(
     visits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for count, said in ((1, "\n1 row has no label\n"), (2, "\n2 rows have no label\n")):
+    for count, said in (
+        (1, "\n1 row has no label: the run leaves it out\n"),
+        (2, "\n2 rows have no label: the run leaves them out\n"),
+    ):
         with visits.open("a") as file:
             file.write("the ward was closed,,berlin\n")
         assert main(["new", str(visits), "--out", f"{count}.toml"]) == 0

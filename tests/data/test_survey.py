@@ -46,6 +46,23 @@ def test_without_usual_names_the_column_of_fewest_values_is_the_label(tmp_path: 
     assert found.roles(None, None, None) == Roles("a", "c", None)
 
 
+def test_ages_dates_and_clients_are_not_guessed_as_labels(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "site": [f"hospital {row % 4}" for row in range(60)],
+        "note_text": [f"chest pain on day {row}" for row in range(60)],
+        "age": [20 + row % 25 for row in range(60)],
+        "visit_date": [f"2025-03-{1 + row % 7:02d}" for row in range(60)],
+    }
+    found = table(tmp_path, **columns, department=["heart", "skin", "eyes"] * 20)
+    assert found.roles(None, None, None) == Roles("note_text", "department", "site")
+    assert found.roles(None, "age", None).label == "age"
+    assert found.column("visit_date").kind == "date"
+    with pytest.raises(InputError, match=r"'visit_date' of .* holds dates; labels are words"):
+        found.roles(None, "visit_date", None)
+    with pytest.raises(InputError, match=r"looks like a label .* name one with --label"):
+        table(tmp_path, **columns).roles(None, None, None)
+
+
 def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
     found = table(tmp_path, text=REPORTS, label=["x", "y", ""] * 4)
     assert found.column("label").missing == 4

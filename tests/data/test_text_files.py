@@ -14,8 +14,6 @@ from fedtailor.errors import InputError
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"id;note;label\n1;clean, kind;ok\n", "separated by ';'; save it with commas"),
-        ("a.csv", b"id\tnote\tlabel\n1\tclean\tok\n", "separated by tabs; save it with commas"),
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("latin-1"), "not UTF-8; save it as UTF-8"),
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("utf-16"), "not UTF-8; save it as UTF-8"),
         ("a.jsonl", '{"note": "caf\u00e9"}\n'.encode("latin-1"), "not UTF-8; save it as UTF-8"),
@@ -38,6 +36,15 @@ def test_a_file_that_cannot_be_read_is_told_once(
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
     assert not caplog.records
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_cells_may_be_separated_by_semicolons_or_tabs(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "a.csv"
+    rows = [("id", "note", "label"), ("1", "clean, kind, caf\u00e9", "ok")]
+    path.write_text("\r\n".join(map(separator.join, rows)), encoding="utf-8-sig")
+    table = local_table(str(path), tmp_path / "cache")
+    assert list(table) == [{"id": "1", "note": "clean, kind, caf\u00e9", "label": "ok"}]
 
 
 def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:

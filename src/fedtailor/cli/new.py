@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..runs.draft import Clients
 
 _SHOWN = 8  # names in a line
+_FEW_ROWS = 10  # of a class
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -135,22 +136,44 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     else:
         classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
         yield f"\nclasses: {len(classes)} ({_listed(classes)})"
+        yield from _doubts("classes", table.counts(roles.label))
+        median = sorted(table.counts(roles.label).values())[len(classes) // 2]
+        if median < _FEW_ROWS:
+            yield (
+                f"half of the classes have at most {median} rows, which are few to learn from: is "
+                f"{roles.label!r} the label? --label names another column"
+            )
         missing = table.column(roles.label).missing
-        if missing:
-            yield "1 row has no label" if missing == 1 else f"{missing:,} rows have no label"
+        yield from _unused(missing, "label")
     if roles.client is None:
         candidates = [c.name for c in table.client_candidates({roles.source, roles.label})]
         hint = f"; --client takes {_listed(candidates)}" if candidates else ""
         yield f"clients: no column names them, so the rows are divided at random{hint}"
         return
     nobodys = table.rows - sum(table.counts(roles.client).values())
-    if nobodys:
-        rows = "1 row has" if nobodys == 1 else f"{nobodys:,} rows have"
-        yield f"{rows} no client: the run leaves them out"
+    yield from _unused(nobodys, "client")
     yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows}"
+    yield from _doubts("clients", table.counts(roles.client))
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
         yield f"left out, with fewer than 10 rows: {_listed(small)}"
+
+
+def _unused(rows: int, what: str) -> Iterator[str]:
+    if rows == 1:
+        yield f"1 row has no {what}: the run leaves it out"
+    elif rows:
+        yield f"{rows:,} rows have no {what}: the run leaves them out"
+
+
+def _doubts(kind: str, names: Mapping[Any, int]) -> Iterator[str]:
+    """Point out names that differ in capital letters alone."""
+    alike: dict[str, list[str]] = {}
+    for name in map(str, names):
+        alike.setdefault(name.casefold(), []).append(name)
+    pairs = [" and ".join(sorted(same)) for same in alike.values() if len(same) > 1]
+    if pairs:
+        yield f"{kind} that differ in capital letters alone count as different: {_listed(pairs)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import InputError
 from .columns import usual_column
 from .config import DataConfig
+from .text_files import separator_of
 
 Kind = Literal["integer", "number", "text"]
 
@@ -23,6 +24,12 @@ def is_csv(path: str) -> bool:
     return Path(path).suffix == ".csv"
 
 
+def separator(path: Path) -> str:
+    """What separates the cells of a csv file in UTF-8."""
+    with path.open(encoding="utf-8-sig") as file:
+        return separator_of(file.readline())
+
+
 def header(path: Path) -> list[str]:
     """The names of a csv file's columns, as `pandas` makes them unique.
 
@@ -31,7 +38,7 @@ def header(path: Path) -> list[str]:
     """
     import pandas
 
-    head = pandas.read_csv(path, nrows=1, dtype=str, keep_default_na=False)
+    head = pandas.read_csv(path, nrows=1, dtype=str, keep_default_na=False, sep=separator(path))
     if not isinstance(head.index, pandas.RangeIndex):
         raise ValueError("row 1 has more fields than the header")
     return [str(name) for name in head.columns]

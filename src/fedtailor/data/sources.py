@@ -348,6 +348,7 @@ def local_table(name: str, cache: Path) -> Any:
             if cells.is_csv(name):
                 features = Features({column: Value("string") for column in cells.header(path)})
                 options = {"features": features, "keep_default_na": False, "na_values": [""]}
+                options["sep"] = cells.separator(path)
             table = load_dataset(
                 FORMATS[path.suffix],
                 data_files=str(path.resolve()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from .columns import trimmed
 from .names import check_names
 from .sources import local_table
 
-Kind = Literal["text", "integer", "number", "picture", "other"]
+Kind = Literal["text", "integer", "number", "date", "picture", "other"]
 
 _TEXTS = ("text", "sentence", "content", "review", "comment", "message", "note", "body", "post")
 _LABELS = (
@@ -23,10 +24,15 @@ _LABELS = (
 )  # fmt: skip
 _CLIENTS = (
     "client", "site", "hospital", "clinic", "shop", "store", "company", "user", "customer",
-    "patient", "device", "region", "department", "branch", "centre", "center", "institution",
-    "author", "speaker", "city",
+    "patient", "device", "centre", "center", "institution",
 )  # fmt: skip
+_GROUPS = ("region", "department", "branch", "author", "speaker", "city")  # clients, or labels
 _MAX_CLASSES = 200
+_MAX_INTEGERS = 20  # more whole numbers, such as ages, are taken as a label only if they are named
+_DATE = re.compile(
+    r"([0-9]{4}([-/.])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\3[0-9]{2,4})"
+    r"([T ][0-9]{1,2}:[0-9]{2}.*)?"
+)
 _WORDS = 6.0  # characters of a word and the space behind it
 _TOKENS = 1.4  # of a word
 
@@ -109,27 +115,28 @@ class Survey:
         return found
 
     def label_candidates(self, taken: set[str | None]) -> list[Column]:
-        """Columns that may hold classes, the likeliest first; ``taken`` have another role."""
+        """Columns that may hold classes, the likeliest first; ``taken`` have another role. Ages
+        and columns with a client's name are not among them."""
         most = min(_MAX_CLASSES, max(2, self.rows // 2))
         found = [
             column
             for column in self.columns
             if column.kind in ("text", "integer") and column.name not in taken
-            if 2 <= column.distinct <= most or _is_called(column.name, _LABELS)
+            if _is_called(column.name, _LABELS)
+            or (
+                2 <= column.distinct <= (_MAX_INTEGERS if column.kind == "integer" else most)
+                and not _is_called(column.name, _CLIENTS)
+            )
         ]
         found.sort(
-            key=lambda c: (
-                not _is_called(c.name, _LABELS),
-                _is_called(c.name, _CLIENTS),
-                c.distinct,
-            )
+            key=lambda c: (not _is_called(c.name, _LABELS), _is_called(c.name, _GROUPS), c.distinct)
         )
         return found
 
     def client_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
         found = [c for c in self._of_few_values(taken) if c.kind in ("text", "integer")]
-        found.sort(key=lambda c: (not _is_called(c.name, _CLIENTS), c.distinct))
+        found.sort(key=lambda c: (_client_rank(c.name), c.distinct))
         return found
 
     def tokens(self, name: str) -> int:
@@ -154,7 +161,8 @@ class Survey:
             if not found:
                 raise InputError(
                     f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
-                    f"whole numbers); name one with --label: {self._listed()}"
+                    f"{_MAX_INTEGERS} whole numbers, and no client); name one with --label: "
+                    f"{self._listed()}"
                 )
             name = found[0].name
         column = self.column(name)
@@ -200,12 +208,12 @@ class Survey:
         Raises:
             InputError: the only one holds numbers beside empty cells.
         """
-        found = [c for c in self.client_candidates(taken) if _is_called(c.name, _CLIENTS)]
+        found = [c for c in self.client_candidates(taken) if _client_rank(c.name) < 2]
         found.sort(key=lambda column: column.missing > 0)
         if found:
             return found[0].name
         for column in self._of_few_values(taken):  # whole numbers beside empty cells, in parquet
-            if column.missing and column.kind == "number" and _is_called(column.name, _CLIENTS):
+            if column.missing and column.kind == "number" and _client_rank(column.name) < 2:
                 return self._client(column.name)
         return None
 
@@ -276,7 +284,10 @@ def _column(table: Any, arrow: Any, name: str) -> Column:
     if dtype in ("string", "large_string"):
         lengths = sorted(len(text or "") for text in values.to_pylist())
         long = lengths[int(0.95 * (len(lengths) - 1))]
-        return replace(column, kind="text", distinct=_distinct(values), long=long)
+        kind: Kind = "date" if _are_dates(values) else "text"
+        return replace(column, kind=kind, distinct=_distinct(values), long=long)
+    if dtype.startswith(("date", "timestamp")):
+        return replace(column, kind="date", distinct=_distinct(values))
     if dtype.startswith(("int", "uint", "bool")):
         return replace(column, kind="integer", distinct=_distinct(values))
     if dtype.startswith(("float", "double", "decimal")):
@@ -287,6 +298,16 @@ def _column(table: Any, arrow: Any, name: str) -> Column:
 def _distinct(values: Any) -> int:
     distinct: int = len(values.unique()) - (values.null_count > 0)
     return distinct
+
+
+def _are_dates(values: Any) -> bool:
+    present = [text for value in values.unique().to_pylist() if (text := trimmed(value))]
+    return bool(present) and all(map(_DATE.fullmatch, present))
+
+
+def _client_rank(name: str) -> int:
+    """0: the name of a client; 1: of a group, which may be a client or a label; 2: another."""
+    return 0 if _is_called(name, _CLIENTS) else 1 if _is_called(name, _GROUPS) else 2
 
 
 def _is_called(name: str, usual: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import InputError
 
 _BLOCK = 1 << 20
-_SEPARATORS = {";": "';'", "\t": "tabs"}
+_SEPARATORS = (",", ";", "\t")
 
 _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
     (
@@ -39,26 +39,29 @@ def reason_of(problem: str) -> str:
     return problem
 
 
+def separator_of(header: str) -> str:
+    """Return what separates the cells of a csv file, by its first line: the most frequent of a
+    comma, a semicolon and a tab.
+
+    >>> separator_of("note;label"), separator_of("note")
+    (';', ',')
+    """
+    return max(_SEPARATORS, key=header.count)
+
+
 def check_text_file(path: Path, name: str) -> None:
-    """Check that a csv or jsonl file is in UTF-8, and that commas separate the cells of a csv file.
+    """Check that a csv or jsonl file is in UTF-8.
 
     Raises:
-        InputError: it has another encoding, or its first line another separator.
+        InputError: it has another encoding.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
-            first = decoder.decode(file.readline())
             while block := file.read(_BLOCK):
                 decoder.decode(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        raise InputError(f"can't read {name!r}: it is not UTF-8; save it as UTF-8") from None
-    if path.suffix != ".csv":
-        return
-    for separator, words in _SEPARATORS.items():
-        if first.count(separator) > first.count(","):
-            raise InputError(
-                f"can't read {name!r}: its cells seem to be separated by {words}; save it with "
-                "commas between them"
-            )
+        raise InputError(
+            f"can't read {name!r}: it is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8)"
+        ) from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..data.columns import usual_column
 from ..data.config import DataConfig
+from ..data.text_files import separator_of
 from ..errors import InputError, unknown
 from .examples import PICTURES, picture_paths
 from .model import Prediction
@@ -139,7 +140,9 @@ def _lines(content: str) -> list[str]:
 def _csv(content: str, source: str) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)
     try:
-        table = list(csv.DictReader(io.StringIO(content, newline=""), strict=True))
+        separator = separator_of(content.partition("\n")[0])
+        lines = io.StringIO(content, newline="")
+        table = list(csv.DictReader(lines, delimiter=separator, strict=True))
     except csv.Error as error:
         raise InputError(f"{source} is not a csv file: {error}") from None
     for number, row in enumerate(table, 1):
