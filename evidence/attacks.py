@@ -178,7 +178,8 @@ def findings(rows: Sequence[Row]) -> list[str]:
         f"changes by {min(rules[best]):+.1f} to {max(rules[best]):+.1f} points, and by "
         f"{min(beside):+.1f} to {max(beside):+.1f} without a rule.",
         f"- **FedSDG's alignment weights** lose more than equal weights do under {more} of "
-        f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: {compared}.\n",
+        f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: "
+        f"{compared}.\n",
     ]
 
 
