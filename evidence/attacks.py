@@ -47,6 +47,32 @@ class Outcome:
         return paired(self.scores, self.clean)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A method with a rule under an attack, in words; what its ``models`` came to, and over how
+    many seeds. ``is_base``: nobody attacks, and there is no rule."""
+
+    preset: str
+    attack: str
+    method: str
+    rule: str
+    models: Mapping[str, Outcome | None]
+    seeds: int
+    is_base: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the clients' own models."""
+        found = self.models["personal"]
+        assert found is not None
+        return found
+
+    @property
+    def points(self) -> float:
+        """How far the clients' own models are from the clean runs."""
+        return 100 * self.outcome.difference.difference
+
+
 class Results:
     """Lines of results by what decides them: a run of another file may be the same."""
 
@@ -97,7 +123,7 @@ def attack(run: Run) -> str:
     """An attack in words."""
     found = run.experiment().attack
     if found.kind == "none":
-        return "nobody attacks"
+        return _NOBODY
     times = "" if found.strength is None else f" × {found.strength:g}"
     return f"{found.kind}{times}, {100 * found.fraction:.0f} % of the clients"
 
@@ -105,26 +131,83 @@ def attack(run: Run) -> str:
 def page() -> str:
     """The page, as Markdown."""
     results, runs = Results(), planned([MANIFEST])
-    parts = [_HEAD]
+    rows, parts = list[Row](), list[str]()
     for preset in dict.fromkeys(_preset(run) for run in runs):
         parts += [f"## {_TITLES[preset]}\n"]
         of = [run for run in runs if _preset(run) == preset]
         for name in dict.fromkeys(attack(run) for run in of):
-            parts += _section(name, [run for run in of if attack(run) == name], results)
-    return "\n".join(parts)
+            those = [run for run in of if attack(run) == name]
+            found = _rows(those, results)
+            rows += found
+            parts += _section(name, those, found)
+    return "\n".join([_TITLE, *findings(rows), _HEAD, *parts])
 
 
-def _section(name: str, runs: Sequence[Run], results: Results) -> Iterator[str]:
-    """One attack: a table with a row for each method that has ended with a seed."""
+def findings(rows: Sequence[Row]) -> list[str]:
+    """Three sentences: what attacks do without a rule, what the best rule leaves, and what FedSDG's
+    alignment weights are worth."""
+    attacked = [row for row in rows if row.attack != _NOBODY and row.models["personal"] is not None]
+    open_ = [row for row in attacked if row.rule == "none"]
+    hurt = [row for row in open_ if row.outcome.difference.high < 0]
+    worst = min(open_, key=lambda row: row.points)
+    rules = {
+        rule: [row.points for row in attacked if (row.method, row.rule) == ("fedavg", rule)]
+        for rule in dict.fromkeys(row.rule for row in attacked if row.method == "fedavg")
+        if rule != "none"
+    }
+    best = max(rules, key=lambda rule: (len(rules[rule]), min(rules[rule])))
+    beside = [row.points for row in open_ if row.method == "fedavg"]
+    pairs = [
+        (weighed, plain)
+        for weighed in open_
+        for plain in open_
+        if (weighed.method, plain.method) == ("fedsdg", "fedsdg-uniform")
+        and weighed.attack == plain.attack
+    ]
+    compared = "; ".join(
+        f"{a.points:+.1f} points, with equal weights {b.points:+.1f}, under {a.attack}"
+        for a, b in pairs
+    )
+    more = sum(a.points < b.points and a.outcome.difference.high < 0 for a, b in pairs)
+    clean = worst.outcome.mean - worst.points / 100
+    return [
+        f"- **Without a rule,** clients' own models are damaged in {len(hurt)} of the {len(open_)} "
+        f"pairs of a method and an attack below. The worst is {worst.method} under "
+        f"{worst.attack}: {100 * worst.outcome.mean:.1f} % instead of {100 * clean:.1f} %.",
+        f"- **The best rule for FedAvg** is {best}. Under {len(rules[best])} attacks accuracy "
+        f"changes by {min(rules[best]):+.1f} to {max(rules[best]):+.1f} points, and by "
+        f"{min(beside):+.1f} to {max(beside):+.1f} without a rule.",
+        f"- **FedSDG's alignment weights** lose more than equal weights do under {more} of "
+        f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: "
+        f"{compared}.\n",
+    ]
+
+
+def _rows(runs: Sequence[Run], results: Results) -> list[Row]:
+    """A row for each method that has ended with a seed."""
     rows = []
     for label, settings in dict.fromkeys((run.method, run.settings) for run in runs):
         of = [run for run in runs if (run.method, run.settings) == (label, settings)]
         clean = [undefended(run) for run in of]
         found = {model: results.outcome(of, clean, model) for model in ("personal", "global")}
-        cells = [cell for one in found.values() for cell in _cells(one, of == clean)]
-        if any(cells):
-            seeds = max(len(one.scores) for one in found.values() if one is not None)
-            rows.append([clean[0].method, defence(of[0]), *cells, seeds])
+        seeds = max((len(one.scores) for one in found.values() if one is not None), default=0)
+        if seeds:
+            about = _preset(of[0]), attack(of[0]), clean[0].method, defence(of[0])
+            rows.append(Row(*about, found, seeds, of == clean))
+    return rows
+
+
+def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[str]:
+    """One attack, a table."""
+    rows = [
+        [
+            row.method,
+            row.rule,
+            *(cell for one in row.models.values() for cell in _cells(one, row.is_base)),
+            row.seeds,
+        ]
+        for row in found
+    ]
     if rows:
         header = ["method", "rule", "personal", "difference", "global", "difference", "seeds"]
         right = ("left", "left", *["right"] * 5)
@@ -159,11 +242,13 @@ _TITLES = {
     "texts": "20 Newsgroups, MiniLM with LoRA",
 }
 
-_HEAD = """# What attacks leave of a method
+_NOBODY = "nobody attacks"
 
-This page says what was measured with the built-in experiment `attacks`: 20 clients, of which some
-attack in every round, with and without a [rule](robustness.md) against them. Every number was
-written by `python -m evidence.attacks` from the results in `evidence/results.jsonl`.
+_TITLE = "# What attacks leave of a method\n"
+
+_HEAD = """This page says what was measured with the built-in experiment `attacks`: 20 clients, of
+which some attack in every round, with and without a [rule](robustness.md) against them. Every
+number was written by `python -m evidence.attacks` from the results in `evidence/results.jsonl`.
 
 ## How to read the tables
 

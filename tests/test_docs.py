@@ -103,6 +103,13 @@ def test_the_index_of_methods_follows_from_the_pages() -> None:
         assert index.count(f"[`{name}`]({name}.md) |") == 1
 
 
+@pytest.mark.slow
+def test_the_page_on_security_says_who_sees_what_of_every_method() -> None:
+    script = runpy.run_path(str(ROOT / "docs/method_privacy.py"))
+    text = (ROOT / "docs/security.md").read_text()
+    assert text == script["with_table"](text), "run: python docs/method_privacy.py"
+
+
 def test_every_method_has_its_picture() -> None:
     script = runpy.run_path(str(ROOT / "docs/method_pictures.py"))
     pictures = script["files"]()

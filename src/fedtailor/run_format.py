@@ -89,7 +89,11 @@ def check_there(*paths: Path) -> None:
         InputError: one is not.
     """
     for path in paths:
-        if not path.exists():
+        try:
+            is_there = path.exists()
+        except OSError:  # of a name that no file can have
+            is_there = False
+        if not is_there:
             raise missing(path)
 
 

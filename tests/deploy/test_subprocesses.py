@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedtailor.deploy import subprocesses
-from fedtailor.deploy.subprocesses import ProgramEndedError, started, watched
+from fedtailor.deploy.subprocesses import CONNECTION, ProgramEndedError, started, watched
+from fedtailor.errors import InputError
 
 STAYS = "trap '' TERM; touch {ready}; sleep 60 & wait; wait"
 
@@ -53,3 +56,19 @@ def test_a_program_that_ends_at_once_is_told_as_one() -> None:
         ):
             time.sleep(1)
         assert signal.getsignal(signal.SIGCHLD) == before
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocesses, "_ANSWER", 8.0)
+    env = subprocesses.environment(tmp_path)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # and never accept
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        server = {"address": address, "insecure": True}
+        content = {"superlink": {"default": CONNECTION, CONNECTION: server}}
+        (tmp_path / "flower" / "config.toml").write_text(tomli_w.dumps(content))
+        with pytest.raises(InputError, match="no answer within 8 s; the server must run"):
+            subprocesses.ask(["list", CONNECTION], env)

@@ -25,6 +25,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM
 _GRACE = 10.0  # seconds for a program to end by itself
 _START = 300.0  # seconds for a program to answer; the machine may be busy
+_ANSWER = 180.0  # seconds for an answer of the flwr command
 
 
 class ProgramEndedError(InputError):
@@ -217,12 +218,20 @@ def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
     """Run ``flwr ARGUMENTS --format json``, and return its output.
 
     Raises:
-        InputError: the command reports an error, or its output is not JSON.
+        InputError: the command reports an error, its output is not JSON, or it does not end: Flower
+            tries for ever to reach a server that is gone.
     """
-    completed = subprocess.run(
-        ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, check=False, start_new_session=True,  # without our Ctrl-C
-    )  # fmt: skip
+    try:
+        completed = subprocess.run(
+            ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, check=False, start_new_session=True,  # without our Ctrl-C
+            timeout=_ANSWER,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"flwr {' '.join(arguments[:2])}: no answer within {_ANSWER:g} s; the server must run: "
+            "fedtailor deploy server"
+        ) from None
     start = completed.stdout.find("{")
     try:
         output = json.loads(completed.stdout[start:])
