@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "watch": GROUND | {"report", "trackers"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
-    "advice": GROUND | {"data", "report", "runs", "results"},
+    "advice": GROUND | {"data", "method", "methods", "report", "runs", "results"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "export", "flower"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,10 @@ def test_what_was_not_measured_is_said() -> None:
     texts = ft.Experiment({"local": ft.Local()}, model=ft.ModelConfig())
     other = advise_for(Clients(20, 60, 0.25), texts, SETTINGS)
     assert any("another kind of model: take" in line for line in other.lines("x.toml"))
+    lora = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
+    other = advise_for(Clients(20, 60, 0.25), replace(texts, methods={"local": lora}), SETTINGS)
+    settings = ("trainable=lora", "optimiser.name=adam", "optimiser.lr=0.003")
+    assert other.settings_of("fedavg-ft") == settings
     unlabelled = advise_for(Clients(20, 60, None, are_classified=False), EXPERIMENT, SETTINGS)
     assert "no classes" in unlabelled.lines("x.toml")[-1]
 

@@ -46,7 +46,9 @@ def test_every_cell_is_planned_and_all_methods_of_a_data_set_have_as_many_trials
 
 @pytest.mark.parametrize("method", ["fedsdg", "fedhft", "fedsa-lora", "fedalt"])
 def test_the_library_refuses_lora_in_a_network_without_blocks(method: str) -> None:
-    experiment = ft.load(EXPERIMENTS / FILE, ["preset=images", f'methods=["{method}"]'])
+    others = ["data.name=digits", "data.limit_test=none", "model.image_size=28"]  # always at hand
+    settings = ["preset=images", f'methods=["{method}"]', *others]
+    experiment = ft.load(EXPERIMENTS / FILE, settings)
     with pytest.raises(ft.InputError, match="no recognised transformer blocks"):
         Inputs.load(experiment, None, None).check()
 

@@ -65,7 +65,7 @@ TOGETHER = "that 7 clients trained together, each on its own data, with federate
         ),
         (
             "fedsdg", "global",
-            f"A model {TOGETHER}; client oslo joined afterwards and did not fit it.",
+            f"A model {TOGETHER}; client oslo joined afterwards and uses it unchanged.",
             "sites.csv, divided at random among 7 clients",
         ),
         (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tabulate import tabulate
 
 from ..data.federation import Federation
 from ..data.overlap import label_counts, label_overlap
+from ..method import FineTuning
+from ..methods import METHODS
 from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
@@ -29,7 +32,8 @@ class Advice:
     ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
     ``own`` are the labels that the experiment has: their settings are its own. With
-    ``is_like_yours`` both models are pretrained, or both begin from random weights.
+    ``is_like_yours`` both models are pretrained, or both begin from random weights. Else the
+    methods that the experiment lacks get ``fine_tuning``: what its own train, and how.
     """
 
     clients: Clients
@@ -39,6 +43,7 @@ class Advice:
     why_none: str = ""
     own: Sequence[str] = ()
     is_like_yours: bool = True
+    fine_tuning: Sequence[str] = ()
 
     @property
     def alone_is_as_good(self) -> bool:
@@ -84,10 +89,12 @@ class Advice:
         return [*(f"{part} \\" for part in parts[:-1]), parts[-1]]
 
     def settings_of(self, label: str) -> tuple[str, ...]:
-        """The settings with which a method was measured, where they are not its defaults; none of
-        a method that the experiment has, or for another kind of model."""
-        if label in self.own or not self.is_like_yours:
+        """The settings of a method that the experiment lacks: those with which it was measured,
+        where they are not its defaults; for another kind of model those of `fine_tuning`."""
+        if label in self.own:
             return ()
+        if not self.is_like_yours:
+            return tuple(self.fine_tuning) if issubclass(METHODS[label], FineTuning) else ()
         measured = {} if self.setting is None else self.setting.methods
         return measured[label].settings if label in measured else ()
 
@@ -139,7 +146,23 @@ def advise_for(
         chosen[:_MOST],
         own=tuple(experiment.methods),
         is_like_yours=bool(same),
+        fine_tuning=_fine_tuning(experiment),
     )
+
+
+def _fine_tuning(experiment: Experiment) -> tuple[str, ...]:
+    """What the experiment's first method with an adapter, or a head alone, trains, and how."""
+    usual = _fields(FineTuning())
+    for method in experiment.methods.values():
+        if isinstance(method, FineTuning) and method.trainable != "full":
+            mine = _fields(method)
+            return tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
+    return ()
+
+
+def _fields(method: FineTuning) -> dict[str, Any]:
+    chosen = {name: getattr(method, name) for name in ("trainable", "rank", "lora_alpha")}
+    return chosen | {f"optimiser.{name}": v for name, v in asdict(method.optimiser).items()}
 
 
 def clients_of(federation: Federation) -> Clients:

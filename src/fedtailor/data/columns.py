@@ -268,7 +268,7 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     ):
         wrong = next((v for v in values if not isinstance(v, str | int)), values[0])
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
-    check_names("client", set(values), columns.places[1])
+    check_names("client", dict.fromkeys(values), columns.places[1])
     names, numbers = np.unique(np.array(values), return_inverse=True)
     groups = np.full(len(cells), -1, np.int64)
     groups[[row for row, value in enumerate(cells) if not _is_missing(value)]] = numbers

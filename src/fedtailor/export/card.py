@@ -175,7 +175,9 @@ def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None
             "learning."
         )
     if joined is not None:
-        return f"A model that {together} learning; {client} joined afterwards and did not fit it."
+        return (
+            f"A model that {together} learning; {client} joined afterwards and uses it unchanged."
+        )
     return f"A model that {together} learning."
 
 

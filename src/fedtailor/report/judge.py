@@ -101,6 +101,11 @@ class _Judge:
             best=best.label if best else None,
             is_alone=best is not None and best.method == ALONE,
             has_learned=self._has_learned(best) if best else None,
+            not_learned=tuple(
+                entry.label
+                for entry in self.entries
+                if entry is not best and self._has_learned(entry) is False
+            ),
             is_finished=all(t.commit.finished for entry in self.entries for t in entry.trials),
             methods=len(self.entries),
             ties=tuple(entry.label for entry in ties),

@@ -41,6 +41,7 @@ class Verdict:
     best: str | None
     is_alone: bool  # the best method is training alone
     has_learned: bool | None  # whether `best` is above each client's most frequent class
+    not_learned: tuple[str, ...]  # the other methods that are not
     is_finished: bool
     methods: int
     ties: tuple[str, ...]
@@ -96,9 +97,12 @@ def _sentences(v: Verdict) -> Iterator[str]:
 def _ties(v: Verdict) -> str:
     if not v.ties:
         return ""
-    *first, last = v.ties
-    names = f"{', '.join(first)} and {last}" if first else last
-    return f", which can't tell it from {names}"
+    return f", which can't tell it from {_and(v.ties)}"
+
+
+def _and(names: tuple[str, ...]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _clauses(v: Verdict) -> Iterator[str]:
@@ -155,6 +159,12 @@ def _against_alone(v: Verdict) -> Iterator[str]:
             for one in sorted(behind, key=lambda one: one.value)
         )
         yield f"Worse than training alone: {names}."
+    if v.not_learned and v.is_finished:
+        yield (
+            f"{_and(v.not_learned)} did not learn: before you give "
+            f"{'it' if len(v.not_learned) == 1 else 'them'} up, try smaller learning rates "
+            "(fedtailor tune searches for them)."
+        )
 
 
 def _cost(v: Verdict) -> Iterator[str]:

@@ -99,6 +99,7 @@ class StartSummary:
     methods: Sequence[MethodSummary]
     hints: Sequence[str]
     memory_mb: float
+    processes: int  # that may train at the same time, each with memory of its own
 
     @property
     def seconds(self) -> float:
@@ -170,8 +171,10 @@ class StartSummary:
         uploads = max(one.upload_bytes for one in self.methods)
         private = sum(one.private_bytes for one in self.methods)
         disk = f"; private states take up to {si(private, 'B')} on disk" if private else ""
+        each = f", and up to as much in each of {self.processes} processes"
         return (
-            f"{si(1e6 * self.memory_mb, 'B')} with data, model and one step; a round's uploads "
+            f"{si(1e6 * self.memory_mb, 'B')} with data, model and one step"
+            f"{each if self.processes > 1 else ''}; a round's uploads "
             f"take {si(uploads, 'B')} more{disk}"
         )
 
@@ -245,6 +248,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         methods=methods,
         hints=_hints(experiment, labels, backbone),
         memory_mb=peak_memory_mb(),
+        processes=1 if federation.remote or ranks > 1 else _at_once(plan, len(cohort.clients), 1),
     )
 
 
