@@ -111,6 +111,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ("split.clients=true", r"split\.clients must not be true"),
         ("seeds=[true]", r"seeds must not be true"),
         ("split.alpha=inf", r"split\.alpha must be finite"),
+        ("public.limit=20", r"public names no data; set public\.name or public\.path"),
         ('start_from="a\\u0000"', r"start_from\.run = 'a\\x00': no text has such characters"),
         ("rounds", r"--set takes key=value, got 'rounds'"),
         ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),

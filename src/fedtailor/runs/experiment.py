@@ -83,6 +83,8 @@ class Experiment:
             raise InputError("start_from has no run; name the directory of a finished one")
         if self.has_public:
             self._check_public()
+        elif self.public != DataConfig():
+            raise InputError("public names no data; set public.name or public.path")
 
     @property
     def has_public(self) -> bool:
