@@ -35,7 +35,8 @@ from fedtailor.engine.results import Round
 from fedtailor.engine.row_file import RowFile
 from fedtailor.method import Cohort
 from fedtailor.params import Params
-from fedtailor.runs.directory import PRIVATE_FILE, RunDirectory
+from fedtailor.runs.committed import PRIVATE_FILE
+from fedtailor.runs.directory import RunDirectory
 
 RESULTS = ROOT / "benchmarks" / "results"
 MEMORY = Path("/dev/shm")
@@ -59,7 +60,8 @@ class _NoHash:
 
 @contextmanager
 def without_checksums() -> Iterator[None]:
-    """Files and rows without checksums, as those of run format 3."""
+    """Files and rows without checksums, as those of run format 3. fedtailor has no such setting;
+    only the hash is replaced, by one that does nothing, and all else is the code that runs use."""
     none = SimpleNamespace(xxh3_64=_NoHash, xxh3_64_intdigest=lambda part: 0)
     with (
         patch("fedtailor.run_format.xxhash", none),

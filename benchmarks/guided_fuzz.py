@@ -36,7 +36,7 @@ with _SEEN if _HERE in sys.argv else nullcontext():
     from fedtailor.flower import codec, messages
     from fedtailor.report.read import Commit, Evaluation, read_log
     from fedtailor.runs import builtin
-    from fedtailor.runs.directory import LOGS, read_commit
+    from fedtailor.runs.committed import LOGS, read_commit
     from fedtailor.runs.experiment import load
 
 Kind = tuple[list[bytes], Callable[[bytes], object]]  # what it begins with, and who reads it

@@ -41,7 +41,7 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
 
     from fedtailor.methods.fedsdg import FedSDG
     from fedtailor.models import ModelConfig, load_model
-    from fedtailor.runs.directory import read_private
+    from fedtailor.runs.committed import read_private
     from fedtailor.task.task import Task
 
     (tmp_path / "small.toml").write_text(LANGUAGE_MODEL)
@@ -74,7 +74,7 @@ def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) 
     """With a rate at which the last round is not the best."""
     from safetensors.torch import load_file
 
-    from fedtailor.runs.directory import read_commit
+    from fedtailor.runs.committed import read_commit
 
     run = tmp_path / "run"
     rate = "methods.fedsdg.optimiser.lr=5.0"

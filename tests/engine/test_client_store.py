@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fedtailor.engine.client_store import SEEN, ClientStore, best_path
 from fedtailor.params import Params
-from fedtailor.runs.directory import read_private_after
+from fedtailor.runs.committed import read_private_after
 
 
 def initial(client: int) -> Params:

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from fedtailor.flower import client_app, serve
 from fedtailor.inference.onboard import onboard
-from fedtailor.runs.directory import read_commit, read_json
+from fedtailor.runs.committed import read_commit
 from fedtailor.runs.experiment import Experiment
+from fedtailor.runs.files import read_json
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import DirectGrid
 from tests.flower.test_sites import QUICK, bert, experiment, news, three_sites, with_data, write

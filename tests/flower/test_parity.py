@@ -18,7 +18,7 @@ from fedtailor.engine.client_store import SEEN
 from fedtailor.flower import Timeouts, serve
 from fedtailor.methods import METHODS
 from fedtailor.params import decode
-from fedtailor.runs.directory import read_json
+from fedtailor.runs.files import read_json
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, private_rows, same_bits
 

@@ -17,7 +17,7 @@ from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo, RoundReply
-from fedtailor.runs.directory import read_commit
+from fedtailor.runs.committed import read_commit
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.data.table import Dataset, Images
 from fedtailor.errors import InputError
-from fedtailor.runs.directory import read_json
 from fedtailor.runs.experiment import parse
+from fedtailor.runs.files import read_json
 from fedtailor.task.backbone import Backbone
 from tests.runs.conftest import EXPERIMENT
 from tests.small import digits

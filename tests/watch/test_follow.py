@@ -12,7 +12,8 @@ import pytest
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.report.read import read
-from fedtailor.runs.directory import locked, read_commit
+from fedtailor.runs.committed import read_commit
+from fedtailor.runs.directory import locked
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.state import RunState
 from tests.watch.conftest import run

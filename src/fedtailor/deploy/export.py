@@ -10,7 +10,7 @@ from ..errors import InputError, unknown
 from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
-from ..runs.directory import load_tensors, read_json
+from ..runs.files import load_tensors, read_json
 from .folder import Deployment
 
 

@@ -19,8 +19,8 @@ from ..data.config import Clients
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, unknown
 from ..flower.nodes import Timeouts
-from ..runs.directory import write_atomically
 from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
+from ..runs.files import write_atomically
 from ..runs.manifest import copies
 from ..user_code import origin_of, portable
 

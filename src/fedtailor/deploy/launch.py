@@ -18,7 +18,8 @@ import tomli_w
 
 from ..errors import InputError
 from ..flower.client import Site
-from ..runs.directory import locked, write_atomically
+from ..runs.directory import locked
+from ..runs.files import write_atomically
 from .folder import Deployment, at_site
 from .registration import has_keys, register
 from .site_process import answers

@@ -18,8 +18,8 @@ from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
 from ..run_format import seal_json
-from ..runs.directory import read_json, write_atomically
 from ..runs.experiment import read_toml
+from ..runs.files import read_json, write_atomically
 from .folder import Deployment
 from .subprocesses import CONNECTION, ask
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..run_format import has_commit
-from ..runs.directory import read_json
+from ..runs.files import read_json
 from .folder import Deployment
 from .registration import REGISTERED
 from .subprocesses import CONNECTION, ask

@@ -40,8 +40,8 @@ from ..runs.build import (
     task_of,
     with_new_clients,
 )
-from ..runs.directory import write_atomically
 from ..runs.experiment import Experiment
+from ..runs.files import write_atomically
 from ..runs.manifest import data_manifest
 from ..task.backbone import Backbone
 from .codec import FAULTS, Limits, holds, pack, unpack

@@ -14,8 +14,10 @@ from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
 from ..run_format import has_commit, seal_json
-from ..runs.directory import locked, read_commit, read_json, write_atomically
+from ..runs.committed import read_commit
+from ..runs.directory import locked
 from ..runs.experiment import Experiment
+from ..runs.files import read_json, write_atomically
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
 from .codec import Limits, pack, unpack, words

@@ -25,8 +25,10 @@ from ..errors import DivergedError, InputError
 from ..params import to_device
 from ..run_format import seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.directory import RunDirectory, read_json, read_server, write_atomically
+from ..runs.committed import read_server
+from ..runs.directory import RunDirectory
 from ..runs.experiment import Experiment
+from ..runs.files import read_json, write_atomically
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
 from ..runs.summary import rounds_left, start_summary

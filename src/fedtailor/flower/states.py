@@ -17,7 +17,7 @@ import torch
 
 from ..errors import InputError
 from ..params import Params, clone, to_device
-from ..runs.directory import load_tensors, save_tensors
+from ..runs.files import load_tensors, save_tensors
 
 MODEL = "model.safetensors"  # what a client was judged by after the reported round
 _NAME = re.compile(r"round-(\d+)\.safetensors")

@@ -30,7 +30,8 @@ from ..errors import InputError
 from ..params import Params, aligned, clone, to_device
 from ..run_format import seal_json
 from ..runs.build import federation_of, public_of, with_new_clients
-from ..runs.directory import locked, read_json, save_tensors, write_atomically
+from ..runs.directory import locked
+from ..runs.files import read_json, save_tensors, write_atomically
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_before

@@ -20,17 +20,16 @@ from ..run_format import (
     damaged,
     has_commit,
 )
-from .directory import (
+from .committed import (
     LOGS,
     PRIVATE_FILE,
     Commit,
     expected_files,
-    load_tensors,
     other_states,
     read_commit,
-    read_json,
     state_path,
 )
+from .files import load_tensors, read_json
 from .manifest import open_run
 
 _READ_AGAIN = (
@@ -119,13 +118,13 @@ def _of_part(folder: Path) -> Iterator[Test]:
     for path in sorted({*expected, *there}):
         if path.name == PRIVATE_FILE:
             yield path, partial(_private, folder, commit)
-        elif path.suffix == ".safetensors" and not _is_left_over(path, commit, expected):
+        elif path.suffix == ".safetensors" and not _is_left_over(path, expected):
             yield path, partial(check_tensors, path)
         elif path.suffix == ".json" and path.name != "commit.json":
             yield path, partial(_json, path)
 
 
-def _is_left_over(path: Path, commit: Commit, expected: Collection[Path]) -> bool:
+def _is_left_over(path: Path, expected: Collection[Path]) -> bool:
     """Whether a kill has left a file of a round that does not count, or `_private` checks it."""
     number = re.fullmatch(r"(?:round|private|diagnostics|confusion)-(\d+)", path.stem)
     return number is not None and path not in expected

@@ -19,52 +19,45 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from xxhash import xxh3_64
 
 from ..engine.client_store import (
-    HERE,
-    IN_STORE,
-    KEPT,
-    SEEN,
     PrivateStates,
     best_path,
     staged_path,
 )
-from ..engine.costs import peak_memory_mb
-from ..engine.results import Round, RoundFaults
-from ..engine.row_file import RowFile, sync_folder
-from ..engine.scoring import Evaluation
+from ..engine.results import Round
 from ..errors import InputError, naming
 from ..method import Server
-from ..params import Params, add_prefix, aligned, encode, strip_prefix
-from ..report.checked import Count, load_object, record
-from ..report.read import Timing, read_log
+from ..params import add_prefix, aligned, strip_prefix
 from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
-    check_tensors,
     check_there,
     committed_bytes,
-    damaged,
     has_commit,
-    missing,
     seal_json,
-    seal_tensors,
-    unseal_json,
 )
-from .best import BestRound, best_rounds
-
-LOGS = ("history", "clients", "timings")
-COSTS_FILE = "costs.json"  # of the first round
-PRIVATE_FILE = "private.safetensors"
-START_FILE = "start.json"  # written before round 0
+from .best import best_rounds
+from .committed import (
+    COSTS_FILE,
+    LOGS,
+    PRIVATE_FILE,
+    START_FILE,
+    Commit,
+    expected_files,
+    other_states,
+    read_commit,
+    read_server,
+    state_path,
+)
+from .files import load_tensors, make_folder, read_json, save_tensors, write_atomically
+from .log_lines import clients_line, confusion_of, history_line, timings_line
 
 # all that a run directory holds; a command that writes something else there adds it here
 OWN_FILES = frozenset(
@@ -94,61 +87,6 @@ def _release_locks() -> None:
 
 # a forked process would hold its parent's locks for as long as it lives
 os.register_at_fork(after_in_child=_release_locks)
-
-_MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
-
-
-def write_atomically(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file whole or not at all, and durably; its content may come in several parts."""
-    fresh = path.with_name(path.name + ".new")
-    with naming(fresh):
-        with fresh.open("wb") as file:
-            file.writelines(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        sync_folder(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those that it lies in, where they are missing, durably."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
-
-
-def save_tensors(path: Path, tensors: Params) -> None:
-    """Write tensors by name as a safetensors file with a checksum, as `write_atomically` does."""
-    write_atomically(path, *seal_tensors(encode(tensors)))
-
-
-def load_tensors(path: Path) -> Params:
-    """What `save_tensors` has written.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    check_tensors(path)
-    try:
-        tensors: Params = load_file(path)
-    except SafetensorError as error:  # of format 3, without a checksum
-        raise damaged(path, str(error)) from None
-    return tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        InputError: no such file, or it holds no JSON object, or is damaged.
-    """
-    try:
-        value = load_object(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise missing(path) from None
-    content: dict[str, Any] = unseal_json(value, path)
-    return content
 
 
 def give_id(out: Path) -> None:
@@ -219,68 +157,6 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _locks.discard(file)
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
-
-    round: Count
-    rounds: Count
-    finished: bool
-    bytes: dict[str, Count]
-    diverged: str | None = None  # why it stopped after that round; the next run goes on there
-    best: dict[str, BestRound] = field(default_factory=dict)
-    stopped: bool = False  # a callback stopped it after that round; it can go on
-    # the earlier rounds whose states clients in flight have been sent; not in the file if there are
-    # none
-    in_flight: Sequence[Count] = ()
-    # of the logs' committed bytes, and ``private``: of all private states
-    checksums: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        """Whether a run would not go on with it by itself: it has finished, or diverged."""
-        return self.finished or self.diverged is not None
-
-    @property
-    def has_model(self) -> bool:
-        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
-        one's states. Without one, training diverged in the first round."""
-        return self.bytes["timings"] > 0
-
-    @property
-    def best_round(self) -> int:
-        """The reported round of the personal models; the last one if they were never evaluated."""
-        return self.best["personal"].round if "personal" in self.best else self.round
-
-    @property
-    def best_global_round(self) -> int:
-        """The reported round of the global model; `best_round` if it was never evaluated."""
-        return self.best["global"].round if "global" in self.best else self.best_round
-
-
-def read_commit(folder: Path) -> Commit:
-    """What the ``commit.json`` in ``folder`` says.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    path = folder / "commit.json"
-    content = read_json(path)
-    names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
-    if not isinstance(content["best"], dict):
-        raise InputError(f"{path}: best must hold an object")
-    best = {
-        model: record(BestRound, about, f"{path}: best.{model}")
-        for model, about in content["best"].items()
-    }
-    commit = record(Commit, {**content, "best": best}, str(path))
-    if commit.bytes.keys() != set(LOGS):
-        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
-    return commit
 
 
 class RunDirectory:
@@ -398,11 +274,11 @@ class RunDirectory:
         """Commit a round whose private states are staged in ``store``."""
         files = self._write_for_good(done)
         lengths = {
-            "history": self._append("history", [_history(done)] if done.number else []),
+            "history": self._append("history", [history_line(done)] if done.number else []),
             "clients": self._append(
-                "clients", [_clients(done, e, self._names) for e in done.evaluations]
+                "clients", [clients_line(done, e, self._names) for e in done.evaluations]
             ),
-            "timings": self._append("timings", [{**_timings(done), "files": files}]),
+            "timings": self._append("timings", [timings_line(done, files)]),
         }
         state = add_prefix(done.server, "server/")
         if store.staged:
@@ -429,14 +305,14 @@ class RunDirectory:
 
     def _write_for_good(self, done: Round) -> list[str]:
         """Write the files that no later round replaces; their names."""
-        kinds = {"diagnostics": done.diagnostics, "confusion": _confusion(done)}
+        kinds = {"diagnostics": done.diagnostics, "confusion": confusion_of(done)}
         tensors = {f"{k}-{done.number:06d}.safetensors": v for k, v in kinds.items() if v}
         for name, values in tensors.items():
             save_tensors(self.path / name, values)
         if done.costs is not None and not self.has_costs:
             write_atomically(self.path / COSTS_FILE, seal_json(asdict(done.costs)))
-        once = {0: START_FILE, 1: COSTS_FILE}
-        return [*tensors, *(n for i, n in once.items() if i == done.number and self._has(n))]
+        once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
+        return [*tensors, once] if once is not None and self._has(once) else [*tensors]
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result. The store must be committed."""
@@ -491,146 +367,3 @@ class RunDirectory:
         for path in (*self.path.glob("round-*"), *self.path.glob("private-*")):
             if path not in kept:
                 path.unlink()
-
-
-def _history(done: Round) -> dict[str, Any]:
-    notes = {"notes": list(done.notes)} if done.notes else {}
-    norms = {"norms": list(done.norms)} if done.norms else {}
-    return {
-        "round": done.number,
-        "cohort": list(done.cohort.clients),
-        "train_loss": done.train_loss,
-        "losses": list(done.losses),
-        "steps": list(done.steps),
-        "lr_scale": done.lr_scale,
-        "bytes_down": done.bytes_down,
-        "bytes_up": done.bytes_up,
-        **norms,
-        **notes,
-        **({} if done.faults is None else _faults(done.faults)),
-    }
-
-
-def _faults(faults: RoundFaults) -> dict[str, Any]:
-    line = asdict(faults)
-    del line["versions"]
-    optional = {"simulated_seconds": line.pop("seconds"), "staleness": line.pop("staleness")}
-    return {**line, **{name: value for name, value in optional.items() if value is not None}}
-
-
-def _clients(done: Round, evaluation: Evaluation, names: Sequence[str] | None) -> dict[str, Any]:
-    line = {"round": done.number, **vars(evaluation)}
-    del line["confusion"]
-    if not line["metrics"]:  # none were asked for
-        del line["metrics"]
-    if names is not None and len(evaluation.clients) <= _MAX_NAMED:
-        line["names"] = [names[client] for client in evaluation.clients]
-    return line
-
-
-def _confusion(done: Round) -> Params:
-    """``MODEL/SPLIT`` ``[n, classes, classes]`` and the clients ``MODEL/clients`` ``[n]``."""
-    tensors: Params = {}
-    for one in done.evaluations:
-        if one.confusion is not None:
-            tensors[f"{one.model}/{one.split}"] = torch.from_numpy(one.confusion).int()
-            tensors[f"{one.model}/clients"] = torch.tensor(one.clients)
-    return tensors
-
-
-def _timings(done: Round) -> dict[str, Any]:
-    seconds = {name: round(value, 4) for name, value in done.seconds.items()}
-    return {
-        "round": done.number,
-        "seconds": seconds,
-        "executor": done.executor,
-        "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
-        "peak_memory_mb": round(peak_memory_mb(), 1),
-    }
-
-
-def other_states(store: Path, number: int) -> InputError:
-    """Return the error for a store that does not have the private states of round ``number``."""
-    staged = staged_path(store, number).name
-    return damaged(store, f"it does not have the states of round {number}, or {staged} is missing")
-
-
-def expected_files(folder: Path, commit: Commit) -> list[Path]:
-    """The files that the folder of one method with one seed must have. One that is missing is not
-    read as if it had never been there.
-
-    Raises:
-        InputError: the log that names some of them is damaged.
-    """
-    files = [folder / f"{log}.jsonl" for log in LOGS]
-    for timing in read_log(Timing, folder / "timings.jsonl", commit):
-        files += [folder / name for name in timing.files]
-    states = {about.round for about in commit.best.values()} | {*commit.in_flight}
-    states -= {commit.round}
-    if not (folder / START_FILE).exists():
-        states -= {0}  # the first values, which need no file
-    if commit.finished:
-        files.append(folder / "server.safetensors")
-    elif commit.has_model:
-        states.add(commit.round)
-    files += [state_path(folder, number) for number in sorted(states)]
-    return files + private_files(folder, commit) * ("private" in commit.checksums)
-
-
-def private_files(folder: Path, commit: Commit) -> list[Path]:
-    """The files that clients' private states must have, where clients keep something private."""
-    store = folder / PRIVATE_FILE
-    # the last round whose states have reached their places
-    moved = commit.round - staged_path(store, commit.round).exists()
-    return [store, best_path(store, commit.best_round)][: 1 + (commit.best_round < moved)]
-
-
-def state_path(folder: Path, number: int) -> Path:
-    """Where the server's state after a round is, until another one is the last, or the best."""
-    return folder / f"round-{number:06d}.safetensors"
-
-
-def read_server(folder: Path, commit: Commit, number: int) -> Server:
-    """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
-    one.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    last = commit.finished and number == commit.round
-    state = load_tensors(folder / "server.safetensors" if last else state_path(folder, number))
-    return aligned(state if last else strip_prefix(state, "server/"))
-
-
-def model_seed(folder: Path, seed: int) -> int:
-    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
-    the part's own, or that of the run it goes on from, since frozen values have to stay."""
-    path = folder / START_FILE
-    number: int = read_json(path)["model_seed"] if path.exists() else seed
-    return number
-
-
-def read_private(path: Path, client: int) -> Params:
-    """A client's tensors in a store's file; empty if it never trained.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    row = RowFile.open(path).read(client)
-    return row if row.pop(SEEN) else {}
-
-
-def read_private_after(folder: Path, number: int, client: int) -> Params:
-    """A client's tensors after round ``number``, the last one or the best; empty if it had not
-    trained.
-
-    Raises:
-        InputError: a file is damaged.
-    """
-    path = best_path(folder / PRIVATE_FILE, number)
-    if path.exists():
-        row = RowFile.open(path).read(client)
-        if (where := row.pop(KEPT)) != IN_STORE:
-            return row if where == HERE else {}
-    path = folder / PRIVATE_FILE
-    return read_private(path, client) if path.exists() else {}

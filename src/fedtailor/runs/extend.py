@@ -11,8 +11,8 @@ from ..engine.config import ScheduleConfig
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
-from .directory import read_json
 from .experiment import Experiment, flattened
+from .files import read_json
 
 T = TypeVar("T")
 

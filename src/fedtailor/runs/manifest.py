@@ -31,9 +31,9 @@ from ..run_format import (
     seal_json,
 )
 from ..user_code import stored
-from .directory import make_folder, read_json, write_atomically
 from .experiment import Experiment, Settings, by_label, changed, parse, source_place
 from .extend import check_extends, united
+from .files import make_folder, read_json, write_atomically
 from .trained_rows import write_trained_rows
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")

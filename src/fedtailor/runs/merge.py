@@ -15,9 +15,10 @@ from typing import Any
 
 from ..errors import InputError, naming
 from ..run_format import has_commit, seal_json
-from .directory import read_commit, read_json, write_atomically
+from .committed import read_commit
 from .experiment import by_label, parse
 from .extend import differences, united
+from .files import read_json, write_atomically
 from .manifest import read_experiment, same_data
 
 _CHUNK = 1 << 24  # bytes that are copied at a time

@@ -16,16 +16,10 @@ from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
-from .directory import (
-    START_FILE,
-    RunDirectory,
-    give_id,
-    locked,
-    model_seed,
-    read_commit,
-    read_json,
-)
+from .committed import START_FILE, model_seed, read_commit
+from .directory import RunDirectory, give_id, locked
 from .experiment import Experiment
+from .files import read_json
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
 from .summary import StartSummary, rounds_left

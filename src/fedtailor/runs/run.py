@@ -22,7 +22,8 @@ from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, device_of, named, with_metrics
 from .callbacks import OnRound
-from .directory import PRIVATE_FILE, check_removable, remove_run
+from .committed import PRIVATE_FILE
+from .directory import check_removable, remove_run
 from .experiment import Experiment, Settings, load
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_same, copies, is_as_it_was, open_run, write_copies

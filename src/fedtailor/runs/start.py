@@ -27,14 +27,10 @@ from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
-from .directory import (
-    START_FILE,
-    model_seed,
-    read_private_after,
-    write_atomically,
-)
+from .committed import START_FILE, model_seed, read_private_after
 from .experiment import Experiment, flattened
 from .extend import shown
+from .files import write_atomically
 from .held_out import start_seed
 from .manifest import data_manifest, open_run
 from .trained import TrainedMethod, ended_commit, open_trained

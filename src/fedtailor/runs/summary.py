@@ -26,8 +26,8 @@ from ..run_format import has_commit
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
-from .directory import read_json
 from .experiment import Experiment
+from .files import read_json
 from .manifest import evaluated_clients
 
 _LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up

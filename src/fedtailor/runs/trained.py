@@ -24,9 +24,8 @@ from ..run_format import check_there, has_commit
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .build import Inputs, named, task_again
-from .directory import (
+from .committed import (
     Commit,
-    load_tensors,
     model_seed,
     private_files,
     read_commit,
@@ -34,6 +33,7 @@ from .directory import (
     read_server,
 )
 from .experiment import Experiment
+from .files import load_tensors
 from .held_out import leave_out, rows_trained_before
 from .manifest import data_manifest, open_run, read_data_manifest, same_data
 

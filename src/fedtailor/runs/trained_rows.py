@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save
 from ..data.federation import Federation
 from ..data.table import Fingerprints
 from ..run_format import check_tensors, seal_tensors
-from .directory import write_atomically
+from .files import write_atomically
 
 _MOST_ROWS = 2_000_000  # to hash more takes long
 _MOST_CLIENTS = 10_000  # to divide the rows of more takes long

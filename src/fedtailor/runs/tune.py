@@ -21,8 +21,8 @@ from ..report.read import read as read_run
 from ..report.select import by_round, higher_is_better, metric_of, summary
 from ..user_code import absolute
 from . import builtin
-from .directory import write_atomically
 from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
+from .files import write_atomically
 from .run import run
 
 if TYPE_CHECKING:

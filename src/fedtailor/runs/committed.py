@@ -1,0 +1,174 @@
+"""What the folder of one method with one seed holds as of its last commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
+from ..engine.row_file import RowFile
+from ..errors import InputError
+from ..method import Server
+from ..params import Params, aligned, strip_prefix
+from ..report.checked import Count, record
+from ..report.read import Timing, read_log
+from ..run_format import damaged
+from .best import BestRound
+from .files import load_tensors, read_json
+
+LOGS = ("history", "clients", "timings")
+COSTS_FILE = "costs.json"  # of the first round
+PRIVATE_FILE = "private.safetensors"
+START_FILE = "start.json"  # written before round 0
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
+
+    round: Count
+    rounds: Count
+    finished: bool
+    bytes: dict[str, Count]
+    diverged: str | None = None  # why it stopped after that round; the next run goes on there
+    best: dict[str, BestRound] = field(default_factory=dict)
+    stopped: bool = False  # a callback stopped it after that round; it can go on
+    # the earlier rounds whose states clients in flight have been sent; not in the file if there are
+    # none
+    in_flight: Sequence[Count] = ()
+    # of the logs' committed bytes, and ``private``: of all private states
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a run would not go on with it by itself: it has finished, or diverged."""
+        return self.finished or self.diverged is not None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states. Without one, training diverged in the first round."""
+        return self.bytes["timings"] > 0
+
+    @property
+    def best_round(self) -> int:
+        """The reported round of the personal models; the last one if they were never evaluated."""
+        return self.best["personal"].round if "personal" in self.best else self.round
+
+    @property
+    def best_global_round(self) -> int:
+        """The reported round of the global model; `best_round` if it was never evaluated."""
+        return self.best["global"].round if "global" in self.best else self.best_round
+
+
+def read_commit(folder: Path) -> Commit:
+    """What the ``commit.json`` in ``folder`` says.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    path = folder / "commit.json"
+    content = read_json(path)
+    names = {each.name for each in fields(Commit)}
+    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
+    if not isinstance(content["best"], dict):
+        raise InputError(f"{path}: best must hold an object")
+    best = {
+        model: record(BestRound, about, f"{path}: best.{model}")
+        for model, about in content["best"].items()
+    }
+    commit = record(Commit, {**content, "best": best}, str(path))
+    if commit.bytes.keys() != set(LOGS):
+        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
+    return commit
+
+
+def other_states(store: Path, number: int) -> InputError:
+    """Return the error for a store that does not have the private states of round ``number``."""
+    staged = staged_path(store, number).name
+    return damaged(store, f"it does not have the states of round {number}, or {staged} is missing")
+
+
+def expected_files(folder: Path, commit: Commit) -> list[Path]:
+    """The files that the folder of one method with one seed must have. One that is missing is not
+    read as if it had never been there.
+
+    Raises:
+        InputError: the log that names some of them is damaged.
+    """
+    files = [folder / f"{log}.jsonl" for log in LOGS]
+    for timing in read_log(Timing, folder / "timings.jsonl", commit):
+        files += [folder / name for name in timing.files]
+    states = {about.round for about in commit.best.values()} | {*commit.in_flight}
+    states -= {commit.round}
+    if not (folder / START_FILE).exists():
+        states -= {0}  # the first values, which need no file
+    if commit.finished:
+        files.append(folder / "server.safetensors")
+    elif commit.has_model:
+        states.add(commit.round)
+    files += [state_path(folder, number) for number in sorted(states)]
+    if "private" in commit.checksums:
+        files += private_files(folder, commit)
+    return files
+
+
+def private_files(folder: Path, commit: Commit) -> list[Path]:
+    """The files that clients' private states must have, where clients keep something private."""
+    store = folder / PRIVATE_FILE
+    # the last round whose states have reached their places
+    moved = commit.round - staged_path(store, commit.round).exists()
+    return [store, best_path(store, commit.best_round)] if commit.best_round < moved else [store]
+
+
+def state_path(folder: Path, number: int) -> Path:
+    """Where the server's state after a round is, until another one is the last, or the best."""
+    return folder / f"round-{number:06d}.safetensors"
+
+
+def read_server(folder: Path, commit: Commit, number: int) -> Server:
+    """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
+    one.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    last = commit.finished and number == commit.round
+    state = load_tensors(folder / "server.safetensors" if last else state_path(folder, number))
+    return aligned(state if last else strip_prefix(state, "server/"))
+
+
+def model_seed(folder: Path, seed: int) -> int:
+    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
+    the part's own, or that of the run it goes on from, since frozen values have to stay."""
+    path = folder / START_FILE
+    number: int = read_json(path)["model_seed"] if path.exists() else seed
+    return number
+
+
+def read_private(path: Path, client: int) -> Params:
+    """A client's tensors in a store's file; empty if it never trained.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    row = RowFile.open(path).read(client)
+    return row if row.pop(SEEN) else {}
+
+
+def read_private_after(folder: Path, number: int, client: int) -> Params:
+    """A client's tensors after round ``number``, the last one or the best; empty if it had not
+    trained.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    path = best_path(folder / PRIVATE_FILE, number)
+    if path.exists():
+        row = RowFile.open(path).read(client)
+        if (where := row.pop(KEPT)) != IN_STORE:
+            return row if where == HERE else {}
+    path = folder / PRIVATE_FILE
+    return read_private(path, client) if path.exists() else {}

@@ -1,0 +1,69 @@
+"""Files of a run directory: written whole or not at all, and read with their checksums."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..engine.row_file import sync_folder
+from ..errors import naming
+from ..params import Params, encode
+from ..report.checked import load_object
+from ..run_format import check_tensors, damaged, missing, seal_tensors, unseal_json
+
+
+def write_atomically(path: Path, *content: bytes | memoryview) -> None:
+    """Write a file whole or not at all, and durably; its content may come in several parts."""
+    fresh = path.with_name(path.name + ".new")
+    with naming(fresh):
+        with fresh.open("wb") as file:
+            file.writelines(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it lies in, where they are missing, durably."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def save_tensors(path: Path, tensors: Params) -> None:
+    """Write tensors by name as a safetensors file with a checksum, as `write_atomically` does."""
+    write_atomically(path, *seal_tensors(encode(tensors)))
+
+
+def load_tensors(path: Path) -> Params:
+    """What `save_tensors` has written.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    check_tensors(path)
+    try:
+        tensors: Params = load_file(path)
+    except SafetensorError as error:  # of format 3, without a checksum
+        raise damaged(path, str(error)) from None
+    return tensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InputError: no such file, or it holds no JSON object, or is damaged.
+    """
+    try:
+        value = load_object(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise missing(path) from None
+    content: dict[str, Any] = unseal_json(value, path)
+    return content
