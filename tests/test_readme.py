@@ -8,6 +8,7 @@ import pytest
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,6 +229,7 @@ def test_of_several_methods_one_that_diverges_is_shown_and_the_others_go_on(
     assert capfd.readouterr().out == printed.out
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) -> None:
     import pty
 
@@ -253,6 +254,7 @@ def test_a_terminal_shows_rounds_loss_and_time_left(file: Path, tmp_path: Path) 
     assert re.search(r"loss=\d\.\d\d\d", text)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_a_log_gets_the_same_lines(file: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(tmp_path / "o")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -82,6 +82,7 @@ def test_so_does_every_method(which: str, tmp_path: Path) -> None:
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "engine"), [(2, ft.EngineConfig("processes", processes=2)), (3, ft.EngineConfig())]
 )
@@ -131,6 +132,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(go(1, file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ENDS)
 def test_ranks_end_together_and_the_command_goes_on(
     what: str, file: Path, undisturbed: dict[str, bytes]
@@ -148,6 +150,7 @@ def test_ranks_end_together_and_the_command_goes_on(
     assert contents(go(3, file)) == undisturbed  # another number of ranks
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_leaves_the_others_running(tmp_path: Path) -> None:
     wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e30))
     experiment = replace(EXPERIMENT, methods={"wild": wild, "fedper": ft.FedPer()})
