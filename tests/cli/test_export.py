@@ -30,6 +30,7 @@ rank = 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 def test_an_exported_adapter_is_the_personal_model_in_peft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -42,6 +42,7 @@ def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
     assert not loaded("--help", "--version", "list", *helps, *mistakes) & HEAVY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "needs"),
     [

@@ -10,6 +10,7 @@ from fedtailor.cli import main
 from tests.runs.conftest import contents
 
 
+@pytest.mark.slow
 def test_two_machines_parts_make_one_machines_run(
     file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

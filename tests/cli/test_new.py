@@ -172,6 +172,7 @@ def test_a_mistake_is_one_line(
     assert not Path("visits.toml").exists()
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> None:
     terminal, inside = pty.openpty()
     command = [sys.executable, "-m", "fedtailor", "new", str(visits)]

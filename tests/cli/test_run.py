@@ -158,6 +158,7 @@ def test_a_different_run_in_the_way_is_left_alone(
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 def test_a_run_directory_goes_on_with_more_rounds_and_methods(file: Path, tmp_path: Path) -> None:
     a, b, local = tmp_path / "a", tmp_path / "b", ["--set", "methods=local"]
     assert main(["run", str(file), "--out", str(a), *local, "--set", "rounds=1"]) == 0
@@ -313,6 +314,7 @@ def test_a_file_in_the_way_of_the_run_directory_is_told(
     assert capfd.readouterr().err == said
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(out)]

@@ -45,6 +45,7 @@ def test_attackers_are_not_evaluated() -> None:
     assert {evaluation.clients for evaluation in last.evaluations} == {(1, 2, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STRENGTHS)
 def test_processes_send_what_one_process_sends(kind: str) -> None:
     attack = AttackConfig(kind, fraction=0.4)  # type: ignore[arg-type]

@@ -216,6 +216,7 @@ def test_every_folder_has_the_logits_of_the_run(pairs: dict[str, Pair]) -> None:
         torch.testing.assert_close(pair.exported, pair.ours, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedavg", "fedsdg", "fedem"])
 def test_all_clients_share_one_base(pairs: dict[str, Pair], label: str) -> None:
     folder = pairs[f"{label}/1"].folder

@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) -> None:
     needs_public = METHODS[CASES[name].get("name", name)].needs_public

@@ -86,6 +86,7 @@ def three_sites(chosen: ft.Experiment, folder: Path, **more: Any) -> DirectGrid:
     return DirectGrid(apps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsdg", "fedmerge"])
 def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: Path) -> None:
     chosen = experiment(method)
@@ -117,6 +118,7 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
             assert last.keys() > own.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "data", "message"),
     [

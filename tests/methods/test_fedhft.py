@@ -44,7 +44,7 @@ def test_equation_6_is_the_squared_norm_of_each_row(
     B, A = random_product(d_out, r, d_in, seed)
     expected = np.array([sum((B[i] @ A[:, j]) ** 2 for j in range(d_in)) for i in range(d_out)])
     got = row_importance(torch.tensor(B), torch.tensor(A))
-    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 W0 = RNG.normal(size=(4, 5)).astype(np.float32)

@@ -96,6 +96,7 @@ def logs(out: Path, label: str) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("history.jsonl", "clients.jsonl")]
 
 
+@pytest.mark.slow
 def test_it_runs_and_goes_on_as_the_built_in_ones_do(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["run", str(file), "--out", str(out)]) == 0
