@@ -77,7 +77,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ("lst", "unknown command 'lst'; did you mean 'list'? allowed: advise, check, check-method"),
-        ("", "the following arguments are required: COMMAND; see fedtailor --help"),
         ("run", "required: EXPERIMENT.toml; see fedtailor run --help"),
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),
         ("report x --format svg", "arguments: --format svg; see fedtailor report --help"),

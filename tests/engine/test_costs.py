@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedtailor.data.config import LocalConfig
+from fedtailor.engine.config import Plan
 from fedtailor.engine.costs import count_flops, peak_memory_mb, wire_bytes
+from fedtailor.engine.prepare import first_costs
 from fedtailor.layers.activations import tangent
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import encode
+from fedtailor.task.task import Task
+from tests.small import digits_backbone, digits_federation
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
           torch.int16, torch.int8, torch.uint8, torch.bool]  # fmt: skip
@@ -73,3 +79,13 @@ def test_the_peak_is_the_most_memory_that_was_ever_resident(
     assert before + 90 < after < before + 150
     block.close()
     assert peak_memory_mb() >= after
+
+
+def test_operations_of_a_step_are_a_mean_over_full_and_short_batches() -> None:
+    task, local = Task(digits_backbone(), FedAvg().adapt), LocalConfig(batch_size=8)
+
+    def flops(*sizes: int) -> int | None:
+        return first_costs(FedAvg(), task, digits_federation(sizes), Plan(1, local)).flops
+
+    assert flops(3, 12, 20) == flops(6)  # batches of 8 and of 4
+    assert flops(3, 6, 20) == flops(6)

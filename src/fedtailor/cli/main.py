@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
         raise unknown("command", arguments[0], _COMMANDS)
-    options, unrecognised = _parser().parse_known_args(arguments)
+    options, unrecognised = _parser().parse_known_args(arguments or ["--help"])
     if unrecognised:
         options.parser.error(f"unrecognized arguments: {' '.join(unrecognised)}")
     return options

@@ -59,7 +59,7 @@ def cohort_of(federation: Federation, number: int, clients: tuple[int, ...]) -> 
 
 
 def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
-    """How long clients need, measured on the `first_step`; None if time is not simulated."""
+    """How long clients need, measured on the `first_steps`; None if time is not simulated."""
     faults = plan.faults
     if not faults.machines:
         return None
@@ -70,31 +70,34 @@ def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -
     return TimeModel(faults.machines, kinds, costs.flops, down, up)
 
 
-def first_step(
-    method: Method, task: Task, federation: Federation, plan: Plan
+def first_steps(
+    method: Method, task: Task, federation: Federation, plan: Plan, limit: int = 1
 ) -> tuple[dict[str, Work], Server, ClientRequest]:
-    """The first client's training of round 1 on a single batch: the works, the server's state, and
-    the request to the client."""
-    plan = replace(plan, local=LocalConfig(plan.local.batch_size, steps=1))
-    client = draw_cohort(federation, plan, 1).clients[0]
+    """At most ``limit`` batches of an epoch in round 1, of the client with the median number of
+    examples: the works, the server's state, and the request to the client."""
+    cohort = sorted(draw_cohort(federation, plan, 1).clients, key=federation.num_examples)
+    client = cohort[len(cohort) // 2]
+    size = plan.local.batch_size
+    steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))
+    plan = replace(plan, local=LocalConfig(size, steps=steps))
     private = new_store(method, task, federation).read(client)
     scale = plan.schedule.factor(1, plan.rounds)
-    request = ClientRequest(0, client, 1, private, "train", 1, scale, 1)
+    request = ClientRequest(0, client, 1, private, "train", 1, scale, steps)
     server = to_device(first_server(method, task, federation), task.device)
     return client_works(method, task, federation, plan), server, request
 
 
 def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) -> Costs:
-    """The costs of the `first_step`, its floating-point operations included. What is computed once
-    for each example is not counted."""
+    """The costs of a client, the floating-point operations of a step included: their mean over at
+    most four `first_steps`. What is computed once for each example is not counted."""
     federation = with_example_cache(method, task, federation, plan.engine)
-    works, server, request = first_step(method, task, federation, plan)
+    works, server, request = first_steps(method, task, federation, plan, limit=4)
     train = works["train"]
     assert isinstance(train, Training)
     inputs = train.prepare(server, request)
     updates: list[ClientUpdate] = []
     flops = count_flops(lambda: updates.append(train.complete(request, inputs)))
-    return replace(updates[0].costs, flops=flops)
+    return replace(updates[0].costs, flops=round(flops / request.size))
 
 
 def client_works(

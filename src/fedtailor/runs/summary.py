@@ -19,7 +19,7 @@ from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
-from ..engine.prepare import draw_cohort, first_step, with_example_cache
+from ..engine.prepare import draw_cohort, first_steps, with_example_cache
 from ..method import FineTuning, Method
 from ..report.numbers import in_words, si
 from ..run_format import has_commit
@@ -322,7 +322,7 @@ def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs
     plan = inputs.experiment.plan
     task = inputs.task(method, federation.seed)
     federation = with_example_cache(method, task, federation, plan.engine)
-    works, server, request = first_step(method, task, federation, plan)
+    works, server, request = first_steps(method, task, federation, plan)
     # one thread, as `processes` has it: a pool of threads would not survive a fork
     threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
     runner = Sequential(works, threads)
