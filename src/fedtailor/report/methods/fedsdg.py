@@ -59,6 +59,6 @@ def gate_heat_map(entry: Entry) -> Drawing:
         "The colour gives each client's gate in each block of the model: the sigmoid of the gate "
         "logit after the last committed round. With gate 0 the block uses the shared model alone, "
         f"with gate 1 the private adapter in full; gates start at 0.5.{_range(values)} Colours go "
-        f"from {low:.3f} to {high:.3f}. Clients are ordered by mean gate; hatched clients never took "
-        "part.",
+        f"from {low:.3f} to {high:.3f}. Clients are ordered by mean gate; hatched clients never "
+        "took part.",
     )
