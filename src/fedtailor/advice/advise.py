@@ -97,9 +97,11 @@ class Advice:
     def _table(self, setting: Setting) -> list[str]:
         """What the named methods came to; the accuracy only where the kind is the same."""
         header = ["method", "accuracy there", "over local there, 95 % interval", "worse off there"]
-        rows = [(label, *_cells(label, setting.methods[label])) for label in self.labels()]
+        rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:
-            header, rows = [header[0], *header[2:]], [(row[0], *row[2:]) for row in rows]
+            del header[1]
+            for row in rows:
+                del row[1]
         right = ("left", *["right"] * (len(header) - 1))
         return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
 
