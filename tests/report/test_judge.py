@@ -222,8 +222,8 @@ def test_clients_at_their_most_frequent_class_are_named(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", test, names=names, majority=0.3)
     found = _verdict(run)
     assert (
-        "fedsdg is no better than always answering a client's most frequent class, though another "
-        "method is, for site 3 (30.0 %; local 50.0 %)."
+        "For site 3 (30.0 %; local 50.0 %) fedsdg is no better than always answering the client's "
+        "most frequent class, though another method is."
     ) in found.text
     assert (
         "No better than the most frequent class, though another method is: local for site 7 "

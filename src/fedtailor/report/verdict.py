@@ -120,8 +120,8 @@ def _sentences(v: Verdict) -> Iterator[str]:
         )
     elif clients := v.at_majority.get(v.best):
         yield (
-            f"{v.best} is no better than always answering a client's most frequent class, though "
-            f"another method is, for {at_majority_names(clients)}."
+            f"For {at_majority_names(clients)} {v.best} is no better than always answering the "
+            "client's most frequent class, though another method is."
         )
     yield from _against_alone(v)
     yield from _cost(v)
