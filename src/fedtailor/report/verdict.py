@@ -12,7 +12,8 @@ from .numbers import amount, bare, seconds_text, si
 from .select import Metric, is_percentage
 
 MAX_NAMES = 5
-_MORE = 1.05  # times another method's cost, before it is worth saying
+# times another method's cost, before it is worth saying; the same work varies in time
+_MORE_BYTES, _MORE_SECONDS = 1.05, 1.2
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,14 @@ def _capped(names: Sequence[str], count: int | None = None) -> list[str]:
 def at_majority_names(clients: Sequence[AtMajority]) -> str:
     """Name clients with the accuracy of a method and of the best one there.
 
-    >>> at_majority_names([AtMajority("Bern", None, 0.5, 0.5, "local", 0.75)])
-    'Bern (50.0 %; local 75.0 %)'
+    >>> bern, seven = (AtMajority(name, None, 0.5, 0.5, "local", 0.75) for name in ("Bern", "7"))
+    >>> at_majority_names([bern, seven])
+    'Bern (50.0 %; local 75.0 %) and client 7 (50.0 %; local 75.0 %)'
     """
     return _and(
         _capped([
-            f"{_client(one.client, one.seed)} ({100 * one.accuracy:.1f} %; {one.better} "
+            f"{'client ' if one.client.isdigit() else ''}{_client(one.client, one.seed)} "
+            f"({100 * one.accuracy:.1f} %; {one.better} "
             f"{100 * one.better_accuracy:.1f} %)"
             for one in clients
         ])
@@ -265,14 +268,14 @@ def _cost(v: Verdict) -> Iterator[str]:
         traffic = f"{v.best} sends nothing"
     else:
         traffic = f"{v.best} sends and receives {si(cost.bytes, 'B')} per client and round"
-        if times is not None and times >= _MORE:
+        if times is not None and times >= _MORE_BYTES:
             traffic += f", {times:.3g} times as much as {cost.fewest_bytes}"
     if cost.cpu_seconds is None:
         yield f"{traffic}, and took {seconds_text(cost.seconds)} s."
         return
     time = f"its training took {seconds_text(cost.cpu_seconds)} s of processor time"
     times = cost.times_fewest_cpu_seconds
-    if times is not None and times >= _MORE:
+    if times is not None and times >= _MORE_SECONDS:
         time += f", {times:.2g} times as much as {cost.fewest_cpu_seconds}"
     yield f"{traffic}, and {time}."
 
