@@ -255,6 +255,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     number = "format(datum.value, '.4~s')"
     axis_of_cost: Json = {
         "title": name,
+        "labelSeparation": 8,
         "labelExpr": f"replace({number}, regexp('([a-zA-Z]?)$'), ' $1{unit}')",
     }
     scale: Json = {"zero": True}
