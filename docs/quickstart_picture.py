@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 from fedtailor.report.page import write
 
 _OUT = Path(__file__).parent / "images/quickstart.png"
-_WIDTH, _MARGIN = 816, 10  # pixels
+_WIDTH, _MARGIN = 870, 10  # pixels
 _WITHOUT_SECONDS = """() => {
   for (const item of document.querySelectorAll("#verdict li"))
     item.textContent = item.textContent.replace(/, and (took|its training took) .*/, ".");
