@@ -10,7 +10,8 @@ from typing import Any
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
 from ..inference.onboard import Onboarded
-from ..report.read import Evaluation, Trial
+from ..report.read import Trial
+from ..report.records import Evaluation
 from ..report.select import Model, by_round
 from ..runs.experiment import Experiment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .metrics import Summary, summarise
-from .read import Evaluation, Partition
+from .records import Evaluation, Partition
 
 NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
 

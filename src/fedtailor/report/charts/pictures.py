@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ..differences import division_of
 from ..drawing import around
-from ..read import Counts, Trial, tensors
+from ..read import Trial, tensors
+from ..records import Counts
 from ..select import Entry
 from .content import Group, Json
 
