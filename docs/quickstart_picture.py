@@ -24,7 +24,7 @@ _OUT = Path(__file__).parent / "images/quickstart.png"
 _WIDTH, _MARGIN = 816, 10  # pixels
 _WITHOUT_SECONDS = """() => {
   for (const item of document.querySelectorAll("#verdict li"))
-    item.textContent = item.textContent.replace(/, and took .*/, ".");
+    item.textContent = item.textContent.replace(/, and (took|its training took) .*/, ".");
 }"""
 _ENDS = """() => [
   document.querySelector("#verdict").getBoundingClientRect().top,

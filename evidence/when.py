@@ -16,6 +16,7 @@ import numpy as np
 from tabulate import tabulate
 
 from evidence.run import HERE, MAP, Run, lines, planned
+from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.report.paired import Paired, paired
@@ -66,6 +67,7 @@ class Cell:
         best = max(self.methods, key=lambda label: self._mean(label))
         return {
             "data": settings["data"]["name"],
+            "modality": BUILTIN[settings["data"]["name"]].modality,
             "model": settings["model"]["name"],
             "pretrained": settings["model"]["pretrained"],
             "alpha": settings["split"]["alpha"],

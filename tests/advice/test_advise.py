@@ -32,7 +32,8 @@ def method(accuracy: float, over: float, behind: float, **settings: str) -> Meas
 
 def setting(clients: Clients, **methods: Measured) -> Setting:
     named = {name.replace("_", "-"): one for name, one in methods.items()}
-    return Setting("digits", "lenet", False, 0.3, 10, ("split.alpha=0.3",), clients, named)
+    settings = ("split.alpha=0.3",)
+    return Setting("digits", "image", "lenet", False, 0.3, 10, settings, clients, named)
 
 
 SETTINGS = (
@@ -48,16 +49,16 @@ SETTINGS = (
 
 
 def test_the_best_and_those_that_cannot_be_told_from_it_come_first() -> None:
-    advice = advise_for(Clients(15, 80, 0.3), EXPERIMENT, SETTINGS)
+    advice = advise_for(Clients(15, 80, 0.3), "image", EXPERIMENT, SETTINGS)
     assert advice.setting is SETTINGS[0]
     assert advice.methods == ["fedavg-ft", "fedper", "ditto"]
     assert not advice.alone_is_as_good
     (row,) = [line for line in advice.lines("mine.toml") if line.startswith("fedavg-ft")]
-    assert " ".join(row.split()[1:]) == "82.0 % +8.0 [+6.0, +10.0] 25 % of clients 1"
+    assert " ".join(row.split()[1:]) == "82.0 % +8.0 [+6.0, +10.0] 25 % of clients"
 
 
 def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() -> None:
-    advice = advise_for(Clients(20, 60, 0.25), EXPERIMENT, SETTINGS)
+    advice = advise_for(Clients(20, 60, 0.25), "image", EXPERIMENT, SETTINGS)
     command = shlex.split(" ".join(advice.command("my file.toml", ["rounds=3"])).replace("\\ ", ""))
     assert command[:5] == ["fedtailor", "run", "my file.toml", "--set", "rounds=3"]
     changes = ft.load("quickstart", [part for part in command[4::2] if part != "--set"]).methods
@@ -71,22 +72,57 @@ def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() 
      (Clients(20, 60, None), "fedavg-ft", False)],
 )  # fmt: skip
 def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: bool) -> None:
-    advice = advise_for(clients, EXPERIMENT, SETTINGS)
+    advice = advise_for(clients, "image", EXPERIMENT, SETTINGS)
     assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
 
 
 def test_what_was_not_measured_is_said() -> None:
-    far = advise_for(Clients(5000, 60, 0.25), EXPERIMENT, SETTINGS)
+    far = advise_for(Clients(5000, 60, 0.25), "image", EXPERIMENT, SETTINGS)
     assert any("far from yours" in line for line in far.lines("x.toml"))
-    texts = ft.Experiment({"local": ft.Local()}, model=ft.ModelConfig())
-    other = advise_for(Clients(20, 60, 0.25), texts, SETTINGS)
-    assert any("another kind of model: take" in line for line in other.lines("x.toml"))
-    lora = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
-    other = advise_for(Clients(20, 60, 0.25), replace(texts, methods={"local": lora}), SETTINGS)
-    settings = ("trainable=lora", "optimiser.name=adam", "optimiser.lr=0.003")
-    assert other.settings_of("fedavg-ft") == settings
-    unlabelled = advise_for(Clients(20, 60, None, are_classified=False), EXPERIMENT, SETTINGS)
-    assert "no classes" in unlabelled.lines("x.toml")[-1]
+    unlabelled = Clients(20, 60, None, are_classified=False)
+    said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
+    assert "no classes" in said[-1]
+
+
+LORA = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
+TEXTS = ft.Experiment({"local": LORA}, model=ft.ModelConfig())
+MINE = Clients(20, 60, 0.25)
+
+
+def test_figures_of_another_kind_are_an_order_alone() -> None:
+    one = setting(
+        MINE,
+        pfedgate=method(0.82, 0.08, 0.0), fedper=method(0.81, 0.07, 0.01),
+        fedsq=method(0.8, 0.06, 0.02), ditto=method(0.79, 0.05, 0.03), local=method(0.74, 0, 0.08),
+    )  # fmt: skip
+    advice = advise_for(MINE, "text", TEXTS, [one])
+    assert advice.settings_of("ditto") == (
+        "trainable=lora", "optimiser.name=adam", "optimiser.lr=0.003",
+    )  # fmt: skip
+    without = replace(TEXTS, methods={"fedsdg": ft.FedSDG()})
+    adapted = advise_for(MINE, "text", without, [one]).settings_of("ditto")
+    assert adapted == ("trainable=lora",)
+    assert advice.methods == ["fedper", "ditto", "local"]  # others can't train an adapter
+    said = advice.lines("x.toml")
+    assert any("Nothing was measured with texts and a pretrained model." in line for line in said)
+    assert any("network from random weights: only their order is a hint" in line for line in said)
+    assert any(line.startswith("left out          pfedgate, fedsq: ") for line in said)
+    (row,) = [line for line in said if line.startswith("ditto")]
+    assert row.split() == ["ditto", "+5.0", "[+3.0,", "+7.0]", "25", "%", "of", "clients"]
+
+
+def test_settings_of_the_same_kind_come_first() -> None:
+    far, ditto = Clients(500, 9, 0.9), {"ditto": method(0.8, 0.1, 0), "local": method(0.7, 0, 0.1)}
+    pictures = setting(MINE, **ditto)
+    others = [replace(pictures, modality="text"), replace(pictures, clients=far, pretrained=True)]
+    same = replace(others[1], modality="text")
+    known = [pictures, *others, same]
+    for left, nearest in ((known, same), (known[:3], others[1]), (known[:2], others[0])):
+        advice = advise_for(MINE, "text", TEXTS, left)
+        assert advice.setting is nearest
+        said = "\n".join(advice.lines("x.toml"))
+        assert ("accuracy there" in said) == (nearest is same)
+        assert ("Nothing was measured with" in said) == (nearest is not same)
 
 
 def test_the_measured_settings_can_be_read() -> None:

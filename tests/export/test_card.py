@@ -83,7 +83,8 @@ def test_a_card_says_who_trained_the_model(
 ) -> None:
     about: dict[str, Any] = {
         "label": label, "method": label, "client": "oslo", "clients": 7, "seed": 0, "form": "plain",
-        "task": "classification", "network": {"kind": "pytorch"}, "id2label": {}, "max_length": 0,
+        "modality": "image", "task": "classification", "network": {"kind": "pytorch"},
+        "id2label": {}, "max_length": 0,
         "base": {"name": "net", "licence": "MIT", "get": None},
     }  # fmt: skip
     lines = card(EXPERIMENT, about, [], joined).splitlines()

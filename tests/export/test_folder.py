@@ -92,7 +92,7 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     assert "| data | digits, divided at random among 3 clients |" in card
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
-    assert f"| test | {test['num_examples'][1]} | {test['accuracy'][1]:.3f} |" in card
+    assert f"| test | {test['num_examples'][1]} | {100 * test['accuracy'][1]:.1f} % |" in card
 
 
 def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -> None:
@@ -151,7 +151,22 @@ def test_a_client_that_joined_has_no_model_of_the_last_round(joined: Path, tmp_p
         export_model(joined, "fedsdg", tmp_path / "out", client="lagos", which="last")
 
 
+def test_the_packages_that_the_card_names_are_enough(finished: Path, tmp_path: Path) -> None:
+    out = export_model(finished, "fedavg", tmp_path / "out")
+    (line,) = [x for x in (out / "README.md").read_text().splitlines() if x.startswith("pip ")]
+    named = line.split()[2:]
+    assert named == ["torch", "safetensors", "pillow", "numpy"]
+    others = {"transformers", "peft", "fedtailor", "datasets", "pandas", "scipy", "pyarrow"}
+    code = f"import sys, runpy; sys.modules.update(dict.fromkeys({others}));"
+    code += f"sys.path.insert(0, {str(out)!r}); sys.argv = ['use.py', {str(tmp_path / 'a.png')!r}];"
+    code += f"runpy.run_path({str(out / 'use.py')!r}, run_name='__main__')"
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
 def test_all_clients_are_also_those_that_joined(joined: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="client 1 and all clients; name one, or take all"):
+        export_model(joined, "fedsdg", tmp_path / "both", client=1, all_clients=True)
     best = export_model(joined, "fedsdg", tmp_path / "best", all_clients=True)
     assert sorted(p.name for p in best.iterdir()) == ["0", "1", "2", "base", "lagos"]
     last = export_model(joined, "fedsdg", tmp_path / "last", all_clients=True, which="last")

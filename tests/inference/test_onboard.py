@@ -163,6 +163,11 @@ def test_the_best_on_validation_examples_is_kept() -> None:
         "guess",
         "the best of 3 on its 4 validation examples, which are few to choose by",
     )
+    for count, few in ((29, ", which are few to choose by"), (30, "")):
+        more = {name: candidate(1, 3, count) for name in found}
+        note = f"the best of 3 on its {count} validation examples{few}"
+        more["fitted"] = candidate(1, 4, count)
+        assert choose(more, fits=True, label="x") == ("fitted", note)
     assert choose({**found, "fitted": candidate(2, 3)}, fits=True, label="x")[0] == "fitted"
     assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"
     assert choose(found, fits=True, label="x", by_loss=True)[0] == "fitted"

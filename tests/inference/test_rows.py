@@ -101,8 +101,8 @@ PREDICTIONS = [
 
 
 def test_labels_are_names_or_numbers_of_classes() -> None:
-    assert accuracy(PREDICTIONS, ["a", "0"], ["a", "b"]) == "accuracy 0.5000: 1 of 2 rows"
-    assert accuracy(PREDICTIONS, ["", "1"], ["a", "b"]) == "accuracy 1.0000: 1 of 1 rows"
+    assert accuracy(PREDICTIONS, ["a", "0"], ["a", "b"]) == "accuracy 50.0 %: 1 of 2 rows are right"
+    assert accuracy(PREDICTIONS, ["", "1"], ["a", "b"]) == "accuracy 100.0 %: 1 of 1 rows are right"
     assert accuracy(PREDICTIONS, ["", " "], ["a", "b"]) == "no row has a label"
     with pytest.raises(InputError, match="unknown label 'c'; allowed: a, b"):
         accuracy(PREDICTIONS, ["a", "c"], ["a", "b"])

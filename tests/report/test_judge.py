@@ -37,6 +37,9 @@ def _run(
     sent: dict[str, int] | None = None,
     diverged: Sequence[str] = (),
     finished: bool = True,
+    has_cpu_seconds: bool = True,
+    majority: float | None = None,
+    examples: int = 50,
 ) -> Path:
     """Write a run of one evaluated round: for each method the test results of its clients, and its
     validation result, which all of its clients have, or one for each (the mean test result if it is
@@ -51,7 +54,10 @@ def _run(
         partition |= {"classes": [] if is_lm else ["a", "b"], "names": names}
         partition |= {"task": "causal-lm" if is_lm else "classification", "modality": "text"}
         _write(path / f"partitions/seed-{seed}.json", partition)
-        held = dict.fromkeys(("train", "validation", "test"), np.full(clients, 50, np.int32))
+        held = dict.fromkeys(("train", "validation", "test"), np.full(clients, examples, np.int32))
+        if majority is not None:
+            correct = np.full(clients, round(majority * examples), np.int32)
+            held |= {"majority": np.zeros(clients, np.int32), "majority_correct": correct}
         save_file(held, path / f"partitions/seed-{seed}.safetensors")
         for label, values in test.items():
             chosen = float(np.mean(values)) if validation is None else validation[label]
@@ -61,14 +67,16 @@ def _run(
                 del splits["validation"]
             lines = [
                 {"round": 1, "model": "personal", "split": split, "clients": list(range(clients)),
-                 "num_examples": [50] * clients, "loss": of, "accuracy": of}
+                 "num_examples": [examples] * clients, "loss": of, "accuracy": of}
                 for split, of in splits.items()
             ]  # fmt: skip
             size = (sent or {}).get(label, 0 if label == "local" else 1000)
             history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
                        "losses": [1.0] * clients, "steps": [1] * clients, "lr_scale": 1.0,
                        "bytes_down": size * clients, "bytes_up": size * clients}  # fmt: skip
-            timing = {"round": 1, "seconds": {"train": 2.0 + size / 1000}, "peak_memory_mb": None}
+            seconds = 2.0 + size / 1000
+            timing = {"round": 1, "seconds": {"train": seconds}, "peak_memory_mb": None}
+            timing["cpu_seconds"] = 2 * seconds if has_cpu_seconds else None
             folder = path / f"methods/{label}/seed-{seed}"
             folder.mkdir(parents=True)
             lengths = {}
@@ -107,14 +115,18 @@ def test_a_clear_win(tmp_path: Path) -> None:
     assert found.baseline.value == pytest.approx(0.05)
     assert found.baseline.low < 0.05 < found.baseline.high
     assert found.text == (
-        "fedsdg is best on validation data.",
-        "On test data its accuracy is 5.0 points better than that of fedavg, the strongest other "
-        "method (95 % interval 1.9 to 8.2), and its accuracy is 10.0 points better than that of "
+        "fedsdg is best on validation data (60.0 %).",
+        "On test data its accuracy is 5.0 points better than that of fedavg, the next best method "
+        "on validation data (95 % interval 1.9 to 8.2), and 10.0 points better than that of "
         "training alone (95 % interval 7.3 to 12.6).",
         "With fedsdg none of 20 clients does worse than alone.",
-        "fedsdg sends and receives 6 kB per client and round, 3 times as much as fedavg, and took "
-        "5.0 s, 2.5 times as long as local.",
+        "fedsdg sends and receives 6 kB per client and round, 3 times as much as fedavg, and its "
+        "training took 10 s of processor time, 2.5 times as much as local.",
         "The intervals cover 20 clients of one seed; with another seed it may turn out otherwise.",
+    )
+    assert found.next_step == (
+        f"Take fedsdg: fedtailor predict {tmp_path}/run --method fedsdg --client CLIENT --input "
+        "FILE."
     )
 
 
@@ -123,10 +135,23 @@ def test_a_tie(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", test))
     assert found.baseline is not None
     assert found.baseline.reading == "no difference"
-    assert found.text[1].startswith(
-        "On test data there is no difference from fedavg, the strongest other method, that these "
-        "data can show (+0.1 points, 95 % interval -2."
+    assert found.text[0] == "fedsdg is best on validation data (50.1 %)."
+    assert found.text[1] == (
+        "On test data its accuracy is 0.1 points better than that of fedavg, the next best method "
+        "on validation data, which may be chance (95 % interval from 2.6 worse to 2.7 better), and "
+        "1.1 points better than that of training alone, which may be chance (95 % interval from "
+        "2.0 worse to 4.3 better)."
     )
+    assert found.next_step == (
+        "These data don't show that a federation pays. More seeds (fedtailor run "
+        f"{tmp_path}/run --set 'seeds=[0,1,2]') or more test examples narrow the interval."
+    )
+
+
+def test_seconds_on_the_clock_are_not_compared(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, sent={"fedsdg": 3000}, has_cpu_seconds=False))
+    assert found.text[3] == ("fedsdg sends and receives 6 kB per client and round, and took 5.0 s.")
 
 
 def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
@@ -135,7 +160,27 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
     validation: dict[str, float | list[float]] = {"fedsdg": 0.5, "fedavg": near, "local": 0.2}
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
-    assert found.text[0] == "fedavg is best on validation data, which can't tell it from fedsdg."
+    assert found.text[0] == (
+        "fedavg is best on validation data (50.5 %), but its lead over fedsdg (50.0 %) may be "
+        "chance."
+    )
+    assert [one.method for one in found.ahead] == ["fedsdg"]
+    assert "10.0 points worse than that of fedsdg, the next best method" in found.text[1]
+
+
+def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "fedavg": ALONE, "fedprox": ALONE, "local": ALONE}
+    validation: dict[str, float | list[float]] = {"fedavg": _around(0.51), "fedprox": 0.505}
+    validation |= {"fedsdg": 0.5, "local": _around(0.51)}
+    found = _verdict(_run(tmp_path / "run", test, validation))
+    assert found.text[0] == (
+        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead "
+        "over fedprox (50.5 %) and fedsdg (50.0 %) may be chance."
+    )
+    assert found.text[1].startswith(
+        "On test data its accuracy is as good as that of training alone, the next best method on "
+        "validation data, which may be chance"
+    )
     assert found.text[2].startswith(
         "fedsdg, which could have been chosen as well, is 10.0 points better than fedavg on test "
     )
@@ -148,29 +193,59 @@ def test_a_loss(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert found.best == "fedsdg"
     assert found.text[1] == (
-        "On test data its accuracy is 10.0 points worse than that of training alone, the strongest "
-        "other method (95 % interval 7.4 to 12.7)."
+        "On test data its accuracy is 10.0 points worse than that of training alone, the next "
+        "best method on validation data (95 % interval 7.4 to 12.7)."
     )
     worst = sorted(range(K), key=lambda k: (NOISE[k], str(k)))[:5]
     assert found.text[2] == (
-        f"With fedsdg 20 of 20 clients do worse than alone: {', '.join(map(str, worst))} and 15 "
-        "more."
+        "With fedsdg 20 of 20 clients do worse than alone: "
+        f"{', '.join(f'{k} ({100 * (NOISE[k] - 0.1):+.1f})' for k in worst)} and 15 more."
     )
     assert found.text[3] == "Worse than training alone: fedavg (-20.0)."
+    assert found.next_step.startswith("Validation and test data disagree on fedsdg, so don't rely")
+
+
+def test_a_client_that_loses_may_keep_its_own_model(tmp_path: Path) -> None:
+    names = ["Fallow Hill", *(f"site {k}" for k in range(1, K))]
+    test = {"fedsdg": [0.312, *[0.6] * (K - 1)], "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, names=names))
+    assert found.text[2] == (
+        "With fedsdg 1 of 20 clients does worse than alone: Fallow Hill (-18.8)."
+    )
+    assert found.next_step.endswith(
+        "A client that goes on losing with it can use its own model instead: fedtailor predict "
+        f"{tmp_path}/run --method local --client 'Fallow Hill' --input FILE."
+    )
+
+
+def test_clients_at_their_most_frequent_class_are_named(tmp_path: Path) -> None:
+    names = [f"site {k}" for k in range(K)]
+    test = {"fedsdg": [0.6] * K, "local": [0.5] * K}
+    test["fedsdg"][3] = 0.3
+    test["local"][7] = 0.3
+    run = _run(tmp_path / "run", test, names=names, majority=0.3)
+    found = _verdict(run)
+    assert (
+        "For site 3 (30.0 %; local 50.0 %) fedsdg is no better than always answering the client's "
+        "most frequent class, though another method is."
+    ) in found.text
+    assert (
+        "No better than the most frequent class, though another method is: local for site 7 "
+        "(30.0 %; fedsdg 60.0 %)"
+    ) in compare(run)
+    few = _run(tmp_path / "few", test, names=names, majority=2 / 9, examples=9)
+    assert not _verdict(few).at_majority  # so few examples say little
 
 
 def test_training_alone_may_be_the_best(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.4), "local": ALONE}))
     assert found.is_alone
     assert found.alone is None
-    assert found.text[0] == (
-        "Training alone (local) is best on validation data: no method is ahead of it."
-    )
+    assert found.text[0] == ("Training alone (local) is best on validation data (50.0 %).")
     assert "its accuracy is 10.0 points better than that of fedsdg" in found.text[1]
+    assert found.next_step.startswith("Train alone, as far as these data go: fedtailor predict ")
     assert "Worse than training alone: fedsdg (-10.0)." in found.text
-    assert any(
-        sentence.startswith("local sends nothing, and took 2.0 s") for sentence in found.text
-    )
+    assert "local sends nothing, and its training took 4.0 s of processor time." in found.text
 
 
 def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
@@ -200,8 +275,10 @@ def test_one_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
     assert (found.best, found.baseline, found.alone) == ("fedsdg", None, None)
     assert found.text == (
         "fedsdg is the only method, so there is nothing to compare it with.",
-        "fedsdg sends and receives 2 kB per client and round, and took 3.0 s.",
+        "fedsdg sends and receives 2 kB per client and round, and its training took 6.0 s of "
+        "processor time.",
     )
+    assert found.next_step.startswith("Add training alone to the experiment ([methods.local])")
 
 
 def test_a_diverged_method_is_not_chosen_and_named(tmp_path: Path) -> None:
@@ -224,8 +301,8 @@ def test_few_clients_have_no_interval(tmp_path: Path) -> None:
     assert found.alone is not None
     assert found.alone.reading == "no difference"
     assert found.text[1] == (
-        "On test data there is no difference from training alone, the strongest other method, that "
-        "these data can show: 5 clients are too few for an interval (+80.0 points)."
+        "On test data its accuracy is 80.0 points better than that of training alone, the next "
+        "best method on validation data (5 clients are too few to tell whether that is chance)."
     )
     six = _verdict(_run(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
     assert six.alone is not None
@@ -238,13 +315,14 @@ def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) ->
     assert found.alone is not None
     behind = sum(x < 0 for x in NOISE)
     assert (found.alone.num_clients, found.alone.num_worse_off) == (3 * K, 3 * behind)
-    assert "(seed 0)" in found.worse_off[0]
+    assert found.worse_off[0].seed == 0
+    assert any(" of seed 0 (-9.5)" in sentence for sentence in found.text)
     assert "The intervals cover 60 clients over 3 seeds, which say little" in found.text[-1]
     names = [f"site {k}" for k in range(K)]
     named = _verdict(_run(tmp_path / "names", test, seeds=(0, 1, 2), names=names))
     assert named.alone is not None
     assert (named.alone.num_clients, named.alone.num_worse_off) == (K, behind)
-    assert named.worse_off[0] == f"site {int(np.argmin(NOISE))}"
+    assert named.worse_off[0].client == f"site {int(np.argmin(NOISE))}"
     assert named.alone.high - named.alone.low > found.alone.high - found.alone.low
 
 
@@ -272,7 +350,8 @@ def test_runs_with_other_clients_have_verdicts_of_their_own(tmp_path: Path) -> N
 def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
     test = {"fedsdg": _around(0.6), "local": ALONE}
     found = _verdict(_run(tmp_path / "run", test, finished=False))
-    assert found.text[0] == "So far, fedsdg is best on validation data."
+    assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
+    assert not found.next_step
 
 
 def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:
@@ -285,7 +364,9 @@ def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> No
     assert max(map(len, text.splitlines())) <= 120
     (found,) = json.loads(compare(path, as_json=True))["verdicts"]
     assert found["best"] == "fedsdg"
-    assert found["text"][0] == "fedsdg is best on validation data."
+    assert found["text"][0] == "fedsdg is best on validation data (60.0 %)."
+    assert found["next_step"].startswith("Take fedsdg: ")
+    assert "\nNext: Take fedsdg: " in text
     assert [row["label"] for row in json.loads(compare(path, as_json=True))["rows"]] == list(test)
 
 

@@ -35,7 +35,7 @@ def test_its_row_is_on_the_methods_test_examples(make_run: MakeRun) -> None:
     assert result["majority"]["mean"] == 0.5
     assert result["did_not_learn"] is False
     line = next(line for line in compare([path]).splitlines() if line.startswith("majority class "))
-    assert line.split()[2:] == ["50.0±0.0", "50.0±0.0", "0.0", "50.0", "50.0", "-", "-", "-"]
+    assert line.split()[2:] == ["50.0±0.0", "50.0±0.0", "0.0", "50.0", "50.0", *"----"]
 
 
 @pytest.mark.parametrize(("above", "marked"), [(0.0, True), (0.001, False)])

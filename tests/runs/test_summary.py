@@ -58,6 +58,22 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
     assert "clients   3: berlin, 7, lagos\n" in log
 
 
+def test_the_time_is_a_range_where_cores_may_be_busy(tmp_path: Path) -> None:
+    def line(executor: str) -> tuple[str, dict[str, Any]]:
+        experiment = replace(EXPERIMENT, engine=ft.EngineConfig(executor=executor, processes=2))
+        summary = dry_run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone())
+        (time,) = (line for line in summary.lines() if line.startswith("  time "))
+        return time, json.loads(summary.as_json())
+
+    time, content = line("processes")
+    assert " on 2 idle cores, " in time
+    assert " if half of them are busy (from one client's step)" in time
+    assert content["seconds_if_busy"] == 2 * content["seconds"]
+    time, content = line("sequential")
+    assert "idle" not in time
+    assert content["seconds_if_busy"] == content["seconds"]
+
+
 def test_it_changes_no_number(tmp_path: Path) -> None:
     said, unsaid = tmp_path / "a", tmp_path / "b"
     for out, summary in ((said, True), (unsaid, False)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tabulate import tabulate
@@ -18,7 +18,8 @@ from ..methods import METHODS
 from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
-from .measured import ALONE, Clients, Measured, Setting, measured_settings
+from ..runs.manifest import read_data_manifest
+from .measured import ALONE, Clients, Kind, Measured, Setting, measured_settings
 
 _MOST = 3  # methods that are named
 _FAR = 1.0
@@ -31,19 +32,26 @@ class Advice:
 
     ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
-    ``own`` are the labels that the experiment has: their settings are its own. With
-    ``is_like_yours`` both models are pretrained, or both begin from random weights. Else the
-    methods that the experiment lacks get ``fine_tuning``: what its own train, and how.
+    ``own`` are the labels that the experiment has: their settings are its own. Where the setting is
+    of another kind than the experiment's ``kind``, the methods that the experiment lacks get
+    ``fine_tuning``: what its own train, and how; and ``left_out`` are those that would be named and
+    can only train a whole model, which nobody has measured with a pretrained one.
     """
 
     clients: Clients
+    kind: Kind
     setting: Setting | None
     distance: float
     methods: Sequence[str]
     why_none: str = ""
     own: Sequence[str] = ()
-    is_like_yours: bool = True
     fine_tuning: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    @property
+    def is_like_yours(self) -> bool:
+        """The measured setting is of the experiment's kind."""
+        return self.setting is not None and self.setting.kind == self.kind
 
     @property
     def alone_is_as_good(self) -> bool:
@@ -61,18 +69,41 @@ class Advice:
             return [*said, self.why_none]
         said.append(f"closest measured  {in_words(self.setting.clients)}")
         said.append(f"                  {self.setting.data}, {_model(self.setting)}")
-        if self.distance > _FAR or not self.is_like_yours:
-            what = "is far from yours" if self.is_like_yours else "is another kind of model"
-            said.append(f"                  That {what}: take the order below as a guess.")
+        said += [f"                  {line}" for line in self._doubts(self.setting)]
+        if self.left_out:
+            said.append(
+                f"left out          {', '.join(self.left_out)}: trains the whole model, and was "
+                f"measured with none that is pretrained"
+            )
         said.append("")
         if self.alone_is_as_good:
             said += ["There training alone was as good as any method.", ""]
-        said += [*_table(self.setting, self.labels()), ""]
+        said += [*self._table(self.setting), ""]
         settings = ". These are the settings of there:" if self.is_like_yours else ":"
         said.append(f"Compare them on your own validation data{settings}")
         said += [f"  {line}" for line in self.command(source, changes)]
+        said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
+
+    def _doubts(self, setting: Setting) -> Iterator[str]:
+        """Why the figures of there are no promise."""
+        if not self.is_like_yours:
+            yield f"Nothing was measured with {self.kind}. The figures below"
+            yield f"are of {setting.kind}: only their order is a hint."
+        elif self.distance > _FAR:
+            yield "That is far from yours: take the order below as a guess."
+
+    def _table(self, setting: Setting) -> list[str]:
+        """What the named methods came to; the accuracy only where the kind is the same."""
+        header = ["method", "accuracy there", "over local there, 95 % interval", "worse off there"]
+        rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
+        if not self.is_like_yours:
+            del header[1]
+            for row in rows:
+                del row[1]
+        right = ("left", *["right"] * (len(header) - 1))
+        return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
 
     def labels(self) -> list[str]:
         """The named methods, and training alone."""
@@ -115,43 +146,71 @@ def advise(experiment: Experiment, source: Path | str) -> Advice:
     Raises:
         InputError: the data, or the run, can't be read.
     """
-    if (Path(source) / "experiment.json").is_file():
-        return advise_for(clients_of_run(Path(source)), experiment)
+    run = Path(source)
+    if (run / "experiment.json").is_file():
+        manifest = read_data_manifest(min(run.glob("partitions/seed-*.json")))
+        return advise_for(clients_of_run(run), manifest["modality"], experiment)
     (federation,) = Inputs.load(
         replace(experiment, seeds=experiment.seeds[:1]), None, None
     ).federations.values()
-    return advise_for(clients_of(federation), experiment)
+    return advise_for(clients_of(federation), federation.dataset.modality, experiment)
 
 
 def advise_for(
-    clients: Clients, experiment: Experiment, settings: Sequence[Setting] | None = None
+    clients: Clients,
+    modality: Literal["text", "image"],
+    experiment: Experiment,
+    settings: Sequence[Setting] | None = None,
 ) -> Advice:
-    """Say which methods to try for ``clients``, from ``settings``; None: all that were measured."""
+    """Say which methods to try for ``clients`` with texts or pictures, from ``settings``; None: all
+    that were measured. Those with a model that is pretrained as the experiment's is are preferred,
+    and of them those with such data."""
     settings = measured_settings() if settings is None else settings
-    pretrained = experiment.model.pretrained
-    same = [one for one in settings if one.pretrained == pretrained]
+    kind = Kind(modality, experiment.model.pretrained)
     if not clients.are_classified:
-        return Advice(clients, None, 0.0, (), _NO_CLASSES)
+        return Advice(clients, kind, None, 0.0, (), _NO_CLASSES)
     if not settings:
-        return Advice(clients, None, 0.0, (), "Nothing was measured.")
-    nearest = min(same or settings, key=lambda one: one.distance(clients))
+        return Advice(clients, kind, None, 0.0, (), "Nothing was measured.")
+
+    def rank(one: Setting) -> tuple[bool, bool, float]:
+        other = one.kind
+        return (
+            other.pretrained != kind.pretrained,
+            other.modality != modality,
+            one.distance(clients),
+        )
+
+    nearest = min(settings, key=rank)
     best, *others = nearest.methods
     ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
     behind = [name for name in others if name not in ties]
-    chosen = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
+    order = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
+    whole = []
+    if kind.pretrained and not nearest.pretrained:
+        whole = [name for name in order if not _can_adapt(name)]
+    named = [name for name in order if name not in whole][:_MOST]
     return Advice(
         clients,
+        kind,
         nearest,
         nearest.distance(clients),
-        chosen[:_MOST],
+        named,
         own=tuple(experiment.methods),
-        is_like_yours=bool(same),
-        fine_tuning=_fine_tuning(experiment),
+        fine_tuning=_fine_tuning(experiment, kind),
+        left_out=[name for name in order[:_MOST] if name in whole],
     )
 
 
-def _fine_tuning(experiment: Experiment) -> tuple[str, ...]:
-    """What the experiment's first method with an adapter, or a head alone, trains, and how."""
+def _can_adapt(label: str) -> bool:
+    """Whether a method can train a LoRA instead of the whole model."""
+    return "rank" in {field.name for field in fields(METHODS[label])}
+
+
+def _fine_tuning(experiment: Experiment, kind: Kind) -> tuple[str, ...]:
+    """What the experiment's first method with an adapter, or a head alone, trains, and how. Where
+    no method can say it, an adapter is for a pretrained model of texts."""
+    if not any(isinstance(method, FineTuning) for method in experiment.methods.values()):
+        return ("trainable=lora",) if kind == Kind("text", True) else ()
     usual = _fields(FineTuning())
     for method in experiment.methods.values():
         if isinstance(method, FineTuning) and method.trainable != "full":
@@ -186,26 +245,13 @@ def clients_of_run(path: Path) -> Clients:
     return Clients(len(partition.train), median, overlap, bool(partition.classes))
 
 
-def _table(setting: Setting, labels: Sequence[str]) -> list[str]:
-    header = (
-        "method",
-        "accuracy",
-        "over local, 95 % interval",
-        "worse off than alone",
-        "kB a round",
-    )
-    rows = [(label, *_cells(label, setting.methods[label])) for label in labels]
-    right = ("left", *["right"] * 4)
-    return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
-
-
-def _cells(label: str, one: Measured) -> tuple[str, ...]:
-    accuracy, sent = f"{100 * one.accuracy:.1f} %", f"{one.bytes / 1e3:,.0f}"
+def _cells(label: str, one: Measured) -> tuple[str, str, str]:
+    accuracy = f"{100 * one.accuracy:.1f} %"
     if label == ALONE:
-        return accuracy, "", "", sent
+        return accuracy, "", ""
     difference, low, high = (100 * x for x in one.over_alone)
     interval = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
-    return accuracy, interval, f"{100 * one.worse_off:.0f} % of clients", sent
+    return accuracy, interval, f"{100 * one.worse_off:.0f} % of clients"
 
 
 def in_words(clients: Clients) -> str:
@@ -217,7 +263,7 @@ def in_words(clients: Clients) -> str:
 
 
 def _model(setting: Setting) -> str:
-    how = "pretrained" if setting.pretrained else "from random weights"
+    how = "pretrained" if setting.pretrained else "trained from random weights"
     return f"{setting.model} ({how}), {setting.rounds} rounds"
 
 

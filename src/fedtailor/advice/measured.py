@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 ALONE = "local"
 
@@ -25,6 +25,19 @@ class Clients:
     median_examples: float
     label_overlap: float | None
     are_classified: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a comparison: what the examples are, and whether the model is pretrained."""
+
+    modality: Literal["text", "image"]
+    pretrained: bool
+
+    def __str__(self) -> str:
+        inputs = "texts" if self.modality == "text" else "pictures"
+        model = "a pretrained model" if self.pretrained else "a network from random weights"
+        return f"{inputs} and {model}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class Setting:
     """A setting of the map: its clients, and its methods, the best first."""
 
     data: str
+    modality: Literal["text", "image"]
     model: str
     pretrained: bool
     alpha: float
@@ -65,6 +79,11 @@ class Setting:
     settings: tuple[str, ...]
     clients: Clients
     methods: Mapping[str, Measured]
+
+    @property
+    def kind(self) -> Kind:
+        """What was compared."""
+        return Kind(self.modality, self.pretrained)
 
     @property
     def command(self) -> str:

@@ -13,28 +13,28 @@ from .options import add_trained, add_which
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
-    parser.add_argument("--client", help="a client's name or number; default: the global model")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--client", help="a client's name or number; default: the global model")
+    whose.add_argument("--all-clients", action="store_true", help="a folder for each client")
     add_which(parser)
-    parser.add_argument("--all-clients", action="store_true", help="a folder for each client")
     parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.set_defaults(command=_export)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from ..export.folder import export_model
+    from ..export.folder import all_clients_of, export_trained
+    from ..export.scores import ModelScores
+    from ..runs.trained import open_trained
 
-    out = export_model(
-        options.run,
-        options.method,
-        options.out,
-        client=options.client,
-        seed=options.seed,
-        which=options.which,
-        merge=options.merge,
-        all_clients=options.all_clients,
-    )
+    trained = open_trained(options.run, options.method, options.seed, which=options.which)
+    clients = all_clients_of(trained) if options.all_clients else [options.client]
+    scores = ModelScores.read(trained)
+    what = clients if options.all_clients else options.client
+    out = export_trained(scores, options.out, what, options.merge)
     print(out)
+    if doubts := scores.doubts(clients):
+        print(f"fedtailor: {doubts}", file=sys.stderr)
     say_how_to_try(out)
 
 

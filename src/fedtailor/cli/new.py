@@ -34,7 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", metavar="NAME,...", help="the methods to compare")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: DATA's name with .toml")
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    parser.add_argument("--yes", action="store_true", help="ask nothing; take the guesses")
+    parser.add_argument(
+        "--yes", action="store_true",
+        help="ask nothing; take the guesses, as new always does outside a terminal",
+    )  # fmt: skip
     add_json(parser, "what the table holds")
     parser.set_defaults(command=_new)
 

@@ -37,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     import json
 
+    from ..export.scores import ModelScores
     from ..inference.model import load_model, predict_by_client
     from ..inference.rows import accuracy, as_csv, as_objects, clients_of, read_rows
     from ..runs.trained import open_trained
@@ -63,6 +64,9 @@ def _predict(options: argparse.Namespace) -> None:
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:
         print("fedtailor: the global model predicted; --client names another", file=sys.stderr)
+    whose = [options.client] if clients is None else list(dict.fromkeys(clients))
+    if doubts := ModelScores.read(trained).doubts(whose):
+        print(f"fedtailor: {doubts}", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)
 

@@ -3,71 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
-from ..inference.onboard import Onboarded
-from ..report.read import Trial
-from ..report.records import Evaluation
-from ..report.select import Model, by_round
 from ..runs.experiment import Experiment
-
-
-@dataclass(frozen=True)
-class Score:
-    """A model's result on one split, after a round."""
-
-    split: str
-    round: int
-    examples: int
-    accuracy: float | None
-    loss: float | None
-
-
-def scores(trial: Trial, client: int | None, round_: int) -> list[Score]:
-    """Return the results of a client's model, or of the global one, after a round.
-
-    Args:
-        trial: of the method and the seed.
-        client: its number; None: the global model, over all clients.
-        round_: the round whose state the model has.
-    """
-    models: tuple[Model, ...] = ("global",) if client is None else ("personal", "novel")
-    evaluations = [
-        by_round(trial, model, split).get(round_)
-        for split in ("validation", "test")
-        for model in models
-    ]
-    found = [_score(evaluation, client) for evaluation in evaluations if evaluation is not None]
-    return [score for score in found if score is not None]
-
-
-def joined_scores(joined: Onboarded) -> list[Score]:
-    """The results of the model that a client keeps that joined afterwards."""
-    found = []
-    for split, values in joined.scores[joined.kept].items():
-        if count := values["count"]:
-            accuracy, loss = values["accuracy"], values["loss"]
-            found.append(Score(split, joined.round, int(count), accuracy, loss))
-    return found
-
-
-def _score(evaluation: Evaluation, client: int | None) -> Score | None:
-    """The result of one client, or the mean over all predictions."""
-    places = [i for i, number in enumerate(evaluation.clients) if client in (None, number)]
-    examples = sum(evaluation.num_examples[i] for i in places)
-    if not examples:
-        return None
-
-    def mean(values: Any) -> float:
-        total = sum(evaluation.num_examples[i] * (values[i] or 0.0) for i in places)
-        return float(total / examples)
-
-    accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
-    return Score(evaluation.split, evaluation.round, examples, accuracy, loss)
+from .scores import Score
 
 
 def licence(base: str | None) -> str:
@@ -155,10 +97,11 @@ def card(
             f"| split | {'tokens' if lm else 'examples'} | {'loss' if lm else 'accuracy | loss'} |",
             f"|---|---|---|{'' if lm else '---|'}",
             *(_row(result, lm) for result in results),
+            *_baseline(results),
         ]
     else:
         lines.append("No results of this model were at hand where it was written.")
-    lines += ["", "## Use", "", *_USE, *_uses(about), ""]
+    lines += ["", "## Use", "", *_use(about), *_uses(about), ""]
     return "\n".join(lines)
 
 
@@ -191,20 +134,53 @@ def _data(experiment: Experiment, about: Mapping[str, Any], joined: str | None) 
     return f"{divided}; then {own}" if joined == "fitted" else divided
 
 
-_USE = [
-    "It needs Python with torch, safetensors, transformers and, for an adapter, peft:",
-    "",
-    "```",
-    'python use.py "some text"      # or the path of a picture',
-    "```",
-    "",
-    "In Python, `Model` of `model.py` has `predict(texts or paths)` and `logits(batch)`.",
-]
+def packages(about: Mapping[str, Any]) -> list[str]:
+    """The packages that an export's own code imports, beside those that they need."""
+    text, form = about["modality"] == "text", about["form"]
+    wanted = {
+        "transformers": text or about["network"]["kind"] == "transformers",
+        "peft": form == "adapter",
+        "pillow": not text,
+        "numpy": not text or form == "gated_blocks",
+    }
+    return ["torch", "safetensors", *(name for name, needed in wanted.items() if needed)]
+
+
+def _use(about: Mapping[str, Any]) -> list[str]:
+    """What to type."""
+    text = about["modality"] == "text"
+    given, what = ('"some text"', "texts") if text else ("picture.png", "paths")
+    has_own_code = about["network"]["kind"] in ("module", "pickled")
+    own = ", and those that its own code imports" if has_own_code else ""
+    return [
+        f"It needs Python with these packages{own}:",
+        "",
+        "```",
+        f"pip install {' '.join(packages(about))}",
+        f"python use.py {given}",
+        "```",
+        "",
+        f"In Python, `Model` of `model.py` has `predict({what})` and `logits(batch)`.",
+    ]
 
 
 def _row(score: Score, lm: bool) -> str:
-    accuracy = "" if lm else f"{score.accuracy:.3f} | "
+    accuracy = "" if lm else f"{100 * (score.accuracy or 0.0):.1f} % | "
     return f"| {score.split} | {score.examples} | {accuracy}{score.loss:.3f} |"
+
+
+def _baseline(results: list[Score]) -> list[str]:
+    """What the test result is worth."""
+    for score in results:
+        if score.split == "test" and score.majority is not None:
+            answer = f", {score.answer}," if score.answer else ""
+            poor = " This model is no better." if score.is_no_better else ""
+            text = (
+                f"Always answering the most frequent class of a client's training examples"
+                f"{answer} has an accuracy of {100 * score.majority:.1f} % on the test examples."
+            )
+            return ["", text + poor]
+    return []
 
 
 def _uses(about: Mapping[str, Any]) -> list[str]:

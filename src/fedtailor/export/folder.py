@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from ..layers.lora import base_params
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
 from ..params import Params
-from ..report.read import Trial, read_trial
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .adapter import HEAD_FILE, write_adapter
-from .card import Score, card, joined_scores, licence, scores
+from .card import card, licence
 from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
+from .scores import ModelScores, Score
 
 ABOUT = "export.json"
 _LONGEST = 255  # bytes of a name in a folder
@@ -100,28 +100,39 @@ def export_model(
             the last state of a client that joined afterwards; ``out`` holds something.
     """
     trained = open_trained(run, method, seed, which=which, data=data, backbone=backbone)
+    scores = ModelScores.read(trained)
+    if all_clients and client is not None:
+        raise InputError(f"client {client} and all clients; name one, or take all")
+    return export_trained(scores, out, all_clients_of(trained) if all_clients else client, merge)
+
+
+def all_clients_of(trained: TrainedMethod) -> list[str | int]:
+    """The names, or else the numbers, of all clients that have a model, the joined ones last."""
+    names = [*(trained.data.get("names") or range(trained.data["clients"]))]
+    return names + (trained.joined if trained.which == "best" else [])
+
+
+def export_trained(
+    scores: ModelScores, out: Path | str, client: str | int | list[str | int] | None, merge: bool
+) -> Path:
+    """`export_model` of an opened method; of a list of clients, each gets a folder in ``out``."""
     with new_folder(Path(out)) as stage:
-        if all_clients:
-            if client is not None:
-                raise InputError(f"client {client} and all clients; name one, or take all")
-            _write_all(trained, stage, merge)
+        if isinstance(client, list):
+            _write_all(scores, client, stage, merge)
         else:
-            write_model(_client_model(trained, _trial(trained), client), stage, merge)
+            write_model(_client_model(scores, client), stage, merge)
     return Path(out)
 
 
-def _trial(trained: TrainedMethod) -> Trial:
-    return read_trial(trained.folder, trained.label, trained.method.name, trained.seed)
-
-
-def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None) -> ClientModel:
+def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
+    trained = scores.trained
     joined = None if client is None else trained.onboarded(client)
     if joined is not None and trained.which == "last":
         raise InputError(
             f"client {client} joined after the training and has one model; leave out --which last"
         )
     state = trained.global_state() if client is None else trained.client_state(client)
-    model = ClientModel(
+    return ClientModel(
         trained.experiment,
         trained.label,
         trained.seed,
@@ -129,13 +140,9 @@ def _client_model(trained: TrainedMethod, trial: Trial, client: str | int | None
         trained.task,
         state,
         None if client is None else str(client),
+        scores.of(client),
+        None if joined is None else read_result(joined).kept,
     )
-    if client is None:
-        return replace(model, results=scores(trial, None, trained.global_round))
-    if joined is not None:
-        result = read_result(joined)
-        return replace(model, results=joined_scores(result), joined=result.kept)
-    return replace(model, results=scores(trial, trained.number(client), trained.round))
 
 
 def kept_by_joined(folder: Path) -> str | None:
@@ -144,19 +151,15 @@ def kept_by_joined(folder: Path) -> str | None:
     return read_result(folder).kept if (folder / RESULT_FILE).is_file() else None
 
 
-def _write_all(trained: TrainedMethod, out: Path, merge: bool) -> None:
+def _write_all(scores: ModelScores, names: list[str | int], out: Path, merge: bool) -> None:
     """A folder for each client, and ``base`` if they share it."""
-    trial = _trial(trained)
-    names = [*(trained.data.get("names") or range(trained.data["clients"]))]
-    if trained.which == "best":
-        names += trained.joined
     folders = {name: _folder_name(str(name)) for name in names}
     base = "base"
     while base in folders.values():
         base += "_"
     for name, folder in folders.items():
         (out / folder).mkdir()
-        write_model(_client_model(trained, trial, name), out / folder, merge, base=out / base)
+        write_model(_client_model(scores, name), out / folder, merge, base=out / base)
 
 
 def _folder_name(client: str) -> str:

@@ -194,7 +194,7 @@ def accuracy(
     right = sum(p.label == names[name] for p, name in known)
     if not known:
         return "no row has a label"
-    return f"accuracy {right / len(known):.4f}: {right} of {len(known)} rows"
+    return f"accuracy {100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
 
 
 def as_objects(

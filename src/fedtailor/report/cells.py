@@ -99,7 +99,7 @@ def _columns(comparison: Table) -> Iterator[Column]:
     yield of("decile", lambda result: result.bottom_decile, seeds=False)
     yield of("worst", lambda result: result.worst, seeds=False)
     if is_lm:
-        yield of("ppl", lambda result: result.perplexity, form=(1, 1))
+        yield of("ppl", lambda result: result.perplexity, form=(1, 1), seeds=False)
         yield of(
             "token\nacc. %", lambda result: result.accuracy, form=(100, 1), is_higher_better=True
         )
@@ -111,8 +111,17 @@ def _columns(comparison: Table) -> Iterator[Column]:
                 form=scale_of(name),
                 is_higher_better=higher_is_better(name),
             )
+    if any(row.validation is not None for row in rows):
+        by = comparison.chosen_by
+        title = "valida-\ntion" if is_lm else "validation"
+        yield (
+            title if by == metric else f"{title}\n{by}",
+            lambda row: _cell(row.validation, *scale_of(by), seeds=not is_lm),
+            lambda row: row.validation,
+            higher_is_better(by),
+        )
     yield rounds(lambda row: row.personal_model, "round")
-    yield of("global", lambda result: result.mean, lambda row: row.global_model)
+    yield of("global", lambda result: result.mean, lambda row: row.global_model, seeds=not is_lm)
     yield rounds(lambda row: row.global_model)
     if any(row.global_model and ATTACK_SUCCESS in row.global_model.metrics for row in rows):
         yield of(
@@ -170,6 +179,7 @@ def _mean(result: Result, metric: Metric) -> Spread | None:
 
 def _costs(comparison: Table) -> TextTable:
     header = ["method", "down", "up", "trained", "communicated", "private", "seconds"]
+    rows = ranked(comparison)
     cells = [
         [
             row.label,
@@ -180,11 +190,15 @@ def _costs(comparison: Table) -> TextTable:
             si(row.private),
             seconds_text(row.seconds),
         ]
-        for row in ranked(comparison)
+        for row in rows
     ]
-    if any(row.simulated_seconds is not None for row in comparison.rows):
+    if any(row.cpu_seconds is not None for row in rows):
+        header.append("processor\nseconds")
+        for line, row in zip(cells, rows, strict=True):
+            line.append("-" if row.cpu_seconds is None else seconds_text(row.cpu_seconds))
+    if any(row.simulated_seconds is not None for row in rows):
         header.append("simulated\nseconds")
-        for line, row in zip(cells, ranked(comparison), strict=True):
+        for line, row in zip(cells, rows, strict=True):
             known = row.simulated_seconds
             line.append("-" if known is None else seconds_text(known))
     title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"

@@ -32,14 +32,14 @@ def validation_score(
     trials = {trial.seed: trial for trial in entry.trials if trial.commit.diverged is None}
     if not seeds or not all(seed in trials for seed in seeds):
         return None
-    found = [_best(trials[seed], select_by(entry.run), metric) for seed in seeds]
+    found = [reported_validation(trials[seed], select_by(entry.run), metric) for seed in seeds]
     values = [value for _, value in found]
     if any(math.isnan(value) for value in values):
         return None
     return Score(mean(values), tuple(number for number, _ in found))
 
 
-def _best(trial: Trial, select: Metric, metric: Metric) -> tuple[int, float]:
+def reported_validation(trial: Trial, select: Metric, metric: Metric) -> tuple[int, float]:
     """The reported round, and the mean validation result there; not a number without any."""
     evaluations = by_round(trial, "personal", "validation")
     if not evaluations:

@@ -19,14 +19,17 @@ from .table import Table, table
 _WIDTH = 118
 
 
-def verdict_lines(comparison: Table) -> list[str]:
-    """Return the verdict in words; with several, a line each that begins with its runs."""
+def verdict_lines(comparison: Table) -> list[list[str]]:
+    """Return each verdict in words, and in a second line what to do next; with several, a verdict
+    names its runs."""
     several = len(comparison.verdicts) > 1
-    return [
-        f"{', '.join(one.runs)}: {text}" if several else text
-        for one in comparison.verdicts
-        for text in [" ".join(one.text)]
-    ]
+    found = []
+    for one in comparison.verdicts:
+        runs = f"{', '.join(one.runs)}: " if several else ""
+        found.append([f"Verdict: {runs}{' '.join(one.text)}"])
+        if one.next_step:
+            found[-1].append(f"Next: {one.next_step}")
+    return found
 
 
 def to_text(comparison: Table) -> str:
@@ -43,7 +46,13 @@ def to_text(comparison: Table) -> str:
         )
         for one in text_tables(comparison)
     ]
-    said = [textwrap.fill(f"Verdict: {line}", _WIDTH) for line in verdict_lines(comparison)]
+    said = [
+        "\n".join(
+            textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
+        for lines in verdict_lines(comparison)
+    ]
     return "\n\n".join([*parts, *said, "\n".join([comparison.caption, *comparison.notes])])
 
 
@@ -69,7 +78,7 @@ def to_json(comparison: Table) -> str:
     """
     content = dataclasses.asdict(comparison)
     for values, one in zip(content["verdicts"], comparison.verdicts, strict=True):
-        values["text"] = list(one.text)
+        values |= {"text": list(one.text), "next_step": one.next_step}
     return json.dumps(_finite(content), indent=2, allow_nan=False)
 
 

@@ -98,6 +98,18 @@ def around(
     return float(min(low, neutral - least)), float(max(high, neutral + least))
 
 
+def centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple[float, float]:
+    """Return a range of colours with ``neutral`` in the middle that holds ``values``, and reaches
+    at least ``reach`` to both sides, so that small differences stay pale.
+
+    >>> centred(0.5, np.array([0.25, 0.51]), 0.125), centred(0.5, np.array([0.49]), 0.125)
+    ((0.25, 0.75), (0.375, 0.625))
+    """
+    known = values[~np.isnan(values)]
+    most = max(reach, float(np.abs(known - neutral).max(initial=0)))
+    return neutral - most, neutral + most
+
+
 def new_figure(height: float) -> Figure:
     """Return an empty figure, 9 inches wide and ``height`` inches high."""
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from statistics import mean
 
 from .choice import Score, validation_score
 from .differences import Difference, Results, by_client, comparable, difference, results_of
-from .majority import majority_summary
+from .majority import at_majority, majority_summary
 from .read import Run
 from .records import Round
 from .select import (
@@ -26,10 +26,9 @@ from .select import (
     select_round,
     summary,
 )
-from .verdict import Cost, Verdict
+from .verdict import MAX_NAMES, ClientLoss, Cost, Trained, Verdict
 
 ALONE = "local"  # the method that trains without a federation
-MAX_NAMES = 5
 
 
 def verdicts(runs: Sequence[Run], metric: Metric | None = None) -> list[Verdict]:
@@ -99,6 +98,8 @@ class _Judge:
         return Verdict(
             runs=tuple(dict.fromkeys(str(entry.run.path) for entry in self.entries)),
             metric=self.metric,
+            chosen_by=self._validation_metric,
+            validation={label: score.value for label, score in self._by_validation.items()},
             best=best.label if best else None,
             is_alone=best is not None and best.method == ALONE,
             has_learned=self._has_learned(best) if best else None,
@@ -115,12 +116,15 @@ class _Judge:
             alone=against.get(best.label) if best else None,
             against_alone=tuple(against.values()),
             worse_off=tuple(self._worse_off(best, alone)) if best and alone else (),
+            at_majority=at_majority([e for e in self.entries if self._has_learned(e) is not False]),
             cost=self._cost(best) if best else None,
             left_out={
                 entry.label: self._why_left_out(entry)
                 for entry in self.entries
                 if entry.label not in self._by_validation
             },
+            best_model=_trained(best),
+            alone_model=_trained(alone),
         )
 
     def _of(self, label: str) -> Entry:
@@ -197,15 +201,15 @@ class _Judge:
         found = {e.label: self._difference(e, alone) for e in self.entries if e is not alone}
         return {label: one for label, one in found.items() if one is not None}
 
-    def _worse_off(self, best: Entry, alone: Entry) -> list[str]:
+    def _worse_off(self, best: Entry, alone: Entry) -> list[ClientLoss]:
         if best is alone:
             return []
         clients = by_client(self._results[best.label], self._results[alone.label])
         worst = sorted((value, *key) for key, value in clients.items() if value < 0)
         several = len({seed for _, seed in clients}) > 1
         return [
-            f"{client} (seed {seed})" if several else client
-            for _, client, seed in worst[:MAX_NAMES]
+            ClientLoss(client, seed if several else None, value)
+            for value, client, seed in worst[:MAX_NAMES]
         ]
 
     def _has_learned(self, entry: Entry) -> bool | None:
@@ -228,14 +232,22 @@ class _Judge:
         }
         some = {label: count for label, count in sent.items() if count}
         least = min(some, key=lambda label: some[label]) if some else None
-        seconds = {entry.label: seconds_of(entry) for entry in self.entries}
-        fastest = min(seconds, key=lambda label: seconds[label])
-        own, time = sent.get(best.label), seconds[best.label]
+        own = sent.get(best.label)
+        machine = best.run.environment.get("machine")
+        beside = [e for e in self.entries if e.run.environment.get("machine") == machine]
+        cpu = {e.label: time for e in beside if (time := cpu_seconds_of(e))}
+        fastest = min(cpu, key=lambda label: cpu[label]) if len(cpu) == len(beside) else None
+        time = cpu.get(best.label)
         return Cost(
             bytes=own,
             times_fewest_bytes=own / some[least] if own and least else None,
             fewest_bytes=least,
-            seconds=time,
-            times_fewest_seconds=time / seconds[fastest] if seconds[fastest] else None,
-            fewest_seconds=fastest,
+            seconds=seconds_of(best),
+            cpu_seconds=time,
+            times_fewest_cpu_seconds=time / cpu[fastest] if time and fastest else None,
+            fewest_cpu_seconds=fastest,
         )
+
+
+def _trained(entry: Entry | None) -> Trained | None:
+    return None if entry is None else Trained(str(entry.run.path), entry.trials[0].label)

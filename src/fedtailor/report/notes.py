@@ -11,6 +11,7 @@ from typing import Any
 from .majority import NOT_LEARNED
 from .read import Run
 from .select import Metric, goes_on, higher_is_better, select_by
+from .verdict import Verdict, at_majority_names
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")
@@ -74,7 +75,7 @@ def caption(
         f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
         "decile the result of the client at the worst tenth, and worst that of the worst client. "
         "Methods are ranked by these test results, and the best of a column has a star; the "
-        "verdict chooses by validation data."
+        "verdict chooses by validation, the same mean on the clients' validation data."
         f"{perplexity}{novel_clients}{before}{majority}"
     )
     return textwrap.fill(text, 110)
@@ -184,3 +185,14 @@ def footnotes(
         clients = _count([count for count in without_examples if count], "client")
         notes.append(f"Left out because they have no test examples: {clients}")
     return notes
+
+
+def at_majority_notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a note for each method that is no better for some clients than their most frequent
+    class, though another method is."""
+    return [
+        f"No better than the most frequent class, though another method is: {method} for "
+        f"{at_majority_names(clients)}"
+        for verdict in verdicts
+        for method, clients in verdict.at_majority.items()
+    ]

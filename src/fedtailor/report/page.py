@@ -188,7 +188,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     environment.filters["link"] = _link
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
-        verdicts=[(", ".join(one.runs), one.text) for one in comparison.verdicts],
+        verdicts=[(", ".join(one.runs), one.text, one.next_step) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,

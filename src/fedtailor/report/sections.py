@@ -194,10 +194,12 @@ def _caption(pictures: Sequence[Json]) -> str:
     neutral = "" if first["neutral"] is None else (
         f" The colour in the middle is {first['neutral']:.3g}, where all begin."
     )  # fmt: skip
-    return (
-        f"{first['caption']}{neutral} Colours reach as far as all but the outermost values of the "
-        f"last round.{still}"
-    )
+    ends = [end for one in pictures for end in one["lastReach"]]
+    values = (
+        f" The values of the last round go from {min(ends):.3g} to {max(ends):.3g}, and the "
+        "colours from {:.3g} to {:.3g}.".format(*first["domain"]) if ends else ""
+    )  # fmt: skip
+    return f"{first['caption']}{neutral}{values}{still}"
 
 
 def _controls(pictures: Sequence[Json], content: Json) -> list[Control]:

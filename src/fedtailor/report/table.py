@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .choice import reported_validation
 from .clients import ClientRow, client_rows, worst_clients
 from .judge import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic, verdicts
 from .majority import majority_summary
 from .metrics import Summary
-from .notes import caption, footnotes
+from .notes import at_majority_notes, caption, footnotes
 from .read import Run
 from .records import Costs
 from .select import (
@@ -105,6 +106,7 @@ class Row:
     progress: str  # empty if finished
     personal_model: Result | None
     global_model: Result | None
+    validation: Spread | None  # of the personal models at their rounds, in `Table.chosen_by`
     novel_clients: Result | None
     before: Spread | None  # the personal models that the method went on from; None: it did not
     bytes_down: float | None  # per client and round, over the committed rounds
@@ -130,6 +132,7 @@ class Table:
     majority_class: Sequence[Majority] = ()  # one a run; runs with equal ones share it
     clients: Sequence[ClientRow] = ()  # where clients have names and are few
     verdicts: Sequence[Verdict] = ()
+    chosen_by: Metric = ""  # of the validation results that choose a method
 
 
 def _perplexity(loss: float) -> float:
@@ -183,6 +186,14 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
         ):
             different.append(row)
     return different
+
+
+def _validation(entry: Entry, metric: Metric) -> Spread | None:
+    """The mean validation result of the personal models at the reported rounds."""
+    select = select_by(entry.run)
+    values = [reported_validation(trial, select, metric)[1] for trial in entry.trials]
+    known = [value for value in values if not math.isnan(value)]
+    return Spread.of(known) if known else None
 
 
 def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
@@ -245,7 +256,7 @@ def _progress(entry: Entry) -> str:
     return "; ".join(f"seed {seed}: {state}" for seed, state in states.items() if state)
 
 
-def _row(entry: Entry, metric: Metric) -> Row:
+def _row(entry: Entry, metric: Metric, chosen_by: Metric) -> Row:
     costs = [trial.costs for trial in entry.trials if trial.costs is not None]
     down, up = traffic(entry)
     return Row(
@@ -256,6 +267,7 @@ def _row(entry: Entry, metric: Metric) -> Row:
         progress=_progress(entry),
         personal_model=_result(entry, "personal", metric),
         global_model=_result(entry, "global", metric),
+        validation=_validation(entry, chosen_by),
         novel_clients=_result(entry, "novel", metric),
         before=_before(entry, metric),
         bytes_down=down,
@@ -280,10 +292,12 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     ``short_notes`` the notes name a few of many clients."""
     metric = metric_of(runs) if metric is None else _known(metric)
     all_entries = entries(runs)
-    rows = [_row(entry, metric) for entry in all_entries]
+    chosen_by = metric_of(runs)
+    rows = [_row(entry, metric, chosen_by) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
     without_examples = [max(result.without_examples) for result in results]
+    found = verdicts(runs, metric)
     return Table(
         metric=metric,
         rows=rows,
@@ -293,10 +307,15 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
             by_validation=all(r.by_validation for r in results),
             has_majority=bool(majority),
         ),
-        notes=[*footnotes(runs, without_examples, short=short_notes), *_undefined(results)],
+        notes=[
+            *footnotes(runs, without_examples, short=short_notes),
+            *_undefined(results),
+            *at_majority_notes(found),
+        ],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
-        verdicts=verdicts(runs, metric),
+        verdicts=found,
+        chosen_by=chosen_by,
     )
 
 

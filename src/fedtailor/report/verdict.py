@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .differences import FEWEST, Difference
+from .majority import AtMajority
 from .numbers import amount, bare, seconds_text, si
-from .select import Metric
+from .select import Metric, is_percentage
 
-_MORE = 1.05  # times another method's cost, before it is worth saying
+MAX_NAMES = 5
+# times another method's cost, before it is worth saying; the same work varies in time
+_MORE_BYTES, _MORE_SECONDS = 1.05, 1.2
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes per client and round, down and up, and seconds of the whole training, mean over seeds;
-    and how many times those of the method that has the fewest (of bytes: but some)."""
+    """What the best method costs, and how many times that of the method that costs least.
+
+    ``bytes`` are those of a client and round, down and up, beside the fewest that are not 0.
+    ``cpu_seconds`` are those of all clients' training, over all cores, beside methods on the same
+    machine; None where they are not known. ``seconds`` are those of the whole training on the
+    clock, which depend on how many clients train at once. Seconds are means over seeds.
+    """
 
     bytes: float | None
     times_fewest_bytes: float | None
     fewest_bytes: str | None
     seconds: float
-    times_fewest_seconds: float | None
-    fewest_seconds: str
+    cpu_seconds: float | None
+    times_fewest_cpu_seconds: float | None
+    fewest_cpu_seconds: str | None
+
+
+@dataclass(frozen=True)
+class ClientLoss:
+    """How much worse a client does than alone; below 0. ``seed`` is None where a client of that
+    name is the same one with every seed."""
+
+    client: str
+    seed: int | None
+    value: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Where a method's models are: the run, and the method's label in it."""
+
+    run: str
+    method: str
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on runs with the same clients, as data; `sentences` puts it in words.
 
-    ``best`` has the best mean validation result; these data can't tell ``ties`` from it, of which
-    those ``ahead`` are better on test data. ``baseline`` is the next one that is another method,
-    and ``alone`` is training without a federation. ``against_alone`` has every other method.
-    ``worse_off`` names the clients that lose most with ``best`` against training alone.
-    ``left_out`` says why a method could not be chosen.
+    ``best`` has the best mean result in ``validation``, which is measured by ``chosen_by``; its
+    lead over ``ties`` may be chance, of which those ``ahead`` are better on test data. ``baseline``
+    is the next one that is another method, and ``alone`` is training without a federation.
+    ``against_alone`` has every other method. ``worse_off`` has the clients that lose most with
+    ``best`` against training alone. ``at_majority`` has by method the clients for which it is no
+    better than their most frequent class. ``left_out`` says why a method could not be chosen.
     """
 
     runs: tuple[str, ...]
     metric: Metric
+    chosen_by: Metric
+    validation: Mapping[str, float]
     best: str | None
     is_alone: bool  # the best method is training alone
     has_learned: bool | None  # whether `best` is above each client's most frequent class
@@ -49,14 +80,22 @@ class Verdict:
     baseline: Difference | None
     alone: Difference | None
     against_alone: tuple[Difference, ...]
-    worse_off: tuple[str, ...]
+    worse_off: tuple[ClientLoss, ...]
+    at_majority: Mapping[str, tuple[AtMajority, ...]]
     cost: Cost | None
     left_out: Mapping[str, str]
+    best_model: Trained | None
+    alone_model: Trained | None
 
     @property
     def text(self) -> tuple[str, ...]:
         """The verdict in sentences, the most important first."""
         return tuple(_sentences(self))
+
+    @property
+    def next_step(self) -> str:
+        """What to do now, in a sentence or two; empty while the run is not finished."""
+        return _next_step(self) if self.is_finished else ""
 
 
 def _sentences(v: Verdict) -> Iterator[str]:
@@ -64,29 +103,26 @@ def _sentences(v: Verdict) -> Iterator[str]:
         yield "No method has validation results to choose it by, so none is named the best."
         yield from _left_out(v)
         return
-    so_far = "" if v.is_finished else "So far, "
-    if v.methods == 1:
-        yield f"{v.best} is the only method, so there is nothing to compare it with."
-    elif v.is_alone:
-        name = "training alone" if so_far else "Training alone"
-        yield (
-            f"{so_far}{name} ({v.best}) is best on validation data{_ties(v)}: no method is ahead "
-            "of it."
-        )
-    else:
-        yield f"{so_far}{v.best} is best on validation data{_ties(v)}."
+    yield _choice(v)
     if clauses := list(_clauses(v)):
-        yield f"On test data {', and '.join(clauses)}."
+        yield f"On test data its {v.metric} is {', and '.join(clauses)}."
+    said = {one.over for one in (v.baseline, v.alone) if one is not None}
     for one in v.ahead:
-        yield (
-            f"{one.method}, which could have been chosen as well, is "
-            f"{amount(v.metric, one.value)} better than {v.best} on test data (95 % interval "
-            f"{_interval(v.metric, one.low, one.high)})."
-        )
+        if one.method not in said:
+            yield (
+                f"{one.method}, which could have been chosen as well, is "
+                f"{amount(v.metric, one.value)} better than {v.best} on test data (95 % interval "
+                f"{_interval(v.metric, one.low, one.high)})."
+            )
     if v.has_learned is False:
         yield (
             f"{v.best} did not learn: its accuracy is not above that of each client's most "
             "frequent class."
+        )
+    elif clients := v.at_majority.get(v.best):
+        yield (
+            f"For {at_majority_names(clients)} {v.best} is no better than always answering the "
+            "client's most frequent class, though another method is."
         )
     yield from _against_alone(v)
     yield from _cost(v)
@@ -94,71 +130,127 @@ def _sentences(v: Verdict) -> Iterator[str]:
     yield from _left_out(v)
 
 
-def _ties(v: Verdict) -> str:
-    if not v.ties:
-        return ""
-    return f", which can't tell it from {_and(v.ties)}"
+def _choice(v: Verdict) -> str:
+    """Say which method is best on validation data, and whether its lead may be chance."""
+    assert v.best is not None
+    if v.methods == 1:
+        return f"{v.best} is the only method, so there is nothing to compare it with."
+    name = f"training alone ({v.best})" if v.is_alone else v.best
+    so_far = "" if v.is_finished else "So far, "
+    if v.is_alone and not so_far:
+        name = name.capitalize()
+    near = sorted(v.ties, key=lambda tie: abs(v.validation[tie] - v.validation[v.best or ""]))
+    equal = [tie for tie in near if v.validation[tie] == v.validation[v.best]]
+    behind = [f"{tie} ({_result(v, tie)})" for tie in near if tie not in equal]
+    text = f"{so_far}{name} is best on validation data ({_result(v, v.best)})"
+    if equal:
+        verb = "is" if len(equal) == 1 else "are"
+        text += f", and {_and(_capped(equal))} {verb} just as good there"
+    if behind:
+        text += f"{';' if equal else ', but'} its lead over {_and(_capped(behind))} may be chance"
+    return f"{text}."
 
 
-def _and(names: tuple[str, ...]) -> str:
+def _result(v: Verdict, label: str) -> str:
+    unit = " %" if is_percentage(v.chosen_by) else ""
+    return bare(v.chosen_by, v.validation[label]) + unit
+
+
+def _and(names: Sequence[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def _capped(names: Sequence[str], count: int | None = None) -> list[str]:
+    """The first names, and how many more there are; ``count`` is the number of all of them."""
+    more = (len(names) if count is None else count) - len(names[:MAX_NAMES])
+    return [*names[:MAX_NAMES], *([f"{more} more"] if more else [])]
+
+
+def at_majority_names(clients: Sequence[AtMajority]) -> str:
+    """Name clients with the accuracy of a method and of the best one there.
+
+    >>> bern, seven = (AtMajority(name, None, 0.5, 0.5, "local", 0.75) for name in ("Bern", "7"))
+    >>> at_majority_names([bern, seven])
+    'Bern (50.0 %; local 75.0 %) and client 7 (50.0 %; local 75.0 %)'
+    """
+    return _and(
+        _capped([
+            f"{'client ' if one.client.isdigit() else ''}{_client(one.client, one.seed)} "
+            f"({100 * one.accuracy:.1f} %; {one.better} "
+            f"{100 * one.better_accuracy:.1f} %)"
+            for one in clients
+        ])
+    )  # fmt: skip
+
+
+def _client(client: str, seed: int | None) -> str:
+    return client if seed is None else f"{client} of seed {seed}"
+
+
 def _clauses(v: Verdict) -> Iterator[str]:
-    """Say how the best method stands to the strongest other one, and to training alone."""
+    """Say how the best method stands to the next best one, and to training alone."""
     other, alone = v.baseline, v.alone
-    if other is not None and alone is not None and other.over == alone.over:
-        yield _clause(v.metric, other, "training alone, the strongest other method")
-        return
+    following = "the next best method on validation data"
     if other is not None:
-        yield _clause(v.metric, other, f"{other.over}, the strongest other method")
-    if alone is not None:
+        is_alone = alone is not None and other.over == alone.over
+        name = "training alone" if is_alone else other.over
+        yield _clause(v.metric, other, name, following)
+    if alone is not None and (other is None or other.over != alone.over):
         yield _clause(v.metric, alone, "training alone")
 
 
-def _clause(metric: Metric, d: Difference, name: str) -> str:
-    value = amount(metric, abs(d.value))
+def _clause(metric: Metric, d: Difference, name: str, role: str = "") -> str:
+    value = bare(metric, abs(d.value))
+    side = "better" if d.value > 0 else "worse"
+    named = f"that of {name}{f', {role}' if role else ''}"
+    text = f"{amount(metric, abs(d.value))} {side} than {named}"
+    if value == bare(metric, 0):
+        text = f"as good as {named}"
+    if d.num_clients < FEWEST:
+        clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
+        return f"{text} ({clients} too few to tell whether that is chance)"
     if d.reading == "no difference":
-        shown = amount(metric, d.value, signed=True)
-        why = (
-            f": {d.num_clients} client{'s are' if d.num_clients > 1 else ' is'} too few for an "
-            f"interval ({shown})"
-            if d.num_clients < FEWEST
-            else f" ({shown}, 95 % interval {_interval(metric, d.low, d.high, signed=True)})"
-        )
-        end = "," if "," in name else ""
-        return f"there is no difference from {name}{end} that these data can show{why}"
+        reach = f"from {_sided(metric, d.low)} to {_sided(metric, d.high)}"
+        return f"{text}, which may be chance (95 % interval {reach})"
     low, high = (d.low, d.high) if d.reading == "better" else (-d.high, -d.low)
-    interval = _interval(metric, low, high)
-    return f"its {metric} is {value} {d.reading} than that of {name} (95 % interval {interval})"
+    return f"{text} (95 % interval {_interval(metric, low, high)})"
 
 
-def _interval(metric: Metric, low: float, high: float, *, signed: bool = False) -> str:
-    return f"{bare(metric, low, signed=signed)} to {bare(metric, high, signed=signed)}"
+def _sided(metric: Metric, value: float) -> str:
+    """An end of an interval, such as ``2.5 worse``."""
+    return f"{bare(metric, abs(value))} {'better' if value > 0 else 'worse'}"
+
+
+def _interval(metric: Metric, low: float, high: float) -> str:
+    return f"{bare(metric, low)} to {bare(metric, high)}"
 
 
 def _against_alone(v: Verdict) -> Iterator[str]:
     """Name the clients and the methods that do worse than training alone."""
     d = v.alone
     if d is not None and d.num_worse_off:
-        more = d.num_worse_off - len(v.worse_off)
-        names = ", ".join(v.worse_off) + (f" and {more} more" if more else "")
+        verb = "does" if d.num_worse_off == 1 else "do"
+        names = [
+            f"{_client(one.client, one.seed)} ({bare(v.metric, one.value, signed=True)})"
+            for one in v.worse_off
+        ]
         yield (
-            f"With {v.best} {d.num_worse_off} of {d.num_clients} clients do worse than alone: "
-            f"{names}."
+            f"With {v.best} {d.num_worse_off} of {d.num_clients} clients {verb} worse than alone: "
+            f"{_and(_capped(names, d.num_worse_off))}."
         )
     elif d is not None:
-        yield f"With {v.best} none of {d.num_clients} clients does worse than alone."
+        clients = f"none of {d.num_clients} clients does" if d.num_clients > 1 else "no client does"
+        yield f"With {v.best} {clients} worse than alone."
     elif not v.is_alone and v.methods > 1:
         yield "Training alone (local) is not among the methods, so who loses against it is unknown."
     behind = [one for one in v.against_alone if one.reading == "worse" and one.method != v.best]
     if behind:
-        names = ", ".join(
+        names = [
             f"{one.method} ({bare(v.metric, one.value, signed=True)})"
             for one in sorted(behind, key=lambda one: one.value)
-        )
-        yield f"Worse than training alone: {names}."
+        ]
+        yield f"Worse than training alone: {', '.join(names)}."
     if v.not_learned and v.is_finished:
         yield (
             f"{_and(v.not_learned)} did not learn: before you give "
@@ -176,11 +268,15 @@ def _cost(v: Verdict) -> Iterator[str]:
         traffic = f"{v.best} sends nothing"
     else:
         traffic = f"{v.best} sends and receives {si(cost.bytes, 'B')} per client and round"
-        if times is not None and times >= _MORE:
+        if times is not None and times >= _MORE_BYTES:
             traffic += f", {times:.3g} times as much as {cost.fewest_bytes}"
-    time = f"took {seconds_text(cost.seconds)} s"
-    if cost.times_fewest_seconds is not None and cost.times_fewest_seconds >= _MORE:
-        time += f", {cost.times_fewest_seconds:.2g} times as long as {cost.fewest_seconds}"
+    if cost.cpu_seconds is None:
+        yield f"{traffic}, and took {seconds_text(cost.seconds)} s."
+        return
+    time = f"its training took {seconds_text(cost.cpu_seconds)} s of processor time"
+    times = cost.times_fewest_cpu_seconds
+    if times is not None and times >= _MORE_SECONDS:
+        time += f", {times:.2g} times as much as {cost.fewest_cpu_seconds}"
     yield f"{traffic}, and {time}."
 
 
@@ -204,3 +300,64 @@ def _left_out(v: Verdict) -> Iterator[str]:
     if v.left_out:
         reasons = "; ".join(f"{label} {why}" for label, why in v.left_out.items())
         yield f"Not in the choice: {reasons}."
+
+
+def _next_step(v: Verdict) -> str:
+    if v.best is None:
+        return "Give clients validation data (split.validation), so that a method can be chosen."
+    if v.has_learned is False:
+        return (
+            "Try smaller learning rates (fedtailor tune searches for them) and more rounds before "
+            "you draw a conclusion."
+        )
+    if v.alone is None and not v.is_alone:
+        return (
+            "Add training alone to the experiment ([methods.local]) and run it again: it says "
+            "whether a federation pays."
+        )
+    d = v.baseline if v.is_alone else v.alone
+    if d is None:
+        return "Add a federated method to the experiment, and run it again, to compare it."
+    if d.reading == "no difference":
+        return f"These data don't show that a federation pays. {_more_data(v, d)}"
+    if v.is_alone and d.reading == "better":
+        return (
+            f"Train alone, as far as these data go: {_predict(v.best_model)}. Other settings may "
+            "make a federation better (fedtailor tune)."
+        )
+    if d.reading == "worse":
+        return (
+            f"Validation and test data disagree on {v.best}, so don't rely on it yet: give clients "
+            "more validation data (split.validation), or try other settings (fedtailor tune)."
+        )
+    step = f"Take {v.best}: {_predict(v.best_model)}."
+    if v.worse_off:
+        first = v.worse_off[0]
+        step += (
+            " A client that goes on losing with it can use its own model instead: "
+            f"{_predict(v.alone_model, first.client, first.seed)}."
+        )
+    return step
+
+
+def _more_data(v: Verdict, d: Difference) -> str:
+    if d.num_clients < FEWEST:
+        return (
+            "With so few clients look at the result of each one, and test it on as many examples "
+            "as you can."
+        )
+    seeds = ",".join(map(str, range(max(3, d.num_seeds + 2))))
+    run = v.best_model.run if v.best_model else "RUN"
+    return (
+        f"More seeds (fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]') or more test "
+        "examples narrow the interval."
+    )
+
+
+def _predict(model: Trained | None, client: str = "CLIENT", seed: int | None = None) -> str:
+    """The command that uses a client's model."""
+    if model is None:
+        return "fedtailor predict"
+    words = ["fedtailor", "predict", model.run, "--method", model.method]
+    words += [] if seed is None else ["--seed", str(seed)]
+    return shlex.join([*words, "--client", client, "--input", "FILE"])

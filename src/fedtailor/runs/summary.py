@@ -102,8 +102,14 @@ class StartSummary:
 
     @property
     def seconds(self) -> float:
-        """The estimated time of all rounds that are left."""
+        """The estimated time of all rounds that are left, on cores that do nothing else."""
         return sum(one.rounds * one.round_seconds for one in self.methods)
+
+    @property
+    def seconds_if_busy(self) -> float:
+        """The same where other programs take half of the cores: half as many clients train at a
+        time. One process finds a core that is free."""
+        return self.seconds * (2 if self.processes > 1 else 1)
 
     def expected(self) -> dict[str, float]:
         """Return the estimated seconds of a round by label."""
@@ -115,7 +121,8 @@ class StartSummary:
 
     def as_json(self) -> str:
         """Return the summary as JSON."""
-        return json.dumps({**asdict(self), "seconds": self.seconds}, indent=2)
+        times = {"seconds": self.seconds, "seconds_if_busy": self.seconds_if_busy}
+        return json.dumps({**asdict(self), **times}, indent=2)
 
     def _scope(self) -> str:
         left = sum(one.rounds for one in self.methods)
@@ -147,7 +154,7 @@ class StartSummary:
             yield from (f"{line}" for line in self._costs().splitlines())
             yield from (f"hint      {text}" for text in self.hints)
             total = sum(one.bytes_total for one in self.methods)
-            yield f"time      about {in_words(self.seconds)} (from one client's step)"
+            yield f"time      about {self._time()} (from one client's step)"
             yield f"bytes     about {si(total, 'B')} between the server and the clients"
             yield f"memory    {self._memory()}"
 
@@ -165,6 +172,12 @@ class StartSummary:
             texts = [f"seed {seed}: {', '.join(labels)}" for seed, labels in by_seed.items()]
             if texts or name == "to train":
                 yield f"{name:<10}{'; '.join(texts) or 'nothing'}"
+
+    def _time(self) -> str:
+        if self.processes == 1:
+            return in_words(self.seconds)
+        idle, busy = in_words(self.seconds), in_words(self.seconds_if_busy)
+        return f"{idle} on {self.processes} idle cores, {busy} if half of them are busy"
 
     def _memory(self) -> str:
         uploads = max(one.upload_bytes for one in self.methods)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.report.charts import content as charts
+from fedtailor.report.charts import specs
 from fedtailor.report.charts.content import content, every_client, front, groups
 from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
@@ -130,3 +131,12 @@ def test_the_table_of_every_client_names_rows_for_the_script(make_run: MakeRun) 
     assert found.header == ["client", "clients of", "train", "test", "fedavg", "local"]
     assert found.cells[0][:4] == ["0", "seed 0", "60", "20"]
     assert len(found.cells) == 10
+
+
+def test_a_linear_axis_of_costs_begins_at_0() -> None:
+    def scale(ticks: list[float]) -> dict:
+        chart = specs.pareto(["fedavg", "local"], "accuracy", "seconds", ticks)
+        return chart["layer"][1]["encoding"]["x"]["scale"]
+
+    assert scale([]) == {"zero": True}
+    assert scale([1.0, 10.0])["type"] == "symlog"

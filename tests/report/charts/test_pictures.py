@@ -56,6 +56,19 @@ def test_values_come_back_by_round_client_and_column(make_run: MakeRun) -> None:
     assert not picture["isFlat"]
 
 
+def test_colours_of_gates_reach_as_far_to_both_sides(make_run: MakeRun) -> None:
+    run = make_run(methods=("fedsdg",), seeds=(0,))
+    for when, high in ((2, 0.505), (4, 0.9)):
+        gates = np.full((2, 4), 0.473, np.float32)
+        gates[0] = high
+        tensors = {"client/gates": gates, "clients": np.array([0, 1])}
+        save_file(tensors, run / f"methods/fedsdg/seed-0/diagnostics-{when:06d}.safetensors")
+        (picture,) = _pictures(run)
+        assert picture["lastReach"] == pytest.approx([0.473, high])
+        most = max(0.1, high - 0.5)
+        assert picture["domain"] == pytest.approx([0.5 - most, 0.5 + most])
+
+
 def test_clients_that_were_not_there_are_missing(make_run: MakeRun) -> None:
     run = make_run(methods=("fedmerge",), seeds=(0,))
     _weights(run, 2, np.full((2, 4), 0.25), [0, 1])

@@ -305,7 +305,8 @@ def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[st
     """Say on which side of their points methods of a front have their names, the best first; empty
     for those without room."""
     costs = [row[cost] for row in rows]
-    x = _shares(np.log1p(np.array(costs) / positive) if (positive := is_wide(costs)) else costs)
+    positive = is_wide(costs)
+    x = _shares([0, *(np.log1p(np.array(costs) / positive) if positive else costs)])[1:]
     y = _shares([row["value"] for row in rows])
     named: list[int] = []
     for one in sorted(np.flatnonzero(on_front), key=lambda k: -x[k]):

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..differences import division_of
-from ..drawing import around
+from ..drawing import around, centred
+from ..methods import fedsdg
 from ..read import Trial, tensors
 from ..records import Counts
 from ..select import Entry
@@ -42,6 +43,7 @@ class Picture:
     neutral: float | str | None
     caption: str
     drops: bool = False  # 0 means that the block is left out
+    reach: float = 0.0  # least distance of both ends of the colours from ``neutral``
 
 
 PICTURES: Mapping[str, Picture] = {
@@ -56,6 +58,7 @@ PICTURES: Mapping[str, Picture] = {
         "the shared model alone; 1: the private adapter counts in full. All gates start at 0.5. "
         "Columns of one colour are blocks that clients treat alike; rows of one colour are clients "
         "that want much (or little) of their own.",
+        reach=fedsdg.REACH,
     ),
     "pfedgate": Picture(
         "client/gates",
@@ -218,7 +221,7 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
     is_dots = not picture.column
     order = _order(x[-1], numbers, None if is_dots else group.partition.clusters)
     neutral = 1 / columns if picture.neutral == "1/columns" else picture.neutral
-    low, high = _domain(x, neutral, drops=picture.drops)
+    low, high = _domain(x, neutral, picture.reach, drops=picture.drops)
     return {
         "title": picture.title,
         "caption": picture.caption,
@@ -231,6 +234,7 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
         "isFlat": bool(np.nanmax(x) - np.nanmin(x) < 1e-6) if not np.isnan(x).all() else True,
         "domain": [low, high],
         "reach": _reach(x),
+        "lastReach": _ends(x[-1]),
         "rounds": [steps[step][0] for step in kept],
         "columns": shown.tolist(),
         "clients": [at[numbers[place]] for place in order],
@@ -249,16 +253,27 @@ def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> lis
     return sorted(range(len(numbers)), key=lambda place: keys[place])
 
 
-def _domain(x: Floats, neutral: float | str | None, *, drops: bool) -> tuple[float, float]:
+def _domain(
+    x: Floats, neutral: float | str | None, reach: float, *, drops: bool
+) -> tuple[float, float]:
     """The range of colours: that of all values in the last round but the outermost ones, which
-    would make all others look alike, around the neutral value."""
+    would make all others look alike, around the neutral value; with ``reach`` that is its
+    middle."""
     last = x[-1]
     values = last[~np.isnan(last) & ((last != 0) if drops else True)]
     ends = np.percentile(values, (2, 98)) if len(values) else np.array([0.0, 1.0])
     if isinstance(neutral, float):
+        if reach:
+            return centred(neutral, ends if len(values) else values, reach)
         return around(neutral, ends if len(values) else values, least=neutral / 1000)
     low, high = float(ends[0]), float(ends[1])
     return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
+
+
+def _ends(x: Floats) -> list[float]:
+    """The lowest and the highest value; empty without values."""
+    known = x[~np.isnan(x)]
+    return [float(known.min()), float(known.max())] if len(known) else []
 
 
 def _reach(x: Floats) -> list[float]:

@@ -249,15 +249,16 @@ COSTS = {  # what a chart of costs says below its axis, and the unit
 
 def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
     """Results beside a cost; a line joins the methods that none beats in both. Without ``ticks``
-    the cost's axis is linear."""
+    the cost's axis is linear, and begins at 0."""
     axis = f"mean test {metric}{unit_of(metric)}"
     name, unit = COSTS[cost]
     number = "format(datum.value, '.4~s')"
     axis_of_cost: Json = {
         "title": name,
+        "labelSeparation": 8,
         "labelExpr": f"replace({number}, regexp('([a-zA-Z]?)$'), ' $1{unit}')",
     }
-    scale: Json = {"zero": False}
+    scale: Json = {"zero": True}
     if ticks:
         axis_of_cost["values"] = list(ticks)
         scale |= {"type": "symlog", "constant": min([t for t in ticks if t > 0], default=1.0)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drawing import Drawing, around, new_figure
+from ..drawing import Drawing, centred, new_figure
 from ..figures import client_ticks
 from ..read import Trial, tensors
 from ..select import Entry
+
+REACH = 0.1  # gates lie between 0 and 1, and begin at 0.5; closer ones look alike
 
 
 def _gates(trial: Trial) -> NDArray[np.float64]:
@@ -20,13 +22,19 @@ def _gates(trial: Trial) -> NDArray[np.float64]:
     return m
 
 
+def _range(gates: NDArray[np.float64]) -> str:
+    known = gates[~np.isnan(gates)]
+    return f" They lie between {known.min():.3f} and {known.max():.3f}." if len(known) else ""
+
+
 def gate_heat_map(entry: Entry) -> Drawing:
     """Draw the gate of every client and block, one panel a seed."""
     from matplotlib.colors import TwoSlopeNorm
 
     gates = [_gates(trial) for trial in entry.trials]
     blocks = gates[0].shape[1]
-    low, high = around(0.5, np.concatenate([m.ravel() for m in gates]))
+    values = np.concatenate([m.ravel() for m in gates])
+    low, high = centred(0.5, values, REACH)
     norm = TwoSlopeNorm(0.5, low, high)
     figure = new_figure(0.9 + len(gates) * (0.9 + 0.14 * min(blocks, 24)))
     panels = figure.subplots(len(gates), 1, squeeze=False)[:, 0]
@@ -50,7 +58,7 @@ def gate_heat_map(entry: Entry) -> Drawing:
         figure,
         "The colour gives each client's gate in each block of the model: the sigmoid of the gate "
         "logit after the last committed round. With gate 0 the block uses the shared model alone, "
-        "with gate 1 the private adapter in full; gates start at 0.5. Colours go from "
-        f"{low:.3f} to {high:.3f}. Clients are ordered by mean gate; hatched clients never took "
-        "part.",
+        f"with gate 1 the private adapter in full; gates start at 0.5.{_range(values)} Colours go "
+        f"from {low:.3f} to {high:.3f}. Clients are ordered by mean gate; hatched clients never "
+        "took part.",
     )

@@ -1,0 +1,158 @@
+"""The results of a trained method's models, beside always answering the most frequent class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.names import listed
+from ..inference.onboard import Onboarded, read_result
+from ..report.majority import majority_accuracy
+from ..report.read import Trial, read
+from ..report.records import Evaluation, Partition
+from ..report.select import Model, by_round, select_by, select_round
+from ..run_format import has_commit
+from ..runs.trained import TrainedMethod
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model's result on one split, after a round.
+
+    ``majority`` is the accuracy of always answering the most frequent class of the client's
+    training examples, on the same examples, as far as the run has kept it; ``answer`` is that
+    class, None where several clients have one each.
+    """
+
+    split: str
+    round: int
+    examples: int
+    accuracy: float | None
+    loss: float | None
+    majority: float | None = None
+    answer: str | None = None
+
+    @property
+    def is_no_better(self) -> bool:
+        """The model is not above always answering the most frequent class."""
+        if self.majority is None or self.accuracy is None:
+            return False
+        return self.accuracy <= self.majority
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """The results of the models of ``trained``."""
+
+    trained: TrainedMethod
+    trial: Trial
+    partition: Partition
+
+    @classmethod
+    def read(cls, trained: TrainedMethod) -> ModelScores:
+        """Read them in the run directory."""
+        run = read(trained.run, only=(trained.label, trained.seed))
+        return cls(trained, run.trials[0], run.partitions[trained.seed])
+
+    def of(self, client: str | int | None) -> list[Score]:
+        """Those of a client's model, also of one that joined afterwards; None: of the global one,
+        over all clients."""
+        trained = self.trained
+        if client is None:
+            return self._at(("global",), None, trained.global_round)
+        if (joined := trained.onboarded(client)) is not None:
+            return _joined_scores(read_result(joined))
+        return self._at(("personal", "novel"), trained.number(client), trained.round)
+
+    def _at(self, models: Sequence[Model], client: int | None, round_: int) -> list[Score]:
+        evaluations = [
+            by_round(self.trial, model, split).get(round_)
+            for split in ("validation", "test")
+            for model in models
+        ]
+        found = [
+            _score(evaluation, self.partition, client)
+            for evaluation in evaluations
+            if evaluation is not None
+        ]
+        return [score for score in found if score is not None]
+
+    def doubts(self, clients: Sequence[str | int | None]) -> str | None:
+        """Say in a line which of these clients' models, or the global one (None), are no better on
+        test examples than always answering the most frequent class; None: all are."""
+        poor = {
+            client: score
+            for client in clients
+            for score in self.of(client)
+            if score.split == "test" and score.is_no_better
+        }
+        if not poor:
+            return None
+        label = self.trained.label
+        if len(clients) > 1:
+            return (
+                f"on test examples {label} is no better than always answering the most frequent "
+                f"class for {len(poor)} of {len(clients)} clients: {listed([*map(str, poor)])}"
+            )
+        ((client, score),) = poor.items()
+        of = "the global model of " if client is None else ""
+        at = "" if client is None else f" at {client}"
+        answer = "the most frequent class" if score.answer is None else repr(score.answer)
+        return (
+            f"on test examples {of}{label}{at} ({_percent(score.accuracy)}) is no better than "
+            f"always answering {answer} ({_percent(score.majority)}){self._alone(client)}"
+        )
+
+    def _alone(self, client: str | int | None) -> str:
+        """What training alone came to in the same run, with a semicolon, if it is better."""
+        trained = self.trained
+        if client is not None and trained.onboarded(client) is not None:
+            return ""
+        for label, method in trained.experiment.methods.items():
+            folder = trained.run / "methods" / label / f"seed-{trained.seed}"
+            if method.family != "local" or label == trained.label or not has_commit(folder):
+                continue
+            run = read(trained.run, only=(label, trained.seed))
+            selected = select_round(run.trials[0], "personal", select_by(run))
+            number = None if client is None else trained.number(client)
+            score = selected and _score(selected.test, self.partition, number)
+            if score and score.accuracy is not None and not score.is_no_better:
+                return f"; {label} has {_percent(score.accuracy)}"
+        return ""
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _joined_scores(joined: Onboarded) -> list[Score]:
+    """The results of the model that a client keeps that joined afterwards."""
+    found = []
+    for split, values in joined.scores[joined.kept].items():
+        if count := values["count"]:
+            most = joined.scores.get("majority", {}).get(split, {}).get("accuracy")
+            accuracy, loss = values["accuracy"], values["loss"]
+            found.append(Score(split, joined.round, int(count), accuracy, loss, most))
+    return found
+
+
+def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> Score | None:
+    """The result of one client, or the mean over all predictions."""
+    places = [i for i, number in enumerate(evaluation.clients) if client in (None, number)]
+    examples = sum(evaluation.num_examples[i] for i in places)
+    if not examples:
+        return None
+
+    def mean(values: Any) -> float:
+        total = sum(evaluation.num_examples[i] * (values[i] or 0.0) for i in places)
+        return float(total / examples)
+
+    majority = answer = None
+    if evaluation.split == "test" and (known := majority_accuracy(partition, evaluation)):
+        majority = mean(known)
+        if client is not None and partition.majority is not None:
+            answer = partition.classes[int(partition.majority[client])]
+    accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
+    round_, split = evaluation.round, evaluation.split
+    return Score(split, round_, examples, accuracy, loss, majority, answer)
