@@ -40,6 +40,15 @@ def brief(value: Any, most: int = 120) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text has in digits; None if it has none, or one too large.
+
+    >>> whole_number("12"), whole_number("-1"), whole_number("²"), whole_number(5000 * "9")
+    (12, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def unknown(
     what: str, name: str, allowed: Iterable[str], *, where: str = "", kind: str = "allowed"
 ) -> InputError:

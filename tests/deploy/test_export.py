@@ -28,13 +28,16 @@ def test_a_model_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("client", ["ward 7", "b.1", "2", 2])
 def test_a_client_goes_by_its_name_at_the_site_at_the_server_or_by_number(
-    client: str | int, tmp_path: Path
+    client: str | int, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "e.toml").write_text('data.classes = ["no", "yes"]\nmethods.fedsdg = {}\n')
     deployment = init(tmp_path / "d", tmp_path / "e.toml", ["a", "b:2"], "127.0.0.1:8000")
     folder = deployment.site("b") / "states/run/fedsdg/seed-0"
     (folder / "client-2").mkdir(parents=True)
-    (folder / "data.json").write_text('{"names": ["", "ward 3", "ward 7"]}')
+    shutil.copy(trained / "run/partitions/seed-0.json", folder / "data.json")
+    path = without_checksum(folder / "data.json")
+    changes = {"clients": 3, "names": ["", "ward 3", "ward 7"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     (folder / "client-2/model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"client-2/model\.safetensors"):
         export(deployment, "b", tmp_path / "adapter", client=client)

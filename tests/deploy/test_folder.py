@@ -125,9 +125,13 @@ def test_a_new_site_has_numbers_after_all_others(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (added.total, added.new_clients) == (5, range(5, 8))
     assert added.experiment == deployment.experiment
-    for name, message in (("d", "site d is there already"), ("x/y", "site name 'x/y': allowed")):
+    for name, clients, message in (
+        ("d", 1, "site d is there already"),
+        ("x/y", 1, "site name 'x/y': allowed"),
+        ("f", 0, "sites.clients = 0: input should be greater than 0"),
+    ):
         with pytest.raises(InputError, match=message):
-            add_site(added, name)
+            add_site(added, name, clients)
     assert open_folder(added.folder) == added
 
 
@@ -155,6 +159,8 @@ def test_a_site_names_its_own_data(tmp_path: Path) -> None:
         (EXPERIMENT, ["a", "a"], "each name once"),
         (EXPERIMENT, ["a/b"], "site name 'a/b'"),
         (EXPERIMENT, ["a:0"], "write NAME, or NAME:CLIENTS"),
+        (EXPERIMENT, ["a:²"], "write NAME, or NAME:CLIENTS"),
+        (EXPERIMENT, ["a:" + 5000 * "9"], "write NAME, or NAME:CLIENTS"),
         (EXPERIMENT + "[cohort]\nnovel = 1\n", ["a", "b"], "cohort.novel is for runs in one"),
         (
             'start_from = "old"\n' + EXPERIMENT,
@@ -183,6 +189,7 @@ def test_what_cannot_be_deployed_is_refused(
         ("fed.example.org", "[::1]", "address = '[::1]:8123': the server listens by IPv4 alone"),
         ("clients = 3", "clients = 2", "has sites with 4 clients, experiment.toml has split.clie"),
         (":8123", "", "address = 'fed.example.org': must be HOST:PORT"),
+        (":8123", ":²", "address = 'fed.example.org:²': must be HOST:PORT"),
         ("address", "adress", "unknown key 'adress'"),
         ("least = 0.5", "least = 2", "timeouts.least = 2: input should be less than"),
         ("clients = 3", "clients = 0", "sites.clients = 0: input should be greater than 0"),

@@ -18,6 +18,14 @@ K = 6
 BLOCKS = 4
 TEST = [20, 10, 30, 0, 10, 30]  # client 3 has no test examples
 VALIDATION = [5, 5, 10, 5, 5, 10]
+ENVIRONMENT = {
+    "date": "2026-11-21",
+    "python": "3.12.3",
+    "machine": "8 cores",
+    "threads": 1,
+    "gpu": None,
+    "versions": {"fedtailor": "0.1.0", "torch": "2.13.0"},
+}
 TAIL = b'{"round": 99, "cohort": [0'  # of a round that was not committed
 
 
@@ -121,7 +129,14 @@ def _write_trial(
     for name, text in logs.items():
         (folder / f"{name}.jsonl").write_bytes(text + tail)
     lengths = {name: len(text) for name, text in logs.items()}
-    commit = {"round": done, "rounds": rounds, "finished": done == rounds, "bytes": lengths}
+    commit = {
+        "round": done,
+        "rounds": rounds,
+        "finished": done == rounds,
+        "bytes": lengths,
+        "diverged": None,
+        "best": {},
+    }
     _write(folder / "commit.json", commit)
     scalars = size // 4
     parts = {"float32": size, "header": 0} if size else {}
@@ -180,10 +195,13 @@ def write_run(
         "methods": [{"label": method, "name": method} for method in methods],
     }
     _write(path / "experiment.json", experiment)
-    versions = {"fedtailor": "0.1.0", "torch": "2.13.0"}
-    environment = {"versions": versions, "machine": {"cpu": "8 cores"}, "date": "2026-11-21"}
-    _write(path / "environment.json", environment)
-    partition = {"clients": K, "classes": [] if is_lm else ["a", "b", "c"]}
+    _write(path / "environment.json", ENVIRONMENT)
+    partition = {
+        "clients": K,
+        "task": "causal-lm" if is_lm else "classification",
+        "modality": "text",
+        "classes": [] if is_lm else ["a", "b", "c"],
+    }
     held: dict[str, Any] = {
         "train": [60, 50, 40, 30, 20, 10],
         "validation": VALIDATION,

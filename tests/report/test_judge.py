@@ -14,6 +14,7 @@ from fedtailor.report.judge import verdicts
 from fedtailor.report.read import read_all
 from fedtailor.report.verdict import Verdict
 from fedtailor.run_format import FORMAT
+from tests.report.conftest import ENVIRONMENT
 
 K = 20
 NOISE = [0.01 * ((7 * k) % K - 9.5) for k in range(K)]  # the clients differ, by 0 in the mean
@@ -47,10 +48,11 @@ def _run(
     methods = [{"label": label, "name": label.split("-")[0]} for label in test]
     experiment = {"format": FORMAT, "name": path.name, "rounds": 1, "seeds": list(seeds)}
     _write(path / "experiment.json", experiment | {"methods": methods})
-    _write(path / "environment.json", {})
+    _write(path / "environment.json", ENVIRONMENT)
     for seed in seeds:
         partition = {"digest": f"{digest}{seed}", "data": "data", "clients": clients}
         partition |= {"classes": [] if is_lm else ["a", "b"], "names": names}
+        partition |= {"task": "causal-lm" if is_lm else "classification", "modality": "text"}
         _write(path / f"partitions/seed-{seed}.json", partition)
         held = dict.fromkeys(("train", "validation", "test"), np.full(clients, examples, np.int32))
         if majority is not None:
@@ -84,7 +86,9 @@ def _run(
                 lengths[name] = len(text)
             reason = "the loss is not finite" if label in diverged else None
             commit = {"round": 1, "rounds": 1 if finished else 3, "finished": finished}
-            _write(folder / "commit.json", commit | {"bytes": lengths, "diverged": reason})
+            _write(
+                folder / "commit.json", commit | {"bytes": lengths, "diverged": reason, "best": {}}
+            )
             costs = {"trained": 1, "communicated": 1, "private": 1, "model": 1}
             _write(folder / "costs.json", costs | {"down": {}, "up": {}})
     return path

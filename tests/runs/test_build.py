@@ -91,7 +91,7 @@ def test_what_does_not_go_with_the_clients_is_refused(
         ({"methods": {"fedhft": ft.FedHFT()}}, "fedhft.warmup_rounds is 5 and rounds is 2"),
         ({"evaluate": ft.EvaluateConfig(metrics=("f1",))}, "unknown metric 'f1'"),
         ({"cohort": ft.CohortConfig(novel=3)}, "cohort.novel = 3 leaves none of 3 clients"),
-        ({"start_from": ft.StartConfig("nowhere")}, "nowhere is not a run directory"),
+        ({"start_from": ft.StartConfig("nowhere")}, "no directory 'nowhere'"),
     ],
 )
 def test_what_needs_no_model_is_told_before_it_is_loaded(

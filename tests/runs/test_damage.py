@@ -150,6 +150,42 @@ def test_a_resume_names_the_damaged_file(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("commit.json", "round", "5"),
+        ("commit.json", "round", None),
+        ("history.jsonl", "norms", ["a"]),
+        ("history.jsonl", "cohort", [1.5]),
+        ("timings.jsonl", "executor", 3),
+        ("../../../partitions/seed-1.json", "names", 3),
+        ("../../../environment.json", "versions", []),
+    ],
+)
+def test_a_resume_names_the_file_with_a_value_of_another_type(
+    whole: Path, tmp_path: Path, name: str, place: str, value: object
+) -> None:
+    """After a change by hand, with a right checksum."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    path = (out / PART / name).resolve()
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    if path.suffix == ".json":
+        before, last = [], path.read_bytes()
+    changed = json.loads(last) | {place: value}
+    changed.pop("checksum", None)
+    path.write_bytes(b"".join(before) + json.dumps(changed).encode() + b"\n")
+    if path.suffix == ".jsonl":
+        commit = out / PART / "commit.json"
+        about = json.loads(commit.read_bytes())
+        del about["checksum"], about["checksums"][path.stem]
+        about["bytes"][path.stem] = path.stat().st_size
+        commit.write_text(json.dumps(about))
+    with pytest.raises(ft.InputError, match=f"{path.name}.*{place}") as caught:
+        ft.run(replace(LONG, rounds=7), out, data=digits(), backbone=digits_backbone())
+    assert "\n" not in str(caught.value)
+
+
 def test_rows_of_zeros_in_place_of_states_are_noticed(killed: Path, tmp_path: Path) -> None:
     """As a file system may leave them after a power loss."""
     out = tmp_path / "run"

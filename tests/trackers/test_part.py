@@ -15,7 +15,7 @@ from fedtailor.errors import InputError
 from fedtailor.report.comparison import compare
 from fedtailor.runs.merge import merge
 from fedtailor.trackers.part import parts
-from tests.report.conftest import TAIL, auc, correct, write_run
+from tests.report.conftest import ENVIRONMENT, TAIL, auc, correct, write_run
 from tests.small import digits, digits_backbone, without_checksum
 
 Grow = Callable[[int], Path]
@@ -73,7 +73,7 @@ def test_settings_are_flat_and_the_key_is_the_directorys(tmp_path: Path) -> None
     assert all(isinstance(value, str | int | float | bool) for value in config.values())
     other = write_run(tmp_path / "b", seeds=(0, 1))
     assert parts(other)[0].key == every[0].key  # a copy
-    (other / "environment.json").write_text('{"date": "2026-11-22"}')
+    (other / "environment.json").write_text(json.dumps(ENVIRONMENT | {"date": "2026-11-22"}))
     assert parts(other)[0].key != every[0].key
 
 

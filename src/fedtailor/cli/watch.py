@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, whole_number
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -102,10 +102,11 @@ def _follow_in_lines(follower: Follower) -> None:
 def _serve(follower: Follower, address: str) -> None:
     from ..watch.server import LOCAL, PageServer
 
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    host, _, port_text = address.rpartition(":")
+    port = whole_number(port_text)
+    if port is None or port > 65535:
         raise InputError(f"--serve {address}: must be [HOST:]PORT with a port from 0 to 65535")
-    with PageServer(follower, host or LOCAL, int(port)) as server:
+    with PageServer(follower, host or LOCAL, port) as server:
         print(f"{server.url} follows {follower.run}; Ctrl-C ends it", flush=True)
         if not server.is_local:
             print("whoever reaches this machine can read this page", file=sys.stderr)

@@ -6,7 +6,7 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from ..errors import InputError, brief
+from ..errors import InputError, brief, whole_number
 
 FEW = 20  # names in one message
 _JOINERS = "\u200c\u200d"  # of Persian and Indian words, and of emoji
@@ -39,11 +39,11 @@ def client_number(
             return names.index(client)
         if not client.isdecimal() or any(name.isdecimal() for name in names):
             raise InputError(_unknown(client, [*names, *joined]))
-    is_number = not isinstance(client, str) or client.isdecimal()
-    number = int(client) if is_number else -1
-    if not 0 <= number < count:
+    number = whole_number(client) if isinstance(client, str) else client
+    if number is None or not 0 <= number < count:
         others = f", or by name: {listed(joined)}" if joined else ""
-        raise InputError(f"no client {client}; allowed: 0 to {count - 1}{others}")
+        shown = client if len(str(client)) <= 120 else brief(client)
+        raise InputError(f"no client {shown}; allowed: 0 to {count - 1}{others}")
     return number
 
 

@@ -10,7 +10,8 @@ from ..errors import InputError, unknown
 from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
-from ..runs.files import load_tensors, read_json
+from ..runs.files import load_tensors
+from ..runs.manifest import read_data_manifest
 from .folder import Deployment
 
 
@@ -65,7 +66,7 @@ def export(
             f"the model is damaged: {newest}; remove the file, and run fedtailor deploy run again"
         ) from None
     method = experiment.methods[label]
-    data = read_json(newest.parent.parent / "data.json")
+    data = read_data_manifest(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
     joined = kept_by_joined(newest.parent)
     model = ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
@@ -82,7 +83,9 @@ def _client(
     data = [path for folder in folders if (path := folder / "data.json").is_file()]
     if data:
         newest = max(data, key=lambda path: path.stat().st_mtime)
-        own = read_json(newest).get("names") or []  # written before a site was added: fewer
+        own = (
+            read_data_manifest(newest).get("names") or []
+        )  # written before a site was added: fewer
         names = [own[k] if own[k:] and own[k] else name for k, name in enumerate(names)]
     allowed = ", ".join(f"{k} ({names[k]})" for k in clients)
     if client is None and len(clients) > 1:

@@ -17,7 +17,7 @@ import tomli_w
 from ..data import DataConfig
 from ..data.config import Clients
 from ..data.sources import FORMATS, task_of_data
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
 from ..runs.files import write_atomically
@@ -99,9 +99,9 @@ class Deployment:
     def __post_init__(self) -> None:
         """Refuse names and addresses that can't be used."""
         host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+        if not host or not 0 < (whole_number(port) or 0) < 65536 or "/" in host:
             raise InputError(
-                f"address = {self.address!r}: must be HOST:PORT with a port from 1 to 65535"
+                f"address = {brief(self.address)}: must be HOST:PORT with a port from 1 to 65535"
             )
         if ":" in host:
             raise InputError(
@@ -319,7 +319,8 @@ def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
     Raises:
         InputError: there is such a site, or the name can't be one.
     """
-    sites = (*deployment.sites, SiteConfig(name, clients, new=True))
+    site = build(SiteConfig(""), {"name": name, "clients": clients, "new": True}, "sites")
+    sites = (*deployment.sites, site)
     if name in (site.name for site in deployment.sites):
         raise InputError(f"site {name} is there already; choose another name")
     replace(deployment, sites=sites)  # refuses a name that can't be one
@@ -334,9 +335,10 @@ def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
 
 def _site(text: str) -> SiteConfig:
     name, colon, clients = text.partition(":")
-    if colon and (not clients.isdigit() or int(clients) < 1):
-        raise InputError(f"site {text!r}: write NAME, or NAME:CLIENTS with a number above 0")
-    return SiteConfig(name, int(clients) if colon else 1)
+    number = whole_number(clients) if colon else 1
+    if not number:
+        raise InputError(f"site {brief(text)}: write NAME, or NAME:CLIENTS with a number above 0")
+    return SiteConfig(name, number)
 
 
 def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:

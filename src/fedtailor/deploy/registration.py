@@ -17,7 +17,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
-from ..run_format import seal_json
+from ..run_format import damaged, seal_json
 from ..runs.experiment import read_toml
 from ..runs.files import read_json, write_atomically
 from .folder import Deployment
@@ -78,12 +78,25 @@ def clients_by_node(deployment: Deployment) -> dict[int, range] | None:
     """
     if not has_keys(deployment):
         return None
-    registered = read_json(deployment.server / REGISTERED)
+    registered = read_registered(deployment)
     return {
-        int(registered[site.name]["node"]): deployment.clients(site.name)
+        registered[site.name]: deployment.clients(site.name)
         for site in deployment.sites
         if site.name in registered
     }
+
+
+def read_registered(deployment: Deployment) -> dict[str, int]:
+    """Return the number of each site's node, as `register` has written it.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = deployment.server / REGISTERED
+    try:
+        return {name: int(about["node"]) for name, about in read_json(path).items()}
+    except (TypeError, LookupError, ValueError):
+        raise damaged(path, "it must hold the number of each site's node") from None
 
 
 def _public(path: Path) -> bytes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..run_format import has_commit
-from ..runs.files import read_json
+from ..runs.committed import read_commit, read_refused
 from .folder import Deployment
-from .registration import REGISTERED
+from .registration import REGISTERED, read_registered
 from .subprocesses import CONNECTION, ask
 
 
@@ -73,11 +72,11 @@ def status(deployment: Deployment, env: dict[str, str]) -> Status:
 
 
 def _sites(deployment: Deployment, nodes: dict[str, dict[str, Any]]) -> list[SiteStatus]:
-    path = deployment.server / REGISTERED
-    registered = read_json(path) if path.exists() else {}
+    is_registered = (deployment.server / REGISTERED).exists()
+    registered = read_registered(deployment) if is_registered else {}
     sites = []
     for site in deployment.sites:
-        number = str(registered.get(site.name, {}).get("node", "-"))
+        number = str(registered.get(site.name, "-"))
         node = nodes.pop(number, {})
         clients = deployment.clients(site.name)
         numbers = f"{clients[0]}" if len(clients) == 1 else f"{clients[0]} to {clients[-1]}"
@@ -97,8 +96,9 @@ def _progress(deployment: Deployment) -> list[Progress]:
         for seed in experiment.seeds:
             folder = deployment.run / "methods" / label / f"seed-{seed}"
             refused = folder / "refused.jsonl"
-            round_ = read_json(folder / "commit.json")["round"] if has_commit(folder) else 0
-            lines = refused.read_text().splitlines() if refused.exists() else []
-            clients = {(line["round"], line["client"]) for line in map(json.loads, lines)}
+            round_ = read_commit(folder).round if has_commit(folder) else 0
+            lines = refused.read_bytes().splitlines() if refused.exists() else []
+            found = [read_refused(line, refused) for line in lines]
+            clients = {(one.round, one.client) for one in found}
             progress.append(Progress(label, seed, round_, experiment.rounds, len(clients)))
     return progress

@@ -9,7 +9,8 @@ from typing import Any
 from ..data.names import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
-from ..report.read import Evaluation, Partition, Trial, read
+from ..report.read import Trial, read
+from ..report.records import Evaluation, Partition
 from ..report.select import Model, by_round, select_by, select_round
 from ..run_format import has_commit
 from ..runs.trained import TrainedMethod

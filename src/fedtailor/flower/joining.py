@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr.app import MessageType, RecordDict
 
@@ -14,20 +15,35 @@ from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
 from ..run_format import has_commit, seal_json
-from ..runs.committed import read_commit
+from ..runs.committed import Count, read_commit
 from ..runs.directory import locked
 from ..runs.experiment import Experiment
-from ..runs.files import read_json, write_atomically
+from ..runs.files import read_record, write_atomically
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
 from .codec import Limits, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
-# beside the logs: ``run``, the name under which clients keep their states, and ``models``, whose
-# clients have kept their models of its round
-FLOWER = "flower.json"
-_JOINED = "joined.json"  # beside it: the ``clients`` that have joined the models of a ``round``
+FLOWER = "flower.json"  # beside the logs: a `FlowerRecord`
+_JOINED = "joined.json"  # beside it: the `ClientsOfRound` that have joined its models
+
+
+@dataclass(frozen=True)
+class FlowerRecord:
+    """``run``: the name under which clients keep their states. ``models``: a `ClientsOfRound`,
+    those that have kept their models of it."""
+
+    run: str
+    models: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientsOfRound:
+    """A round, and clients."""
+
+    round: Count
+    clients: Sequence[Count]
 
 
 def has_ended(experiment: Experiment, out: Path) -> bool:
@@ -46,8 +62,8 @@ def _parts(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]
 
 def _ended(folder: Path, rounds: int) -> bool:
     """Whether a part has ended, and with no fewer than ``rounds``: some may have been added."""
-    commit = read_json(folder / "commit.json")
-    return bool((commit["finished"] and commit["round"] >= rounds) or commit["diverged"])
+    commit = read_commit(folder)
+    return (commit.finished and commit.round >= rounds) or commit.diverged is not None
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,7 @@ class Joining:
                 by_node.setdefault(self.nodes.node_of_new[client], []).append(client)
             else:
                 _warn(f"{title}: no node serves the new client {client}")
-        run: str = read_json(folder / FLOWER)["run"]
+        run = read_record(FlowerRecord, folder / FLOWER).run
         contents = [(node, self._content(trained, run, k)) for node, k in by_node.items()]
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):
@@ -155,13 +171,13 @@ def _read_joined(folder: Path, number: int) -> list[int]:
     """The clients that have joined the models of round ``number``. Those that joined before rounds
     were added join again if another round is reported now."""
     path = folder / _JOINED
-    about = read_json(path) if path.exists() else {}
-    return list(about["clients"]) if about.get("round") == number else []
+    joined = read_record(ClientsOfRound, path) if path.exists() else ClientsOfRound(number, ())
+    return list(joined.clients) if joined.round == number else []
 
 
 def _record(folder: Path, number: int, clients: Sequence[int]) -> None:
     joined = sorted({*_read_joined(folder, number), *clients})
-    write_atomically(folder / _JOINED, seal_json({"round": number, "clients": joined}))
+    write_atomically(folder / _JOINED, seal_json(asdict(ClientsOfRound(number, joined))))
 
 
 def _warn(line: str) -> None:

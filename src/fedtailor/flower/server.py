@@ -6,11 +6,10 @@ its last committed round, and tells every client which of its private states tha
 
 from __future__ import annotations
 
-import json
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -28,14 +27,14 @@ from ..runs.build import Inputs, backbone_of, named, public_of
 from ..runs.committed import read_server
 from ..runs.directory import RunDirectory
 from ..runs.experiment import Experiment
-from ..runs.files import read_json, write_atomically
+from ..runs.files import read_record, record, write_atomically
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
 from ..runs.summary import rounds_left, start_summary
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
-from .joining import FLOWER, Joining, has_ended
+from .joining import FLOWER, ClientsOfRound, FlowerRecord, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
@@ -192,9 +191,10 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
     results = executor.map("keep", server, requests)
     kept = {request.client for request, result in results if not isinstance(result, Refusal)}
     everyone = sorted({*_clients_with_model(part), *kept})
-    models = {"round": commit.best_round, "clients": everyone}
+    models = ClientsOfRound(commit.best_round, everyone)
     path = folder / FLOWER
-    write_atomically(path, seal_json({**read_json(path), "models": models}))
+    found = replace(read_record(FlowerRecord, path), models=asdict(models))
+    write_atomically(path, seal_json(asdict(found)))
     without = [client for client in clients if client not in kept]
     if without:
         print(
@@ -215,16 +215,17 @@ def clients_without_model(part: Part) -> list[int]:
 
 def _clients_with_model(part: Part) -> set[int]:
     """The clients that have kept their model of the part's reported round."""
-    models = read_json(part.directory.path / FLOWER).get("models", {})
-    reported = models.get("round") == part.directory.commit.best_round
-    return set(models["clients"] if reported else ())
+    path = part.directory.path / FLOWER
+    about = read_record(FlowerRecord, path).models
+    if not about:
+        return set()
+    models = record(ClientsOfRound, about, f"{path}: models")
+    return set(models.clients if models.round == part.directory.commit.best_round else ())
 
 
 def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:
     """The committed rounds, each with its cohort."""
-    text = (directory.path / "history.jsonl").read_text()
-    lines = map(json.loads, text.splitlines())
-    return [(line["round"], line["cohort"]) for line in lines]
+    return [(line.round, list(line.cohort)) for line in directory.history()]
 
 
 def _run_name(directory: RunDirectory) -> str:
@@ -234,5 +235,4 @@ def _run_name(directory: RunDirectory) -> str:
         if directory.commit.round:
             raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
         write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
-    name: str = read_json(path)["run"]
-    return name
+    return read_record(FlowerRecord, path).run

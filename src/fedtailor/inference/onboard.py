@@ -31,7 +31,7 @@ from ..params import Params, aligned, clone, to_device
 from ..run_format import seal_json
 from ..runs.build import federation_of, public_of, with_new_clients
 from ..runs.directory import locked
-from ..runs.files import read_json, save_tensors, write_atomically
+from ..runs.files import read_record, save_tensors, write_atomically
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_before
@@ -160,7 +160,7 @@ def _put(stage: Path, place: Path, old: Path) -> None:
 
 def read_result(folder: Path) -> Onboarded:
     """What is known of a client that has joined, from its folder."""
-    return Onboarded(**read_json(folder / RESULT_FILE))
+    return read_record(Onboarded, folder / RESULT_FILE)
 
 
 def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
@@ -183,7 +183,7 @@ def _check_name(trained: TrainedMethod, client: str, overwrite: bool) -> None:
 def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     """The client's number: the one that it had, or the next one, from K on."""
     numbers = {
-        path.parent.name: int(read_json(path)["number"])
+        path.parent.name: read_record(Onboarded, path).number
         for path in folder.glob(f"[!.]*/{RESULT_FILE}")
     }
     first: int = trained.data["clients"]

@@ -7,13 +7,15 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ..errors import InputError, brief
+from ..run_format import missing, unseal_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST = 10**15  # of any count; sums over all clients and rounds stay below 2^63
 Count = Annotated[int, Ge(0), Le(MOST)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
 Amount = Annotated[float, Ge(0), Le(1e15)]  # of seconds, megabytes or a factor
 Results = typing.Sequence[float | None]  # of clients; None where there is nothing to measure
 _LARGEST = 1e60  # of a loss or a metric; squares and sums stay finite
@@ -31,26 +34,42 @@ def load_json(content: bytes, source: str) -> Any:
     """Return the values of a JSON text.
 
     Raises:
-        InputError: it is not JSON, or too deep.
+        InputError: it is not JSON, too deep, or has text that can't be written.
     """
     try:
-        return json.loads(content)
+        values = json.loads(content.decode())
+        if b"\\ud" in content.lower():  # half of a character, perhaps, which nobody could print
+            json.dumps(values, ensure_ascii=False).encode()
+        return values
     except RecursionError:
         raise InputError(f"{source} has lists or objects too deep within one another") from None
     except ValueError as error:
         raise InputError(f"{source} is not valid JSON: {error}") from None
 
 
-def load_object(content: bytes, source: str) -> dict[str, Any]:
-    """Return the object of a JSON text.
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, without its checksum.
 
     Raises:
-        InputError: it is not JSON, or holds something else.
+        InputError: no such file, or it holds no JSON object, or is damaged.
     """
-    values = load_json(content, source)
+    try:
+        values = load_json(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise missing(path) from None
     if not isinstance(values, dict):
-        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
-    return values
+        raise InputError(f"{path} must hold an object, not {type(values).__name__}")
+    content: dict[str, Any] = unseal_json(values, path)
+    return content
+
+
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Return what a JSON file says, as `record` does.
+
+    Raises:
+        InputError: as `read_json` and `record`.
+    """
+    return record(kind, read_json(path), str(path))
 
 
 def record(kind: type[Record], values: Any, source: str) -> Record:

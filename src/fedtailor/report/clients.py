@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .majority import majority_accuracy
-from .read import Evaluation
+from .records import Evaluation
 from .select import (
     Entry,
     Metric,

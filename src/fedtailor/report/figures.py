@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .drawing import COLOURS, PAPER, Drawing, marker, new_figure, shared_legend, style
-from .read import Counts, Partition, Run
+from .read import Run
+from .records import Counts, Partition
 from .select import (
     Entry,
     Metric,

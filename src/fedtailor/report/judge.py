@@ -14,7 +14,8 @@ from statistics import mean
 from .choice import Score, validation_score
 from .differences import Difference, Results, by_client, comparable, difference, results_of
 from .majority import at_majority, majority_summary
-from .read import Round, Run
+from .read import Run
+from .records import Round
 from .select import (
     Entry,
     Metric,

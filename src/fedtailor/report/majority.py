@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 
 from .metrics import Summary, summarise
-from .read import Evaluation, Partition
+from .records import Evaluation, Partition
 from .select import Entry, select_by, select_round
 
 _FEWEST_EXAMPLES = 10  # of a client's test data, before a method is said not to have learned there

@@ -6,12 +6,10 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from annotated_types import Ge, Le, MinLen
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
@@ -24,10 +22,34 @@ from ..run_format import (
     committed_bytes,
     damaged,
     has_commit,
-    missing,
-    unseal_json,
 )
-from .checked import Amount, Count, Results, check_results, load_json, load_object, record
+from .checked import (
+    check_results,
+    load_json,
+    read_json,
+    read_record,
+    record,
+)
+from .records import (
+    Attack,
+    BestRound,
+    CohortRecord,
+    Commit,
+    Costs,
+    DataManifest,
+    Environment,
+    EvaluateRecord,
+    Evaluation,
+    ExperimentRecord,
+    MethodRecord,
+    ModelRecord,
+    OmissionRecord,
+    Partition,
+    RefusedResult,
+    Round,
+    StartFrom,
+    Timing,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -35,197 +57,9 @@ if TYPE_CHECKING:
     Record = TypeVar("Record", bound=DataclassInstance)
 
 
-Counts = NDArray[np.integer]
 _COUNTS = {"train", "validation", "test", "labels", "clusters", "majority", "majority_correct"}
+LOGS = ("history", "clients", "timings")
 StrPath = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Partition:
-    """The sizes of the clients' splits, each ``[K]``, and their examples by class.
-
-    ``names`` are those of the K clients, None if they have none. Of clients that are evaluated,
-    ``majority`` is the most frequent class of their training examples, and ``majority_correct``
-    counts their test examples of that class.
-    """
-
-    digest: str
-    clients: Annotated[int, Ge(1), Le(10**9)]
-    train: Counts
-    validation: Counts
-    test: Counts
-    classes: Sequence[str] = ()
-    labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
-    clusters: Counts | None = None  # [K]: the ground truth
-    names: Sequence[str] | None = None
-    omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
-    majority: Counts | None = None  # [K], -1 for clients that are not evaluated
-    majority_correct: Counts | None = None
-    data: str = ""  # a hash of the data set
-    holdings: str | None = None  # the checksum of the file of these sizes
-
-    def name(self, client: int) -> str:
-        """Return a client's name, or its number in digits if it has none."""
-        return (self.names[client] if self.names else "") or str(client)
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The progress of a trial: the last complete round, all rounds, the logs' lengths in bytes."""
-
-    round: Count
-    rounds: Count
-    finished: bool
-    bytes: Mapping[str, Count]
-    diverged: str | None = None  # the reason, if training diverged in the next round
-    stopped: bool = False  # a callback has stopped it after that round
-    checksums: Mapping[str, str] = field(default_factory=dict)  # of the logs' committed bytes
-
-
-class Logged(Protocol):
-    """Something that says how much of each log is committed, and with which checksum."""
-
-    @property
-    def bytes(self) -> Mapping[str, Count]: ...
-
-    @property
-    def checksums(self) -> Mapping[str, str]: ...
-
-
-@dataclass(frozen=True)
-class Round:
-    """One line of history.jsonl; the bytes are those of the whole cohort. With simulated faults,
-    ``trained`` and ``trained_steps`` count all clients that have trained, not the cohort alone."""
-
-    round: Count
-    cohort: Sequence[Count]
-    train_loss: float | None
-    losses: Results
-    steps: Sequence[Count]
-    lr_scale: Amount
-    bytes_down: Count
-    bytes_up: Count
-    trained: Count | None = None
-    trained_steps: Count | None = None
-    simulated_seconds: Amount | None = None
-
-    @property
-    def num_trained(self) -> int:
-        """How many clients have trained."""
-        return len(self.cohort) if self.trained is None else self.trained
-
-    @property
-    def num_steps(self) -> int:
-        """How many local steps they have done together."""
-        return sum(self.steps) if self.trained_steps is None else self.trained_steps
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
-    experiment's own by name, None where one is undefined."""
-
-    round: Count
-    model: str
-    split: str
-    clients: Sequence[Count]
-    num_examples: Sequence[Count]
-    loss: Results
-    accuracy: Results
-    metrics: Mapping[str, Results] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
-    of the clients' training in seconds, None where it is not known. ``files`` are the names of the
-    files that the round has written for good."""
-
-    round: Count
-    seconds: Mapping[str, Amount]
-    peak_memory_mb: Amount | None
-    cpu_seconds: Amount | None = None
-    files: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype;
-    the floating-point operations of training on one batch, None where they were not counted."""
-
-    trained: Count
-    communicated: Count
-    private: Count
-    down: Mapping[str, Count]
-    up: Mapping[str, Count]
-    model: Count
-    flops: Annotated[int, Ge(0), Le(10**30)] | None = None
-
-
-@dataclass(frozen=True)
-class _Experiment:
-    """What a reader of an experiment.json relies on."""
-
-    name: str
-    rounds: Count
-    seeds: Annotated[Sequence[Annotated[int, Ge(0), Le(2**63 - 1)]], MinLen(1)]
-    methods: Sequence[dict[str, Any]]
-    data: dict[str, Any] = field(default_factory=dict)
-    split: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    local: dict[str, Any] = field(default_factory=dict)
-    cohort: dict[str, Any] = field(default_factory=dict)
-    attack: dict[str, Any] = field(default_factory=dict)
-    evaluate: dict[str, Any] = field(default_factory=dict)
-    start_from: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Method:
-    label: str
-    name: str
-    sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class _Model:
-    factory: str | None = None
-
-
-@dataclass(frozen=True)
-class _Cohort:
-    novel: Count = 0
-
-
-@dataclass(frozen=True)
-class Attack:
-    """The simulated attack of an experiment."""
-
-    kind: str = "none"
-    fraction: Amount = 0.2
-    clients: Sequence[Count] = ()
-    strength: float | None = None
-    first_round: Count = 1
-    last_round: Count | None = None
-
-
-@dataclass(frozen=True)
-class _Evaluate:
-    select: str | None = None
-    metrics: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class _Start:
-    run: str | None = None
-
-
-@dataclass(frozen=True)
-class _Omission:
-    text: str
-    count: Count = 0
-    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -346,19 +180,10 @@ def tensor_names(path: Path) -> list[str]:
         return sorted(file.keys())
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = load_object(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise missing(path) from None
-    opened: dict[str, Any] = unseal_json(content, path)
-    return opened
-
-
 def read_log(
     kind: type[Record],
     path: Path,
-    commit: Logged,
+    commit: Commit,
     skip: Mapping[str, int] | None = None,
 ) -> list[Record]:
     """Read the committed lines of a log.
@@ -379,8 +204,31 @@ def read_log(
     records = []
     for number, line in enumerate(committed[start:].splitlines(), start=1):
         source = f"{path} line {number}"
-        records.append(record(kind, load_json(line, source), source))
+        found = record(kind, load_json(line, source), source)
+        _check_lengths(found, source)
+        records.append(found)
     return records
+
+
+def _check_lengths(line: DataclassInstance, source: str) -> None:
+    """Raise InputError where a line of a log has another number of values than clients."""
+    if isinstance(line, Round):
+        check_results(line.losses, len(line.cohort), f"{source}: losses")
+        check_results(line.steps, len(line.cohort), f"{source}: steps")
+        check_results([line.train_loss], 1, f"{source}: train_loss")
+    elif isinstance(line, Evaluation):
+        by_name = {name: getattr(line, name) for name in ("num_examples", "loss", "accuracy")}
+        for name, values in (by_name | dict(line.metrics)).items():
+            check_results(values, len(line.clients), f"{source}: {name}")
+
+
+def read_refused(line: bytes, path: Path) -> RefusedResult:
+    """Read a line of the refused.jsonl at ``path``.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    return record(RefusedResult, load_json(line, str(path)), str(path))
 
 
 def read_commit(folder: Path) -> Commit:
@@ -389,7 +237,21 @@ def read_commit(folder: Path) -> Commit:
     Raises:
         InputError: the file is missing or damaged.
     """
-    return record(Commit, _object(folder / "commit.json"), str(folder / "commit.json"))
+    path = folder / "commit.json"
+    content = read_json(path)
+    names = {each.name for each in fields(Commit)}
+    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
+    if not isinstance(content["best"], dict):
+        raise InputError(f"{path}: best must hold an object")
+    best = {
+        model: record(BestRound, about, f"{path}: best.{model}")
+        for model, about in content["best"].items()
+    }
+    commit = record(Commit, {**content, "best": best}, str(path))
+    if commit.bytes.keys() != set(LOGS):
+        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
+    return commit
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
@@ -411,7 +273,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         history=read_log(Round, folder / "history.jsonl", commit),
         evaluations=read_log(Evaluation, folder / "clients.jsonl", commit),
         timings=timings,
-        costs=record(Costs, _object(costs), str(costs)) if commit.round or costs.exists() else None,
+        costs=read_record(Costs, costs) if commit.round or costs.exists() else None,
     )
 
 
@@ -430,7 +292,7 @@ def read_experiment(run: Path) -> dict[str, Any]:
     path = run / "experiment.json"
     if not path.is_file():
         raise InputError(f"{run} is not a run directory: it has no experiment.json")
-    experiment = _object(path)
+    experiment = read_json(path)
     check_format(experiment, path.parent)
     check_experiment(experiment, path)
     return experiment
@@ -447,13 +309,13 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     Raises:
         InputError: it lacks something, or a value is of another type.
     """
-    checked = record(_Experiment, experiment, str(path))
-    record(_Cohort, checked.cohort, f"{path}: cohort")
+    checked = record(ExperimentRecord, experiment, str(path))
+    record(CohortRecord, checked.cohort, f"{path}: cohort")
     record(Attack, checked.attack, f"{path}: attack")
-    record(_Evaluate, checked.evaluate, f"{path}: evaluate")
-    record(_Model, checked.model, f"{path}: model")
-    record(_Start, checked.start_from, f"{path}: start_from")
-    labels = [record(_Method, method, f"{path}: a method").label for method in checked.methods]
+    record(EvaluateRecord, checked.evaluate, f"{path}: evaluate")
+    record(ModelRecord, checked.model, f"{path}: model")
+    record(StartFrom, checked.start_from, f"{path}: start_from")
+    labels = [record(MethodRecord, method, f"{path}: a method").label for method in checked.methods]
     for label in labels:
         check_folder_name(f"{path}: method label", label)
     for name, values in (("labels", labels), ("seeds", checked.seeds)):
@@ -485,16 +347,45 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     partitions = {seed: _read_partition(path, seed) for seed in sorted({t.seed for t in trials})}
     for trial in trials:
         _check_clients(trial, partitions[trial.seed].clients)
-    environment = _object(path / "environment.json")
+    environment = read_environment(path)
     return Run(path, experiment["name"], experiment, environment, partitions, trials)
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """Read what made the run in the directory ``run``.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = run / "environment.json"
+    content = read_json(path)
+    record(Environment, content, str(path))
+    return content
+
+
+def read_data_manifest(path: Path) -> dict[str, Any]:
+    """Read what the data of a run with a seed are, from its file at ``path``.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    content = read_json(path)
+    checked = record(DataManifest, content, str(path))
+    if checked.names is not None and len(checked.names) != checked.clients:
+        raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")
+    for omission in checked.omissions:
+        record(OmissionRecord, omission, f"{path}: an omission")
+    return content
 
 
 def _read_partition(run: Path, seed: int) -> Partition:
     path = run / "partitions" / f"seed-{seed}.json"
+    texts = read_data_manifest(path)
     held = path.with_suffix(".safetensors")
     counts = tensors(held)
-    texts = {name: value for name, value in _object(path).items() if name not in _COUNTS}
-    found = record(Partition, texts | counts, str(path))
+    found = record(
+        Partition, {k: v for k, v in texts.items() if k not in _COUNTS} | counts, str(path)
+    )
     if found.holdings not in (None, checksum(held.read_bytes())):
         raise damaged(held)
     K = found.clients
@@ -505,27 +396,18 @@ def _read_partition(run: Path, seed: int) -> Partition:
                 f"{held}: {name} is {counts[name].dtype} {list(counts[name].shape)}; must be "
                 f"whole numbers {list(shape)}"
             )
-    if found.names is not None and len(found.names) != K:
-        raise InputError(f"{path} has {len(found.names)} names for {K} clients")
-    for omission in found.omissions:
-        record(_Omission, omission, f"{path}: an omission")
     return found
 
 
 def _check_clients(trial: Trial, clients: int) -> None:
-    """Raise InputError where a line has another number of values than clients, or unknown ones."""
+    """Raise InputError where a line names a client twice, or one that is unknown."""
     for number, line in enumerate(trial.history, 1):
-        source = f"{trial.folder / 'history.jsonl'} line {number}"
-        check_results(line.losses, len(line.cohort), f"{source}: losses")
-        check_results(line.steps, len(line.cohort), f"{source}: steps")
-        check_results([line.train_loss], 1, f"{source}: train_loss")
-        _check_known(line.cohort, clients, f"{source}: cohort")
+        _check_known(
+            line.cohort, clients, f"{trial.folder / 'history.jsonl'} line {number}: cohort"
+        )
     for number, result in enumerate(trial.evaluations, 1):
-        source = f"{trial.folder / 'clients.jsonl'} line {number}"
-        by_name = {name: getattr(result, name) for name in ("num_examples", "loss", "accuracy")}
-        for name, values in (by_name | dict(result.metrics)).items():
-            check_results(values, len(result.clients), f"{source}: {name}")
-        _check_known(result.clients, clients, f"{source}: clients")
+        source = f"{trial.folder / 'clients.jsonl'} line {number}: clients"
+        _check_known(result.clients, clients, source)
 
 
 def _check_known(found: Sequence[int], clients: int, source: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
 from .metrics import Summary, best_round, summarise
-from .read import Evaluation, Run, Trial
+from .read import Run, Trial
+from .records import Evaluation
 
 Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric

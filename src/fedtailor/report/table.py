@@ -14,7 +14,8 @@ from .judge import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic, ve
 from .majority import majority_summary
 from .metrics import Summary
 from .notes import at_majority_notes, caption, footnotes
-from .read import Costs, Run
+from .read import Run
+from .records import Costs
 from .select import (
     Entry,
     Metric,

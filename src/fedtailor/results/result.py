@@ -17,7 +17,8 @@ from ..report.cells import text_tables
 from ..report.choice import validation_score
 from ..report.comparison import compare, verdict_lines
 from ..report.page import write
-from ..report.read import Round, Run, Trial, read
+from ..report.read import Run, Trial, read
+from ..report.records import Round
 from ..report.select import (
     Metric,
     Model,

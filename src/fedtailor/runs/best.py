@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..engine.results import Round
 from ..engine.scoring import EvaluatedModel
-from ..report.checked import Count
 from ..report.metrics import best_round
+from ..report.records import BestRound
 from ..report.select import Metric, higher_is_better, summary
 
 _MODELS: tuple[EvaluatedModel, ...] = ("personal", "global")
-
-
-@dataclass(frozen=True)
-class BestRound:
-    """A round, and the mean over clients of its ``validation`` results; None where no client has
-    validation examples."""
-
-    round: Count
-    validation: float | None
 
 
 def best_rounds(

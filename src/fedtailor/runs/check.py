@@ -11,6 +11,7 @@ from pathlib import Path
 from ..engine.client_store import staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError
+from ..report.read import LOGS
 from ..run_format import (
     FORMAT,
     check_tensors,
@@ -21,7 +22,6 @@ from ..run_format import (
     has_commit,
 )
 from .committed import (
-    LOGS,
     PRIVATE_FILE,
     Commit,
     expected_files,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
@@ -11,78 +10,32 @@ from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..method import Server
 from ..params import Params, aligned, strip_prefix
-from ..report.checked import Count, record
-from ..report.read import Timing, read_log
+from ..report.checked import Count as Count
+from ..report.checked import Seed
+from ..report.read import LOGS, read_log
+from ..report.read import read_commit as read_commit
+from ..report.read import read_refused as read_refused
+from ..report.records import Commit as Commit
+from ..report.records import Timing
 from ..run_format import damaged
-from .best import BestRound
-from .files import load_tensors, read_json
+from .files import load_tensors, read_record
 
-LOGS = ("history", "clients", "timings")
 COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
 START_FILE = "start.json"  # written before round 0
 
 
 @dataclass(frozen=True)
-class Commit:
-    """What ``commit.json`` says. ``best``: the best round so far by model, personal or global."""
+class StartRecord:
+    """What ``start.json`` says: what a part goes on from, and how many of the old run's clients go
+    on with it. ``model_seed`` is that of the values that the model and its adapters begin with."""
 
+    run: str
+    method: str
+    seed: Seed
     round: Count
-    rounds: Count
-    finished: bool
-    bytes: dict[str, Count]
-    diverged: str | None = None  # why it stopped after that round; the next run goes on there
-    best: dict[str, BestRound] = field(default_factory=dict)
-    stopped: bool = False  # a callback stopped it after that round; it can go on
-    # the earlier rounds whose states clients in flight have been sent; not in the file if there are
-    # none
-    in_flight: Sequence[Count] = ()
-    # of the logs' committed bytes, and ``private``: of all private states
-    checksums: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        """Whether a run would not go on with it by itself: it has finished, or diverged."""
-        return self.finished or self.diverged is not None
-
-    @property
-    def has_model(self) -> bool:
-        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
-        one's states. Without one, training diverged in the first round."""
-        return self.bytes["timings"] > 0
-
-    @property
-    def best_round(self) -> int:
-        """The reported round of the personal models; the last one if they were never evaluated."""
-        return self.best["personal"].round if "personal" in self.best else self.round
-
-    @property
-    def best_global_round(self) -> int:
-        """The reported round of the global model; `best_round` if it was never evaluated."""
-        return self.best["global"].round if "global" in self.best else self.best_round
-
-
-def read_commit(folder: Path) -> Commit:
-    """What the ``commit.json`` in ``folder`` says.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    path = folder / "commit.json"
-    content = read_json(path)
-    names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
-    if not isinstance(content["best"], dict):
-        raise InputError(f"{path}: best must hold an object")
-    best = {
-        model: record(BestRound, about, f"{path}: best.{model}")
-        for model, about in content["best"].items()
-    }
-    commit = record(Commit, {**content, "best": best}, str(path))
-    if commit.bytes.keys() != set(LOGS):
-        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
-    return commit
+    model_seed: Seed
+    clients: Count
 
 
 def other_states(store: Path, number: int) -> InputError:
@@ -144,8 +97,7 @@ def model_seed(folder: Path, seed: int) -> int:
     """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
     the part's own, or that of the run it goes on from, since frozen values have to stay."""
     path = folder / START_FILE
-    number: int = read_json(path)["model_seed"] if path.exists() else seed
-    return number
+    return read_record(StartRecord, path).model_seed if path.exists() else seed
 
 
 def read_private(path: Path, client: int) -> Params:

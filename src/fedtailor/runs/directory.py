@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import torch
 from xxhash import xxh3_64
@@ -35,6 +35,10 @@ from ..engine.results import Round
 from ..errors import InputError, naming
 from ..method import Server
 from ..params import add_prefix, aligned, strip_prefix
+from ..report.checked import load_json, record
+from ..report.read import LOGS, read_environment, read_log
+from ..report.records import Round as RoundLine
+from ..report.records import Timing
 from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
@@ -46,7 +50,6 @@ from ..run_format import (
 from .best import best_rounds
 from .committed import (
     COSTS_FILE,
-    LOGS,
     PRIVATE_FILE,
     START_FILE,
     Commit,
@@ -58,6 +61,11 @@ from .committed import (
 )
 from .files import load_tensors, make_folder, read_json, save_tensors, write_atomically
 from .log_lines import clients_line, confusion_of, history_line, timings_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
 
 # all that a run directory holds; a command that writes something else there adds it here
 OWN_FILES = frozenset(
@@ -92,7 +100,7 @@ os.register_at_fork(after_in_child=_release_locks)
 def give_id(out: Path) -> None:
     """Give the run directory ``out`` a random ``id`` in environment.json, which it keeps."""
     path = out / "environment.json"
-    content = read_json(path)
+    content = read_environment(out)
     if "id" not in content:
         write_atomically(path, seal_json({**content, "id": os.urandom(8).hex()}))
 
@@ -201,18 +209,17 @@ class RunDirectory:
         number = self.commit.round
         state = add_prefix(read_server(self.path, self.commit, number), "server/")
         if (self.path / PRIVATE_FILE).exists():
-            state["clients"] = torch.tensor(self._last_line("history")["cohort"])
+            (last,) = self._last_lines(RoundLine, "history", 1)
+            state["clients"] = torch.tensor(last.cohort)
         save_tensors(state_path(self.path, number), state)
         self._commit(replace(self.commit, rounds=rounds, finished=False))
         self._result.unlink()
 
-    def _last_line(self, log: str) -> Any:
-        """What the log says of the last committed round."""
-        return self._last_lines(log, 1)[0]
-
-    def _last_lines(self, log: str, count: int) -> list[Any]:
-        committed = self._log(log).read_bytes()[: self.commit.bytes[log]]
-        return [json.loads(line) for line in committed.splitlines()[-count:]]
+    def _last_lines(self, kind: type[Record], log: str, count: int) -> list[Record]:
+        """What the log says of the last ``count`` committed rounds."""
+        path = self._log(log)
+        lines = path.read_bytes()[: self.commit.bytes[log]].splitlines()[-count:]
+        return [record(kind, load_json(line, str(path)), str(path)) for line in lines]
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -263,12 +270,15 @@ class RunDirectory:
         """What ran the clients of the last committed round; None if nothing was chosen yet."""
         if self.commit.round == 0:
             return None
-        name: str | None = self._last_line("timings")["executor"]
-        return name
+        return self._last_lines(Timing, "timings", 1)[0].executor
 
-    def recent_norms(self) -> list[list[float]]:
+    def history(self) -> list[RoundLine]:
+        """All committed rounds."""
+        return read_log(RoundLine, self._log("history"), self.commit)
+
+    def recent_norms(self) -> list[Sequence[float]]:
         """The norms of the uploads of the last committed rounds."""
-        return [line.get("norms", []) for line in self._last_lines("history", RECENT)]
+        return [line.norms for line in self._last_lines(RoundLine, "history", RECENT)]
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""

@@ -11,8 +11,8 @@ from ..engine.config import ScheduleConfig
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
+from .committed import read_commit
 from .experiment import Experiment, flattened
-from .files import read_json
 
 T = TypeVar("T")
 
@@ -116,4 +116,4 @@ def shown(value: Any) -> str:
 def _rounds_done(out: Path) -> int:
     """The largest number of rounds that any method has done with any seed."""
     commits = out.glob("methods/*/seed-*/commit.json")
-    return max((read_json(path)["round"] for path in commits), default=0)
+    return max((read_commit(path.parent).round for path in commits), default=0)

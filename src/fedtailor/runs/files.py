@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -12,8 +11,10 @@ from safetensors.torch import load_file
 from ..engine.row_file import sync_folder
 from ..errors import naming
 from ..params import Params, encode
-from ..report.checked import load_object
-from ..run_format import check_tensors, damaged, missing, seal_tensors, unseal_json
+from ..report.checked import read_json as read_json
+from ..report.checked import read_record as read_record
+from ..report.checked import record as record
+from ..run_format import check_tensors, damaged, seal_tensors
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
@@ -53,17 +54,3 @@ def load_tensors(path: Path) -> Params:
     except SafetensorError as error:  # of format 3, without a checksum
         raise damaged(path, str(error)) from None
     return tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        InputError: no such file, or it holds no JSON object, or is damaged.
-    """
-    try:
-        value = load_object(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise missing(path) from None
-    content: dict[str, Any] = unseal_json(value, path)
-    return content

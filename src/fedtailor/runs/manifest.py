@@ -10,21 +10,19 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from annotated_types import Ge, Le, Len
 
 from ..data.federation import Federation
 from ..data.majority import majority_class
 from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..report.checked import record
-from ..report.read import check_experiment
+from ..report.read import read_data_manifest as read_data_manifest
+from ..report.read import read_experiment as read_experiment
 from ..run_format import (
     FORMAT,
-    check_format,
     check_there,
     checksum,
     has_commit,
@@ -33,7 +31,7 @@ from ..run_format import (
 from ..user_code import stored
 from .experiment import Experiment, Settings, by_label, changed, parse, source_place
 from .extend import check_extends, united
-from .files import make_folder, read_json, write_atomically
+from .files import make_folder, write_atomically
 from .trained_rows import write_trained_rows
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
@@ -131,21 +129,6 @@ def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: P
             )
 
 
-def read_experiment(out: Path) -> dict[str, Any]:
-    """The content of ``experiment.json`` in a run directory.
-
-    Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; a method
-            of the user's own can't be loaded, or has changed.
-    """
-    if not (out / "experiment.json").is_file():
-        raise InputError(f"{out} is not a run directory: it has no experiment.json")
-    content = read_json(out / "experiment.json")
-    check_format(content, out)
-    check_experiment(content, out / "experiment.json")
-    return content
-
-
 def open_run(out: Path, settings: Settings = ()) -> Experiment:
     """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
 
@@ -212,7 +195,7 @@ def write_manifest(
         if any(map(has_commit, out.glob(f"methods/*/seed-{seed}"))):
             check_there(path, out / "environment.json")
         if path.exists():
-            _check_same_data(read_json(path), manifests[seed], out)
+            _check_same_data(read_data_manifest(path), manifests[seed], out)
     write_copies(copies(experiment), out)
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
@@ -306,31 +289,6 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "names": None if federation.names is None else list(federation.names),
         "omissions": [asdict(one) for one in federation.omissions],
     }
-
-
-@dataclass(frozen=True)
-class _DataManifest:
-    """What a reader of a `data_manifest` relies on."""
-
-    clients: Annotated[int, Ge(1), Le(10**9)]
-    task: Literal["classification", "causal-lm"]
-    modality: Literal["text", "image"]
-    classes: Sequence[str]
-    picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
-    names: Sequence[str] | None = None
-
-
-def read_data_manifest(path: Path) -> dict[str, Any]:
-    """The `data_manifest` that a run directory holds.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    content = read_json(path)
-    checked = record(_DataManifest, content, str(path))
-    if checked.names is not None and len(checked.names) != checked.clients:
-        raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")
-    return content
 
 
 def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from ..run_format import has_commit, seal_json
 from .committed import read_commit
 from .experiment import by_label, parse
 from .extend import differences, united
-from .files import read_json, write_atomically
-from .manifest import read_experiment, same_data
+from .files import write_atomically
+from .manifest import read_data_manifest, read_experiment, same_data
 
 _CHUNK = 1 << 24  # bytes that are copied at a time
 
@@ -110,7 +110,7 @@ def _check_same(runs: Sequence[_Run]) -> None:
     for run in runs:
         for path in sorted((run.path / "partitions").glob("seed-*.json")):
             before = manifests.setdefault(path.name, path)
-            if not same_data(read_json(before), read_json(path)):
+            if not same_data(read_data_manifest(before), read_data_manifest(path)):
                 raise InputError(
                     f"runs of different data, or of other splits or names of clients, can't be "
                     f"merged: {before} and {path} differ"

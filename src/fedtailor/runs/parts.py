@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +9,16 @@ from pathlib import Path
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
 from ..engine.results import Round
-from ..errors import DivergedError, InputError
+from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
-from .committed import START_FILE, model_seed, read_commit
+from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked
 from .experiment import Experiment
-from .files import read_json
+from .files import read_record
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
 from .summary import StartSummary, rounds_left
@@ -70,10 +69,9 @@ def chosen(
     """
     if portion is None:
         return [(seed, label) for seed in seeds for label in labels]
-    numbers = re.fullmatch(r"(\d+)/(\d+)", portion)
-    k, n = map(int, numbers.groups()) if numbers else (0, 0)
+    k, n = ((whole_number(text) or 0) for text in portion.partition("/")[::2])
     if not 1 <= k <= n:
-        raise InputError(f"part {portion!r}: must be K/N with 1 <= K <= N, for example 2/5")
+        raise InputError(f"part {brief(portion)}: must be K/N with 1 <= K <= N, for example 2/5")
     parts = [(seed, label) for label in labels for seed in seeds]
     if k > len(parts):
         raise InputError(
@@ -152,12 +150,12 @@ def _check_any_converged(ends: Sequence[str | None]) -> None:
 
 def _start(part: Part) -> str:
     """What the part goes on from, and how good that is on its data."""
-    about = read_json(part.directory.path / START_FILE)
+    about = read_record(StartRecord, part.directory.path / START_FILE)
     trial = read_trial(part.directory.path, part.label, part.method.name, part.seed)
     result = headline(trial, part.select)
     return (
-        f"goes on from round {about['round']} of {about['method']}, seed {about['seed']}, in "
-        f"{about['run']}, with {about['clients']} of its clients; before: {result}"
+        f"goes on from round {about.round} of {about.method}, seed {about.seed}, in {about.run}, "
+        f"with {about.clients} of its clients; before: {result}"
     )
 
 

@@ -9,7 +9,7 @@ begun.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
-from .committed import START_FILE, model_seed, read_private_after
+from .committed import START_FILE, StartRecord, model_seed, read_private_after
 from .experiment import Experiment, flattened
 from .extend import shown
 from .files import write_atomically
@@ -78,15 +78,15 @@ class Start:
         """Write into ``folder`` what the part there goes on from."""
         trained = self.trained
         folder.mkdir(parents=True, exist_ok=True)
-        content = {
-            "run": str(trained.run),
-            "method": trained.label,
-            "seed": trained.seed,
-            "round": trained.round,
-            "model_seed": model_seed(trained.folder, trained.seed),
-            "clients": int((self.clients >= 0).sum()),
-        }
-        write_atomically(folder / START_FILE, seal_json(content))
+        content = StartRecord(
+            run=str(trained.run),
+            method=trained.label,
+            seed=trained.seed,
+            round=trained.round,
+            model_seed=model_seed(trained.folder, trained.seed),
+            clients=int((self.clients >= 0).sum()),
+        )
+        write_atomically(folder / START_FILE, seal_json(asdict(content)))
 
 
 def open_start(inputs: Inputs, label: str, seed: int) -> Start:

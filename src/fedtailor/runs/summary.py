@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +25,8 @@ from ..run_format import has_commit
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
+from .committed import read_commit
 from .experiment import Experiment
-from .files import read_json
 from .manifest import evaluated_clients
 
 _LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up
@@ -295,11 +294,11 @@ def rounds_left(
     left = {}
     all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
     for seed, label in all_parts if parts is None else parts:
-        commit: dict[str, Any] = {"round": 0}
+        done = 0
         if out is not None:
             folder = out / "methods" / label / f"seed-{seed}"
-            commit = read_json(folder / "commit.json") if has_commit(folder) else commit
-        left[label, seed] = max(0, experiment.rounds - commit["round"])
+            done = read_commit(folder).round if has_commit(folder) else 0
+        left[label, seed] = max(0, experiment.rounds - done)
     return left
 
 

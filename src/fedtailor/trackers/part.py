@@ -10,16 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..report.read import (
-    Commit,
-    Evaluation,
-    Round,
-    Timing,
-    read,
-    read_commit,
-    read_experiment,
-    read_log,
-)
+from ..report.read import read, read_commit, read_environment, read_experiment, read_log
+from ..report.records import Commit, Evaluation, Round, Timing
 from ..report.select import summary
 from ..report.table import table
 from ..run_format import has_commit
@@ -145,7 +137,10 @@ def parts(run: Path) -> list[Part]:
     """
     experiment = read_experiment(run)
     environment = run / "environment.json"
-    content = environment.read_bytes() if environment.exists() else b"{}"
+    content = b"{}"
+    if environment.exists():
+        read_environment(run)
+        content = environment.read_bytes()
     return [
         Part(run, experiment, content, method["label"], seed)
         for method in experiment["methods"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError
-from ..report.read import read_experiment
+from ..report.read import read_data_manifest, read_experiment
 from ..report.select import selection_metric
 from ..trackers.part import parts
 from .files import Lines, Mark, is_written, mark_of, printable
@@ -95,7 +93,7 @@ class Follower:
         manifests = sorted((self.run / "partitions").glob("seed-*.json"))
         if not (self.run / "experiment.json").is_file() or not manifests:
             return
-        experiment, partition = read_experiment(self.run), _read(manifests[0])
+        experiment, partition = read_experiment(self.run), read_data_manifest(manifests[0])
         self._name, self._rounds = experiment["name"], experiment["rounds"]
         self._metric = selection_metric(
             experiment, is_language_modelling=not partition.get("classes")
@@ -160,11 +158,3 @@ def _state_of(parts: Set[str], *, is_running: bool) -> str:
     order = (INTERRUPTED, WAITING, STOPPED, FINISHED, DIVERGED)
     first = next((state for state in order if state in parts), INTERRUPTED)
     return INTERRUPTED if first == WAITING else first
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
-    return content

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import InputError
 from ..report.metrics import best_round
+from ..report.read import read_refused
 from ..report.select import Metric, higher_is_better
 from ..run_format import missing
 from ..trackers.part import Part, Values
@@ -143,14 +142,12 @@ class _Refused:
         """Read what is new; whether anything is."""
         new = self._lines.new()
         for line in new:
-            try:
-                refusal = json.loads(line)
-                number, client, reason = (refusal[key] for key in ("round", "client", "reason"))
-            except (ValueError, KeyError) as error:
-                raise InputError(f"{self._lines.path} is damaged: {line!r}") from error
-            self.seen.add((number, client))
-            name = self._names[client] if client < len(self._names) else client
-            self.lately.append(printable(f"round {number} without client {name}: {reason}"))
+            found = read_refused(line, self._lines.path)
+            self.seen.add((found.round, found.client))
+            names = self._names
+            name = names[found.client] if found.client < len(names) else found.client
+            text = f"round {found.round} without client {name}: {found.reason}"
+            self.lately.append(printable(text))
         return bool(new)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from .. import report
-from ..errors import InputError
+from ..errors import InputError, whole_number
 from ..report import drawing
 from ..report.charts import specs
 from ..report.numbers import scale_of
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_state(self, known: str) -> None:
         content: dict[str, Any]
         try:
-            content = self.server.answer(int(known) if known.isdecimal() else 0)
+            content = self.server.answer(whole_number(known) or 0)
         except InputError as error:
             content = {"version": 0, "error": str(error)}
         self._send(json.dumps(content, separators=(",", ":")).encode(), "application/json")

@@ -16,7 +16,8 @@ import numpy as np
 from ..differences import Division, division_of
 from ..judge import cpu_seconds_of, seconds_of, simulated_seconds
 from ..numbers import scale_of
-from ..read import Partition, Trial
+from ..read import Trial
+from ..records import Partition
 from ..select import (
     Entry,
     Metric,

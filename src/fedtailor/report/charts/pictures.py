@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..differences import division_of
 from ..drawing import around, centred
 from ..methods import fedsdg
-from ..read import Counts, Trial, tensors
+from ..read import Trial, tensors
+from ..records import Counts
 from ..select import Entry
 from .content import Group, Json
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..drawing import Drawing, new_figure
-from ..read import Partition, Trial
+from ..read import Trial
+from ..records import Partition
 from ..select import Entry
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..drawing import Drawing, around, new_figure
-from ..read import Counts, Trial
+from ..read import Trial
+from ..records import Counts
 from ..select import Entry
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..drawing import COLOURS, INK, Drawing, new_figure
 from ..figures import client_ticks
-from ..read import Counts, Partition, Trial, tensor_names, tensors
+from ..read import Trial, tensor_names, tensors
+from ..records import Counts, Partition
 from ..select import Entry
 
 Floats = NDArray[np.float64]

@@ -1,0 +1,288 @@
+"""What the files of a run directory say, as frozen dataclasses; `checked` holds files to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Le, Len, MinLen
+from numpy.typing import NDArray
+
+from .checked import Amount, Count, Results, Seed
+
+Counts = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What made a run."""
+
+    date: str
+    python: str
+    machine: str
+    threads: Count
+    gpu: str | None
+    versions: Mapping[str, str]
+    id: str | None = None  # given when the first round begins
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """What the data of a run with a seed are, in words."""
+
+    digest: str
+    clients: Annotated[int, Ge(1), Le(10**9)]
+    task: Literal["classification", "causal-lm"]
+    modality: Literal["text", "image"]
+    classes: Sequence[str]
+    data: str = ""
+    public: str | None = None
+    picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
+    names: Sequence[str] | None = None
+    omissions: Sequence[Mapping[str, Any]] = ()
+    holdings: str | None = None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The sizes of the clients' splits, each ``[K]``, and their examples by class.
+
+    ``names`` are those of the K clients, None if they have none. Of clients that are evaluated,
+    ``majority`` is the most frequent class of their training examples, and ``majority_correct``
+    counts their test examples of that class.
+    """
+
+    digest: str
+    clients: int
+    train: Counts
+    validation: Counts
+    test: Counts
+    classes: Sequence[str] = ()
+    labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
+    clusters: Counts | None = None  # [K]: the ground truth
+    names: Sequence[str] | None = None
+    omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
+    majority: Counts | None = None  # [K], -1 for clients that are not evaluated
+    majority_correct: Counts | None = None
+    data: str = ""  # a hash of the data set
+    holdings: str | None = None  # the checksum of the file of these sizes
+
+    def name(self, client: int) -> str:
+        """Return a client's name, or its number in digits if it has none."""
+        return (self.names[client] if self.names else "") or str(client)
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """A round, and the mean over clients of its ``validation`` results; None where no client has
+    validation examples."""
+
+    round: Count
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What ``commit.json`` says: the last complete round of ``rounds``, and the logs' lengths in
+    bytes. ``best``: the best round so far by model, personal or global."""
+
+    round: Count
+    rounds: Count
+    finished: bool
+    bytes: Mapping[str, Count]
+    diverged: str | None = None  # why it stopped after that round; the next run goes on there
+    best: Mapping[str, BestRound] = field(default_factory=dict)
+    stopped: bool = False  # a callback stopped it after that round; it can go on
+    # the earlier rounds whose states clients in flight have been sent; not in the file if there are
+    # none
+    in_flight: Sequence[Count] = ()
+    # of the logs' committed bytes, and ``private``: of all private states
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a run would not go on with it by itself: it has finished, or diverged."""
+        return self.finished or self.diverged is not None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
+        one's states. Without one, training diverged in the first round."""
+        return self.bytes["timings"] > 0
+
+    @property
+    def best_round(self) -> int:
+        """The reported round of the personal models; the last one if they were never evaluated."""
+        return self.best["personal"].round if "personal" in self.best else self.round
+
+    @property
+    def best_global_round(self) -> int:
+        """The reported round of the global model; `best_round` if it was never evaluated."""
+        return self.best["global"].round if "global" in self.best else self.best_round
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of history.jsonl; the bytes are those of the whole cohort, and ``norms`` those of
+    its uploads. With simulated faults, ``trained`` and ``trained_steps`` count all clients that
+    have trained, not the cohort alone."""
+
+    round: Count
+    cohort: Sequence[Count]
+    train_loss: float | None
+    losses: Results
+    steps: Sequence[Count]
+    lr_scale: Amount
+    bytes_down: Count
+    bytes_up: Count
+    norms: Sequence[Annotated[float, Ge(0)]] = ()
+    notes: Sequence[str] = ()
+    dropped_before: Sequence[Count] = ()
+    dropped_after: Sequence[Count] = ()
+    late: Sequence[Count] = ()
+    staleness: Sequence[Count] = ()
+    trained: Count | None = None
+    trained_steps: Count | None = None
+    simulated_seconds: Amount | None = None
+
+    @property
+    def num_trained(self) -> int:
+        """How many clients have trained."""
+        return len(self.cohort) if self.trained is None else self.trained
+
+    @property
+    def num_steps(self) -> int:
+        """How many local steps they have done together."""
+        return sum(self.steps) if self.trained_steps is None else self.trained_steps
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
+    experiment's own by name, None where one is undefined."""
+
+    round: Count
+    model: str
+    split: str
+    clients: Sequence[Count]
+    num_examples: Sequence[Count]
+    loss: Results
+    accuracy: Results
+    metrics: Mapping[str, Results] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
+    of the clients' training in seconds, None where it is not known. ``files`` are the names of the
+    files that the round has written for good."""
+
+    round: Count
+    seconds: Mapping[str, Amount]
+    peak_memory_mb: Amount | None
+    executor: str | None = None
+    cpu_seconds: Amount | None = None
+    files: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RefusedResult:
+    """One line of refused.jsonl: a client's result that a round over Flower went on without."""
+
+    round: Count
+    client: Count
+    reason: str
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype;
+    the floating-point operations of training on one batch, None where they were not counted."""
+
+    trained: Count
+    communicated: Count
+    private: Count
+    down: Mapping[str, Count]
+    up: Mapping[str, Count]
+    model: Count
+    flops: Annotated[int, Ge(0), Le(10**30)] | None = None
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """What a reader of an experiment.json relies on."""
+
+    name: str
+    rounds: Count
+    seeds: Annotated[Sequence[Seed], MinLen(1)]
+    methods: Sequence[dict[str, Any]]
+    data: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
+    cohort: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] = field(default_factory=dict)
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    start_from: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """One of its methods."""
+
+    label: str
+    name: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Its section ``model``."""
+
+    factory: str | None = None
+
+
+@dataclass(frozen=True)
+class CohortRecord:
+    """Its section ``cohort``."""
+
+    novel: Count = 0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The simulated attack of an experiment."""
+
+    kind: str = "none"
+    fraction: Amount = 0.2
+    clients: Sequence[Count] = ()
+    strength: float | None = None
+    first_round: Count = 1
+    last_round: Count | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateRecord:
+    """Its section ``evaluate``."""
+
+    select: str | None = None
+    metrics: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """Its section ``start_from``."""
+
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class OmissionRecord:
+    """What is left out of the data."""
+
+    text: str
+    count: Count = 0
+    short: str = ""
