@@ -19,7 +19,8 @@ from ..data.config import Clients
 from ..data.sources import FORMATS, task_of_data
 from ..errors import InputError, brief, unknown, whole_number
 from ..flower.nodes import Timeouts
-from ..runs.experiment import Experiment, Settings, build, load, parse, read, read_toml
+from ..runs.checked import build
+from ..runs.experiment import Experiment, Settings, load, parse, read, read_toml
 from ..runs.files import write_atomically
 from ..runs.manifest import copies
 from ..user_code import origin_of, portable

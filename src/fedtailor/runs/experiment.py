@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import TypeAdapter, ValidationError
 
 from ..data.config import DataConfig, LocalConfig, SplitConfig
 from ..engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan, ScheduleConfig
@@ -27,8 +23,7 @@ from ..run_format import check_folder_name
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
-
-T = TypeVar("T")
+from .checked import build
 
 _MOST_NESTED = 16  # tables and lists within one another
 
@@ -419,96 +414,6 @@ def configured_method(name: str, settings: Settings = ()) -> Method:
     for key, value in _pairs(settings).items():
         set_dotted(fields, key, value)
     return _method("method", {"class" if ":" in name else "name": name, **fields})
-
-
-def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
-    """``defaults``, a dataclass, with the fields in ``changes`` replaced and checked against their
-    types.
-
-    Nested dataclasses are replaced field by field, so that a field that isn't named keeps its
-    default.
-    """
-    kind = type(defaults)
-    fields = {f.name: f for f in dataclasses.fields(defaults)}  # type: ignore[arg-type]
-    values = {name: getattr(defaults, name) for name in fields}
-    for key, value in changes.items():
-        if key not in fields:
-            raise unknown("key", key, fields, where=where, kind="fields")
-        current = values[key]
-        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
-            values[key] = build(current, value, f"{where}.{key}".lstrip("."))
-        else:
-            values[key] = value
-    checked = {name: _checked(kind, name, values[name], where) for name in changes}
-    return dataclasses.replace(defaults, **checked)  # type: ignore[type-var]
-
-
-def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = _hints(kind)[name]
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, hint):  # type: ignore[arg-type]
-            raise InputError(
-                f"{where}.{name}".lstrip(".") + f" must be a table, got {brief(value)}"
-            )
-        return value
-    if (entry := _entry(hint)) is not None:
-        return _entries(entry, value, f"{where}.{name}".lstrip("."))
-    if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
-        return None
-    key = f"{where}.{name}".lstrip(".")
-    for one in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(one, bool) and hint is not bool:
-            raise InputError(f"{key} must not be {str(one).lower()}")
-        if isinstance(one, float) and not math.isfinite(one):
-            raise InputError(f"{key} must be finite, got {one}")
-    try:
-        checked = _adapter(kind, name).validate_python(value)
-    except ValidationError as error:
-        # of a value that may be one of several kinds, what is wrong inside the kind that it is
-        reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
-        raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
-    for one in checked if isinstance(checked, tuple) else (checked,):
-        if isinstance(one, str) and not _is_text(one):
-            raise InputError(f"{key} = {brief(one)}: no text has such characters")
-    return checked
-
-
-def _is_text(text: str) -> bool:
-    """Whether files can hold it, and have it as their name."""
-    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
-
-
-def _entry(hint: Any) -> type | None:
-    """The dataclass of which a field of this type has any number; None: it is of another type."""
-    entry, *_ = typing.get_args(hint) or (None,)
-    is_list = typing.get_origin(hint) is tuple and dataclasses.is_dataclass(entry)
-    return entry if is_list else None
-
-
-def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
-    """Several of a dataclass, from a list of tables."""
-    if not isinstance(values, list | tuple):
-        raise InputError(f"{where} must be a list of tables, got {brief(values)}")
-    entries = []
-    for at, value in enumerate(values):
-        if not isinstance(value, kind):
-            if not isinstance(value, Mapping):
-                raise InputError(f"{where}[{at}] must be a table, got {brief(value)}")
-            value = build(kind(), value, f"{where}[{at}]")
-        entries.append(value)
-    return tuple(entries)
-
-
-@functools.cache
-def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
-    """What checks a field's value, which takes pydantic long to build."""
-    return TypeAdapter(_hints(kind)[name])
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, which take Python long to work out."""
-    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

@@ -21,7 +21,8 @@ from ..report.read import read as read_run
 from ..report.select import by_round, higher_is_better, metric_of, summary
 from ..user_code import absolute
 from . import builtin
-from .experiment import Experiment, Settings, build, parse, read, read_toml, set_dotted
+from .checked import build
+from .experiment import Experiment, Settings, parse, read, read_toml, set_dotted
 from .files import write_atomically
 from .run import run
 

@@ -1,0 +1,106 @@
+"""Dataclasses from plain values, such as a file's, checked against the types of their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import InputError, brief, unknown
+
+T = TypeVar("T")
+
+
+def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
+    """``defaults``, a dataclass, with the fields in ``changes`` replaced and checked against their
+    types.
+
+    Nested dataclasses are replaced field by field, so that a field that isn't named keeps its
+    default.
+    """
+    kind = type(defaults)
+    fields = {f.name: f for f in dataclasses.fields(defaults)}  # type: ignore[arg-type]
+    values = {name: getattr(defaults, name) for name in fields}
+    for key, value in changes.items():
+        if key not in fields:
+            raise unknown("key", key, fields, where=where, kind="fields")
+        current = values[key]
+        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
+            values[key] = build(current, value, f"{where}.{key}".lstrip("."))
+        else:
+            values[key] = value
+    checked = {name: _checked(kind, name, values[name], where) for name in changes}
+    return dataclasses.replace(defaults, **checked)  # type: ignore[type-var]
+
+
+def _checked(kind: type, name: str, value: Any, where: str) -> Any:
+    hint = _hints(kind)[name]
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, hint):  # type: ignore[arg-type]
+            raise InputError(
+                f"{where}.{name}".lstrip(".") + f" must be a table, got {brief(value)}"
+            )
+        return value
+    if (entry := _entry(hint)) is not None:
+        return _entries(entry, value, f"{where}.{name}".lstrip("."))
+    if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
+        return None
+    key = f"{where}.{name}".lstrip(".")
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, bool) and hint is not bool:
+            raise InputError(f"{key} must not be {str(one).lower()}")
+        if isinstance(one, float) and not math.isfinite(one):
+            raise InputError(f"{key} must be finite, got {one}")
+    try:
+        checked = _adapter(kind, name).validate_python(value)
+    except ValidationError as error:
+        # of a value that may be one of several kinds, what is wrong inside the kind that it is
+        reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
+        raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
+    for one in checked if isinstance(checked, tuple) else (checked,):
+        if isinstance(one, str) and not _is_text(one):
+            raise InputError(f"{key} = {brief(one)}: no text has such characters")
+    return checked
+
+
+def _is_text(text: str) -> bool:
+    """Whether files can hold it, and have it as their name."""
+    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+def _entry(hint: Any) -> type | None:
+    """The dataclass of which a field of this type has any number; None: it is of another type."""
+    entry, *_ = typing.get_args(hint) or (None,)
+    is_list = typing.get_origin(hint) is tuple and dataclasses.is_dataclass(entry)
+    return entry if is_list else None
+
+
+def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
+    """Several of a dataclass, from a list of tables."""
+    if not isinstance(values, list | tuple):
+        raise InputError(f"{where} must be a list of tables, got {brief(values)}")
+    entries = []
+    for at, value in enumerate(values):
+        if not isinstance(value, kind):
+            if not isinstance(value, Mapping):
+                raise InputError(f"{where}[{at}] must be a table, got {brief(value)}")
+            value = build(kind(), value, f"{where}[{at}]")
+        entries.append(value)
+    return tuple(entries)
+
+
+@functools.cache
+def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
+    """What checks a field's value, which takes pydantic long to build."""
+    return TypeAdapter(_hints(kind)[name])
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
+    return typing.get_type_hints(kind, include_extras=True)
