@@ -74,6 +74,7 @@ class Cell:
             "rounds": settings["rounds"],
             "settings": list(self.settings),
             "clients": {key: round(mean(c[key] for c in clients), 4) for key in clients[0]},
+            "chosen": max(self.methods, key=self._validation),
             "methods": {
                 label: self._method(label, best)
                 for label in sorted(self.methods, key=lambda label: -self._mean(label))
@@ -90,6 +91,9 @@ class Cell:
     def _mean(self, label: str) -> float:
         scores = self.scores(label, self.seeds(label))
         return mean(mean(x for x in seed.values() if x is not None) for seed in scores)
+
+    def _validation(self, label: str) -> float:
+        return mean(line["results"]["personal"]["validation"] for line in self._all(label))
 
     def _method(self, label: str, best: str) -> dict[str, Any]:
         found, seeds = self._all(label), self.seeds(label, ALONE)
@@ -170,7 +174,58 @@ def measured() -> list[dict[str, Any]]:
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The page, as Markdown."""
-    return "\n".join([_HEAD, *(part for cell in found for part in _section(cell)), _TAIL])
+    sections = (part for cell in found for part in _section(cell))
+    return "\n".join([_HEAD, *_short(found), _READ, *sections, _TAIL])
+
+
+def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What all settings come to, in a few sentences and one row for each setting."""
+    chosen = [_over_alone(cell, cell["chosen"]) for cell in found]
+    shared = [_over_alone(cell, "fedavg") for cell in found if "fedavg" in cell["methods"]]
+    rows = [
+        [
+            _DATA.get(cell["data"], cell["data"]),
+            f"{cell['clients']['number']:.0f} of {cell['clients']['median_examples']:.0f}",
+            f"{cell['clients']['label_overlap']:.2f}",
+            cell["chosen"],
+            "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
+            ", ".join(label for label in _best(cell) if label != cell["chosen"]),
+        ]
+        for cell in sorted(found, key=_place)
+    ]
+    header = (
+        "data", "clients of examples", "label overlap", "take", "over local", "not behind",
+    )  # fmt: skip
+    return [
+        f"- **Training together pays** in {sum(low > 0 for _, low, _ in chosen)} of {len(found)} "
+        "settings: the method that is best on validation data is clearly ahead of training alone "
+        "on test data.",
+        f"- **One model for all**, FedAvg's, is clearly ahead of training alone in "
+        f"{sum(low > 0 for _, low, _ in shared)} of {len(shared)} settings, and clearly behind in "
+        f"{sum(high < 0 for *_, high in shared)}.\n",
+        "**take** is the best method on validation data, **over local** how far it is ahead of "
+        "training alone on test data, and **not behind** are the other methods that can't be told "
+        "from the best one on test data.\n",
+        tabulate(rows, headers=header, tablefmt="github", disable_numparse=True),
+        "",
+    ]
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[str, float, float, float]:
+    """Where a setting stands in the short table: by data, and by what is changed."""
+    clients = cell["clients"]
+    size = round(clients["median_examples"], -1)
+    return cell["data"], clients["number"], size, clients["label_overlap"]
+
+
+def _over_alone(cell: Mapping[str, Any], label: str) -> Sequence[float]:
+    found: Sequence[float] = cell["methods"][label]["over_alone"]
+    return found
+
+
+def _best(cell: Mapping[str, Any]) -> list[str]:
+    """The best method, and those that can't be told from it."""
+    return [label for label, one in cell["methods"].items() if one["over_best"][2] >= 0]
 
 
 def _section(cell: Mapping[str, Any]) -> list[str]:
@@ -214,7 +269,7 @@ def sentence(cell: Mapping[str, Any]) -> str:
     """Which method is best in a cell, which can't be told from it, and how far it is ahead."""
     labels = list(cell["methods"])
     best = cell["methods"][labels[0]]
-    ties = [label for label in labels[1:] if cell["methods"][label]["over_best"][2] >= 0]
+    ties = [label for label in _best(cell) if label != labels[0]]
     if labels[0] == ALONE:
         said = "No method is ahead of training alone."
     else:
@@ -298,7 +353,10 @@ results in `evidence/results.jsonl`; the experiment is `fedtailor run map`. For 
 It looks at how many examples your clients have and how alike their labels are, finds the closest
 setting below, and names the methods that did best there.
 
-![How far each method is ahead of training alone](images/when.svg)
+## In short
+"""
+
+_READ = """![How far each method is ahead of training alone](images/when.svg)
 
 ## How to read the tables
 

@@ -78,6 +78,7 @@ class Setting:
     rounds: int
     settings: tuple[str, ...]
     clients: Clients
+    chosen: str  # the best method on validation data
     methods: Mapping[str, Measured]
 
     @property
