@@ -4,10 +4,10 @@
     python -m tests.random_kills --kinds flower --kills 50  of one kind
 
 The kinds are the executors, two ranks as torchrun starts them, and a deployment over Flower, where
-a kill takes any process of the server's machine. A run is killed and continued until it is through.
-Then its files must have the bytes of an undisturbed run. A killed run leaves no process behind, and
-in the end no temporary folder is left. Prints one line for each kind; exits with 1 at the first
-difference.
+a kill takes any process but the sites' commands and their SuperNodes. A run is killed and continued
+until it is through. Then its files must have the bytes of an undisturbed run. A killed run leaves no
+process behind, and in the end no temporary folder is left. Prints one line for each kind; exits with
+1 at the first difference.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _runs(pid: int) -> bool:
 
 
 def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
-    """A deployment of two sites; any process at the server is killed, the sites stay."""
+    """A deployment of two sites; any process is killed but the sites' commands and SuperNodes."""
     done = runs = 0
     expected: dict[str, bytes] | None = None
     with live(folder, TEXT, ["a", "b"]) as made:
@@ -130,7 +130,7 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
             wait = 0.0 if expected is None else draw.uniform(0.0, 25.0)
             ended = _ends(run, 1e9 if expected is None else wait)
             if not ended:
-                pid = draw.choice(_of_server(made.processes()))
+                pid = draw.choice(_targets(made.processes()))
                 os.kill(pid, signal.SIGKILL)
                 done += 1
                 if not _ends(run, 5.0):
@@ -163,8 +163,20 @@ def _ends_not(command: Command, seconds: float) -> bool:
     return not _ends(command, seconds)
 
 
-def _of_server(processes: list[tuple[int, str]]) -> list[int]:
+def _targets(processes: list[tuple[int, str]]) -> list[int]:
+    """All but the sites' commands and their SuperNodes."""
     return [pid for pid, line in processes if "client" not in line and "supernode" not in line]
+
+
+def _of_server(processes: list[tuple[int, str]]) -> list[int]:
+    """What runs of the server, and of the command that starts runs."""
+    nodes = [f"--parent-pid {pid} " for pid, line in processes if "supernode" in line]
+    targets = _targets(processes)
+    return [
+        pid
+        for pid, line in processes
+        if pid in targets and not any(node in f"{line} " for node in nodes)
+    ]
 
 
 def main() -> None:

@@ -13,7 +13,13 @@ import pytest
 import tomli_w
 
 from fedtailor.deploy import subprocesses
-from fedtailor.deploy.subprocesses import CONNECTION, ProgramEndedError, started, watched
+from fedtailor.deploy.subprocesses import (
+    CONNECTION,
+    ProgramEndedError,
+    children_with,
+    started,
+    watched,
+)
 from fedtailor.errors import InputError
 
 STAYS = "trap '' TERM; touch {ready}; sleep 60 & wait; wait"
@@ -56,6 +62,31 @@ def test_a_program_that_ends_at_once_is_told_as_one() -> None:
         ):
             time.sleep(1)
         assert signal.getsignal(signal.SIGCHLD) == before
+
+
+def lose_helper(pid: int) -> None:
+    """Kill what ``pid`` has started, after a time in which it was seen; then wait."""
+    while not (found := children_with(pid, "the-helper")):
+        time.sleep(0.05)
+    time.sleep(1.5)
+    os.kill(found[0], signal.SIGKILL)
+    time.sleep(30)
+
+
+def test_a_program_that_has_lost_its_helper_is_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    helper = tmp_path / "the-helper"
+    helper.write_text("#!/bin/sh\nsleep 60")
+    helper.chmod(0o700)
+    command = ["sh", "-c", f"{helper} & sleep 60; wait"]  # which does not notice
+    with (
+        pytest.raises(ProgramEndedError, match="sh was killed by signal 15"),
+        started(command, os.environ) as process,
+        watched(process, "the-helper"),
+    ):
+        lose_helper(process.pid)
+    assert "the-helper has ended; ending the program" in capfd.readouterr().err
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(

@@ -44,6 +44,7 @@ _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
 )
 _SOCKETS = "fedtailor-site-"  # begins the names of folders for sockets
 _LOCKED_WITHIN = 1.0  # seconds after a folder was made
+_STARTS_APPS = "flower-superexec"  # without it a SuperLink or SuperNode goes on, and does nothing
 _JOINED = "joined"  # a file that exists once a site has received a message
 _MAX_REFUSAL = 90.0  # seconds; after 60 Flower's server notices that a SuperNode was killed
 _FIRST_PAUSE, _LAST_PAUSE = 1.0, 16.0  # seconds before a SuperNode is started again
@@ -98,7 +99,10 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         _write_connection(deployment, insecure)
         make_private(deployment.server / "state.db")  # what sites have sent, until it is read
         env = server_environment(deployment)
-        with started(command, env, "flower-superlink") as process, watched(process):
+        with (
+            started(command, env, "flower-superlink") as process,
+            watched(process, _STARTS_APPS),
+        ):
             wait_for(deployment.port)
             if not insecure:
                 register(deployment, env)
@@ -181,7 +185,7 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
                 [*command, "--port", str(free_port())],
                 environment(folder, **{SITE: f"{place}/socket"}),
             ) as process,
-            watched(process),
+            watched(process, _STARTS_APPS),
         ):
             for _ in answers(site, listener):
                 accepted = True

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ _INTERRUPTS = signal.SIGINT, signal.SIGTERM
 _GRACE = 10.0  # seconds for a program to end by itself
 _START = 300.0  # seconds for a program to answer; the machine may be busy
 _ANSWER = 180.0  # seconds for an answer of the flwr command
+_LOOK = 1.0  # seconds between looks at a program's helper
 
 
 class ProgramEndedError(InputError):
@@ -147,9 +149,17 @@ def interrupts_later() -> Iterator[None]:
 
 
 @contextmanager
-def watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Interrupt the ``with`` statement, which stands inside `started`, when the program ends."""
+def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None]:
+    """Interrupt the ``with`` statement, which stands inside `started`, when the program ends.
+
+    Args:
+        process: the program.
+        helper: a part of the command line of a program that it starts once and can't do without.
+            When that one ends, the program is ended, too.
+    """
     interrupted = False
+    over = threading.Event()
+    watcher = threading.Thread(target=_end_without, args=(process, helper, over), daemon=True)
 
     def child_ended(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -161,11 +171,38 @@ def watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         signal.signal(signal.SIGCHLD, child_ended)
         if process.poll() is None:
+            if helper:
+                watcher.start()
             yield
             process.wait()
     finally:
+        over.set()
         signal.signal(signal.SIGCHLD, old_handler)
     raise KeyboardInterrupt
+
+
+def _end_without(process: subprocess.Popen[bytes], helper: str, over: threading.Event) -> None:
+    """End the program once its helper was there and is gone."""
+    was_there = False
+    while not over.wait(_LOOK):
+        is_there = bool(children_with(process.pid, helper))
+        if was_there and not is_there and process.returncode is None:
+            said = f"fedtailor: {helper} has ended; ending the program that can't go on without it"
+            print(said, file=sys.stderr, flush=True)
+            process.terminate()
+            return
+        was_there = was_there or is_there
+
+
+def children_with(pid: int, text: str) -> list[int]:
+    """Return the numbers of a process's children that run and have ``text`` in their command line;
+    what has ended has none."""
+    found = []
+    for child in _children(pid):
+        with suppress(OSError):
+            if text.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 def _end_all(process: subprocess.Popen[bytes], others: Collection[int]) -> None:
@@ -186,11 +223,13 @@ def _end_all(process: subprocess.Popen[bytes], others: Collection[int]) -> None:
             os.waitpid(child, os.WNOHANG)
 
 
-def _children() -> list[int]:
+def _children(pid: int | None = None) -> list[int]:
+    """The numbers of a process's children, of this one's by default."""
     children: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            children += map(int, (task / "children").read_text().split())
+    with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                children += map(int, (task / "children").read_text().split())
     return children
 
 
