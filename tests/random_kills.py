@@ -5,9 +5,9 @@
 
 The kinds are the executors, two ranks as torchrun starts them, and a deployment over Flower, where
 a kill takes any process but the sites' commands and their SuperNodes. A run is killed and continued
-until it is through. Then its files must have the bytes of an undisturbed run. A killed run leaves no
-process behind, and in the end no temporary folder is left. Prints one line for each kind; exits with
-1 at the first difference.
+until it is through. Then its files must have the bytes of an undisturbed run. A killed run leaves
+no process behind, and in the end no temporary folder is left. Prints one line for each kind; exits
+with 1 at the first difference.
 """
 
 from __future__ import annotations
