@@ -79,6 +79,13 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
     assert len(page.encode()) < 2_000_000
 
 
+def test_one_point_is_no_curve(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "short", rounds=1, seeds=(0,))  # of round 0
+    page = write([run], tmp_path / "short.html").read_text(encoding="utf-8")
+    assert "<h2>Clients</h2>" in page
+    assert "<h2>Convergence</h2>" not in page
+
+
 def test_the_page_says_how_the_run_was_made(page: str) -> None:
     for text in ("d1-0" + "0" * 40, "versions.torch", "8 cores", "&#34;epochs&#34;: 1", "108 MB"):
         assert text in page

@@ -105,16 +105,18 @@ def sections(
         ["clients"],
         drawings=[distribution],
     )
-    splits = [s for s in ("validation", "test") if s in content["curves"].get("split", ())]
-    yield Section(
-        "convergence",
-        "Convergence",
-        f"The mean {metric} of the personal models over clients, by round. Lines are means over "
-        "seeds, bands one standard deviation wide on each side. Marks show the reported rounds: "
-        "the best on validation data.",
-        [f"curves-{split}" for split in splits],
-        drawings=[figures.convergence(entries, metric)],
-    )
+    curves = content["curves"]
+    if len(set(curves.get("round", ()))) > 1:  # one point is no curve
+        splits = [s for s in ("validation", "test") if s in curves["split"]]
+        yield Section(
+            "convergence",
+            "Convergence",
+            f"The mean {metric} of the personal models over clients, by round. Lines are means "
+            "over seeds, bands one standard deviation wide on each side. Marks show the reported "
+            "rounds: the best on validation data.",
+            [f"curves-{split}" for split in splits],
+            drawings=[figures.convergence(entries, metric)],
+        )
     yield Section(
         "cost",
         "Cost against result",

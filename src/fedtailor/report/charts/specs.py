@@ -133,7 +133,7 @@ def _by_method(ranked: Sequence[str]) -> Json:
 def ahead(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
     """How far each method is ahead of training alone, with its interval."""
     unit = "points" if is_percentage(metric) else unit_of(metric).strip(" ()")
-    axis = f"better than training alone by ({unit or metric})"
+    axis = f"{unit or metric} ahead of training alone"
     tooltip = tip(
         ("method", "n", "method"), ("value", "q", "ahead by"), ("low", "q", "95 % from"),
         ("high", "q", "to"), ("reading", "n", "these data show"),

@@ -10,7 +10,7 @@ from ..figures import client_ticks
 from ..read import Trial, tensors
 from ..select import Entry
 
-REACH = 0.1  # gates lie between 0 and 1, and begin at 0.5; closer ones look alike
+REACH = 0.02  # gates lie between 0 and 1, and begin at 0.5; closer ones look alike
 
 
 def _gates(trial: Trial) -> NDArray[np.float64]:
