@@ -27,7 +27,7 @@ from pathlib import Path
 import fedtailor as ft
 from fedtailor.engine.executors.process_group import init_process_group
 from tests import forked
-from tests.deploy.live import PICTURES, Command, live, until
+from tests.deploy.live import PICTURES, Command, Live, is_running, live, until
 from tests.small import digits, digits_backbone
 
 SHARES = {"sequential": 250, "vectorised": 200, "processes": 300, "ranks": 200, "flower": 50}
@@ -92,7 +92,7 @@ def simulated(kind: str, kills: int, folder: Path, draw: random.Random) -> None:
                     children = _children(chosen.pid)
                     os.kill(chosen.pid, signal.SIGKILL)
                     chosen.join()
-                    until("children end", lambda of=children: not any(map(_runs, of)), 10.0)
+                    until("children end", lambda of=children: not any(map(is_running, of)), 10.0)
                     done += 1
                     continue  # leaving the block kills a rank that has not noticed yet
                 codes = forked.ended(processes)
@@ -107,13 +107,6 @@ def simulated(kind: str, kills: int, folder: Path, draw: random.Random) -> None:
 def _children(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in threads for child in path.read_text().split()]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
@@ -137,7 +130,7 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
                     run.process.send_signal(signal.SIGINT)
                     run.code()
             if server.process.poll() is not None or not _ends_not(server, 3.0):
-                until("no server", lambda: not _of_server(made.processes()), 60.0)
+                _wait_for_end(made, 180.0)
                 server = made.server("--insecure")
             if ended and run.code() == 0:
                 found = forked.contents(out)
@@ -177,6 +170,15 @@ def _of_server(processes: list[tuple[int, str]]) -> list[int]:
         for pid, line in processes
         if pid in targets and not any(node in f"{line} " for node in nodes)
     ]
+
+
+def _wait_for_end(made: Live, seconds: float) -> None:
+    """Wait until nothing runs of the server."""
+    end = time.monotonic() + seconds
+    while left := _of_server(made.processes()):
+        lines = [line for pid, line in made.processes() if pid in left]
+        assert time.monotonic() < end, f"of a server that has ended, after {seconds} s: {lines}"
+        time.sleep(0.2)
 
 
 def main() -> None:

@@ -29,6 +29,14 @@ def until(what: str, true: Callable[[], bool], seconds: float = _PATIENCE) -> No
         time.sleep(0.2)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 class Live:
     """A deployment in ``folder``, and the processes of its commands."""
 
@@ -113,9 +121,9 @@ class Command:
         until(text, lambda: text in self.told or self.process.poll() is not None)
         assert text in self.told, self.told[-2000:]
 
-    def code(self) -> int:
+    def code(self, seconds: float = _PATIENCE) -> int:
         """Once it has ended."""
-        return self.process.wait(_PATIENCE)
+        return self.process.wait(seconds)
 
     def cpu_seconds(self) -> float:
         """Of it and of all that it has started."""

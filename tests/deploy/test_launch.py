@@ -16,7 +16,9 @@ import pytest
 from fedtailor.deploy import launch
 from fedtailor.deploy.folder import init, open_folder
 from fedtailor.deploy.launch import join, make_private, run
+from fedtailor.deploy.subprocesses import free_port
 from fedtailor.errors import InputError
+from tests.deploy.live import is_running, until
 from tests.deploy.test_folder import made
 
 FLOWER = """#!/bin/sh
@@ -137,6 +139,31 @@ def test_what_a_killed_site_has_left_is_removed(
     sites[1].terminate()
     sites[1].communicate()
     assert killed != alive
+
+
+SERVING = """
+import sys
+from pathlib import Path
+from fedtailor.deploy.folder import open_folder
+from fedtailor.deploy.launch import serve
+sys.executable = sys.argv[2]
+serve(open_folder(Path(sys.argv[1])), insecure=True)
+"""
+
+
+def test_a_superlink_ends_with_its_command_that_was_killed(tmp_path: Path) -> None:
+    """At SIGTERM it would wait for the programs that wait for it."""
+    (tmp_path / "e.toml").write_text(DIGITS)
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a"], f"127.0.0.1:{free_port()}")
+    program, number = tmp_path / "superlink", tmp_path / "number"
+    lines = "#!/bin/sh", "trap '' TERM", f"echo $$ > {number}.new", f"mv {number}.new {number}"
+    program.write_text("\n".join([*lines, "exec sleep 60"]))
+    program.chmod(0o700)
+    server = subprocess.Popen([sys.executable, "-c", SERVING, tmp_path / "dir", program])
+    until("it serves", number.exists)
+    server.kill()
+    server.wait()
+    until("it ends", lambda: not is_running(int(number.read_text())), 20)
 
 
 def test_what_the_server_stores_is_its_users_alone(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def run(made: Live, programs: list[str]) -> None:
         more = f"--data digits --insecure --set limit=16 --set skip={16 * number}".split()
         made.deploy("client", "--site", site, *more, program=program)
     done = made.deploy("run")
-    assert done.code() == 0, done.told[-3000:]
+    assert done.code(3600.0) == 0, done.told[-3000:]  # more than 40 rounds on a busy machine
 
 
 def test_the_honest_sites_end_with_the_bytes_that_they_have_alone(tmp_path: Path) -> None:

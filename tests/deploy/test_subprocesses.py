@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from fedtailor.deploy.subprocesses import (
     watched,
 )
 from fedtailor.errors import InputError
+from tests.deploy.live import is_running, until
 
 STAYS = "trap '' TERM; touch {ready}; sleep 60 & wait; wait"
 
@@ -103,3 +106,24 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
         (tmp_path / "flower" / "config.toml").write_text(tomli_w.dumps(content))
         with pytest.raises(InputError, match="no answer within 8 s; the server must run"):
             subprocesses.ask(["list", CONNECTION], env)
+
+
+ASKING = """
+import sys
+from fedtailor.deploy.subprocesses import ask
+ask(["run"], {"PATH": sys.argv[1]})
+"""
+
+
+def test_a_question_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
+    """Otherwise it would start a run at a server that comes back."""
+    program, number = tmp_path / "flwr", tmp_path / "number"
+    lines = "#!/bin/sh", f"echo $$ > {number}.new", f"mv {number}.new {number}", "exec sleep 60"
+    program.write_text("\n".join(lines))
+    program.chmod(0o700)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = subprocess.Popen([sys.executable, "-c", ASKING, path])
+    until("it asks", number.exists)
+    command.kill()
+    command.wait()
+    until("it ends", lambda: not is_running(int(number.read_text())), 20)

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedtailor.flower import client_app, serve
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import JoinReply
 from fedtailor.inference.onboard import onboard
 from fedtailor.runs.committed import read_commit
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.files import read_json
 from fedtailor.runs.trained import open_trained
-from tests.flower.grid import DirectGrid
+from tests.flower.grid import ANY, DirectGrid
+from tests.flower.hostile import WILD
 from tests.flower.test_sites import QUICK, bert, experiment, news, three_sites, with_data, write
 from tests.small import same_bits
 from tests.test_models_out import digests
@@ -126,3 +130,28 @@ def test_a_new_client_stays_with_the_node_that_was_there_first(
     ]
     told = capsys.readouterr().err
     assert told.count("node 201: new client 4 is served by another node, too") == 1
+
+
+def test_words_of_a_new_site_fill_no_log_and_control_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment(rounds=1)
+    grid = three_sites(chosen, tmp_path)
+    out = serve(grid, chosen, tmp_path / "run", backbone=bert(), timeouts=QUICK)
+    add_new_site(grid, chosen, tmp_path)
+
+    def change(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "join":
+            sent, _ = unpack(reply.content, JoinReply, ANY)
+            reply.content = pack(replace(sent, label=WILD))
+        return reply
+
+    grid.change = change
+    capsys.readouterr()
+    serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
+    told = capsys.readouterr().err.splitlines()
+    assert any("new clients [4]: an answer about ?[2J?]0;owned" in line for line in told)
+    for line in told:
+        assert line.isprintable()
+        assert len(line) < 600
+    assert not (out / "methods/fedsdg/seed-0/joined.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -100,7 +101,8 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         make_private(deployment.server / "state.db")  # what sites have sent, until it is read
         env = server_environment(deployment)
         with (
-            started(command, env, "flower-superlink") as process,
+            # at SIGTERM it waits for `deploy run`, which waits for it
+            started(command, env, "flower-superlink", if_killed=signal.SIGKILL) as process,
             watched(process, _STARTS_APPS),
         ):
             wait_for(deployment.port)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -66,13 +67,18 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _end_with_parent(number: int = signal.SIGTERM) -> None:
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextmanager
 def started(
-    command: Sequence[str], env: Mapping[str, str], name: str = "", *, is_read: bool = False
+    command: Sequence[str],
+    env: Mapping[str, str],
+    name: str = "",
+    *,
+    is_read: bool = False,
+    if_killed: int = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program inside the ``with`` statement; at its end, end all processes that it started.
 
@@ -84,6 +90,7 @@ def started(
         env: its environment.
         name: its name in messages; "": its file's.
         is_read: leave its output to the caller, as ``stdout`` of the process.
+        if_killed: the signal that it gets if this process is killed.
 
     Raises:
         KeyboardInterrupt: a signal has interrupted, even while the program was being ended.
@@ -107,7 +114,7 @@ def started(
         command, env=env, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if is_read else sys.stderr,
         stderr=subprocess.STDOUT if is_read else None,
-        start_new_session=True, preexec_fn=_end_with_parent,
+        start_new_session=True, preexec_fn=partial(_end_with_parent, if_killed),
     )  # fmt: skip
     try:
         yield process
@@ -264,7 +271,7 @@ def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
         completed = subprocess.run(
             ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, check=False, start_new_session=True,  # without our Ctrl-C
-            timeout=_ANSWER,
+            preexec_fn=_end_with_parent, timeout=_ANSWER,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise InputError(

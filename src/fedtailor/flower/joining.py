@@ -11,7 +11,6 @@ from typing import Any
 
 from flwr.app import MessageType, RecordDict
 
-from ..errors import InputError
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
 from ..run_format import has_commit, seal_json
@@ -21,7 +20,7 @@ from ..runs.experiment import Experiment
 from ..runs.files import read_record, write_atomically
 from ..runs.trained import TrainedMethod, open_trained
 from ..task.backbone import Backbone
-from .codec import Limits, pack, unpack, words
+from .codec import Limits, WireError, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
@@ -124,7 +123,7 @@ class Joining:
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):
             try:
                 joined = _joined(content, (run, label, seed), by_node[node], title)
-            except InputError as error:
+            except WireError as error:
                 _warn(f"{title}: without the new clients {by_node[node]}: {error}")
                 continue
             _record(folder, trained.round, joined)
@@ -148,13 +147,13 @@ def _joined(
     """The clients that have joined, by a node's answer; the others are printed.
 
     Raises:
-        InputError: there is no answer, or one to something else.
+        WireError: there is no answer, or one to something else.
     """
     if isinstance(content, str):
-        raise InputError(content)
+        raise WireError(content)
     reply, _ = unpack(content, JoinReply, Limits())
     if (reply.run, reply.label, reply.seed) != part:
-        raise InputError(f"an answer about {reply.label}, seed {reply.seed}")
+        raise WireError(f"an answer about {reply.label}, seed {reply.seed}")
     results = {result.client: result for result in reply.results if result.client in clients}
     for client in clients:
         if client not in results:
