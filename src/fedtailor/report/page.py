@@ -25,7 +25,7 @@ from .read import Run, StrPath, read_all
 from .sections import chart_specs, sections
 from .select import Entry
 from .table import Table, table
-from .text import TextTable
+from .text import TextTable, whole
 
 
 def _bytes(sizes: Mapping[str, int]) -> tuple[str, str]:
@@ -185,10 +185,10 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["link"] = _link
+    environment.filters |= {"link": _link, "whole": whole}
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
-        verdicts=[(", ".join(one.runs), one.text, one.next_step) for one in comparison.verdicts],
+        verdicts=[(", ".join(one.runs), one.text, one.steps) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,
