@@ -261,7 +261,9 @@ def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
     with page.expect_download() as download:
         page.locator('.chart[data-chart="curves-test"] a', has_text="SVG").click()
     download.value.save_as(tmp_path / "chart.svg")
-    assert (tmp_path / "chart.svg").read_text().startswith("<svg")
+    saved = (tmp_path / "chart.svg").read_text()
+    assert saved.startswith("<svg")
+    assert all(f">{label}<" in saved for label in METHODS)
 
 
 def test_without_scripts_there_are_figures_and_tables(opened: Any) -> None:
@@ -270,3 +272,5 @@ def test_without_scripts_there_are_figures_and_tables(opened: Any) -> None:
     assert page.locator("figure svg:visible").count() >= 6
     assert page.locator("#results table").first.locator("tbody tr").count() == len(METHODS)
     assert "is best on validation data" in page.locator("#verdict").inner_text()
+    command = page.locator("#verdict code").first.inner_text()
+    assert command.startswith("fedtailor predict ")

@@ -15,20 +15,25 @@ from .cells import text_tables
 from .read import StrPath, read_all
 from .select import Metric
 from .table import Table, table
+from .text import whole
 
 _WIDTH = 118
+_COMMAND = "    "  # before a command, which stays on one line to be copied
 
 
 def verdict_lines(comparison: Table) -> list[list[str]]:
-    """Return each verdict in words, and in a second line what to do next; with several, a verdict
-    names its runs."""
+    """Return each verdict in words, and what to do next: a line a sentence, and commands on lines
+    of their own; with several, a verdict names its runs."""
     several = len(comparison.verdicts) > 1
     found = []
     for one in comparison.verdicts:
         runs = f"{', '.join(one.runs)}: " if several else ""
-        found.append([f"Verdict: {runs}{' '.join(one.text)}"])
-        if one.next_step:
-            found[-1].append(f"Next: {one.next_step}")
+        first, *others = one.text
+        lines = [f"Verdict: {runs}{first}", *(f"- {text}" for text in others)]
+        for number, step in enumerate(one.steps):
+            lines.append(f"{'' if number else 'Next: '}{step.text}")
+            lines += [f"{_COMMAND}{step.command}"] if step.command else []
+        found.append(lines)
     return found
 
 
@@ -47,18 +52,19 @@ def to_text(comparison: Table) -> str:
         for one in text_tables(comparison)
     ]
     said = [
-        "\n".join(
-            textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
-            for line in lines
-        )
+        "\n".join(line if line.startswith(_COMMAND) else _wrapped(line, _WIDTH) for line in lines)
         for lines in verdict_lines(comparison)
     ]
     return "\n\n".join([*parts, *said, "\n".join([comparison.caption, *comparison.notes])])
 
 
-def _wrapped(label: str, width: int) -> str:
-    """Break a long label between words only, so that paths stay whole."""
-    return textwrap.fill(label, width, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int) -> str:
+    """Break a long text between words only, so that paths stay whole, and a number with its %."""
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.fill(
+        whole(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace("\u00a0", " ")
 
 
 def _finite(value: Any) -> Any:

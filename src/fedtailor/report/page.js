@@ -128,8 +128,10 @@
     const spec = structuredClone(specs[element.dataset.chart]), data = dataOf(element);
     spec.datasets = data;
     for (const param of spec.params) param.value = state[param.name];
+    const config = chartTheme();
+    config.legend.columns = Math.max(1, Math.floor((element.clientWidth - 80) / 115));
     const { view } = await vegaEmbed(element, spec, {
-      config: chartTheme(), renderer: "canvas", downloadFileName: element.dataset.chart,
+      config, renderer: "canvas", downloadFileName: element.dataset.chart,
       logLevel: vega.Error, // warnings of sizes and of empty data are no concern of readers
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },
@@ -225,7 +227,7 @@
       const step = stepOf(`picture-${picture.method}`, picture), width = picture.columns.length;
       const start = (step * picture.clients.length + place) * width;
       const values = [...unpacked[index].slice(start, start + width)].map((code) =>
-        code === 65535 ? "–" : (picture.low + picture.step * code).toPrecision(4));
+        code === 65535 ? "–" : String(Number((picture.low + picture.step * code).toPrecision(4))));
       const of = picture.column ? ` by ${picture.column}` : "";
       const text = `${labels[picture.method]}, ${picture.valueName}${of} after round ` +
         `${picture.rounds[step]}: `;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,7 @@ from .read import Run, StrPath, read_all
 from .sections import chart_specs, sections
 from .select import Entry
 from .table import Table, table
-from .text import TextTable
-
-_COMMAND = re.compile(r"(fedtailor (?:predict .*? --input FILE|run .*? --set '[^']*'))[.]?")
+from .text import TextTable, whole
 
 
 def _bytes(sizes: Mapping[str, int]) -> tuple[str, str]:
@@ -99,13 +96,6 @@ _FILES = {
 def _json(value: Any) -> str:
     """JSON that can stand in an element ``script``."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _commands(text: str) -> list[tuple[str, bool]]:
-    """A text's parts in their order, and whether each is a command to copy; the stop after a
-    command is left out."""
-    parts = _COMMAND.split(text)
-    return [(part.strip(), bool(k % 2)) for k, part in enumerate(parts) if part.strip()]
 
 
 def _link(text: str, kind: str) -> str:
@@ -195,11 +185,10 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["link"] = _link
-    environment.filters["commands"] = _commands
+    environment.filters |= {"link": _link, "whole": whole}
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
-        verdicts=[(", ".join(one.runs), one.text, one.next_step) for one in comparison.verdicts],
+        verdicts=[(", ".join(one.runs), one.text, one.steps) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,

@@ -67,3 +67,8 @@ class TextTable:
             [f"*{text}" if (y, x) in self.best else text for x, text in enumerate(row)]
             for y, row in enumerate(self.cells)
         ]
+
+
+def whole(text: str) -> str:
+    """Keep a number and its % on one line, by a space that does not break."""
+    return text.replace(" %", "\u00a0%")

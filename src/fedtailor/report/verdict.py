@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .differences import FEWEST, Difference
 from .majority import AtMajority
@@ -53,6 +54,13 @@ class Trained:
     method: str
 
 
+class Step(NamedTuple):
+    """A sentence that says what to do, and the command that does it; empty if there is none."""
+
+    text: str
+    command: str = ""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on runs with the same clients, as data; `sentences` puts it in words.
@@ -93,9 +101,14 @@ class Verdict:
         return tuple(_sentences(self))
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """What to do now; nothing while the run is not finished."""
+        return tuple(_steps(self)) if self.is_finished else ()
+
+    @property
     def next_step(self) -> str:
-        """What to do now, in a sentence or two; empty while the run is not finished."""
-        return _next_step(self) if self.is_finished else ""
+        """The steps in one line."""
+        return " ".join(f"{one.text} {one.command}".strip() for one in self.steps)
 
 
 def _sentences(v: Verdict) -> Iterator[str]:
@@ -104,8 +117,7 @@ def _sentences(v: Verdict) -> Iterator[str]:
         yield from _left_out(v)
         return
     yield _choice(v)
-    if clauses := list(_clauses(v)):
-        yield f"On test data its {v.metric} is {', and '.join(clauses)}."
+    yield from _differences(v)
     said = {one.over for one in (v.baseline, v.alone) if one is not None}
     for one in v.ahead:
         if one.method not in said:
@@ -176,45 +188,49 @@ def at_majority_names(clients: Sequence[AtMajority]) -> str:
     """
     return _and(
         _capped([
-            f"{'client ' if one.client.isdigit() else ''}{_client(one.client, one.seed)} "
-            f"({100 * one.accuracy:.1f} %; {one.better} "
+            f"{client_name(one.client, one.seed)} ({100 * one.accuracy:.1f} %; {one.better} "
             f"{100 * one.better_accuracy:.1f} %)"
             for one in clients
         ])
     )  # fmt: skip
 
 
-def _client(client: str, seed: int | None) -> str:
-    return client if seed is None else f"{client} of seed {seed}"
+def client_name(client: str, seed: int | None) -> str:
+    """Name a client, so that a number is not taken for a count.
+
+    >>> client_name("7", 2)
+    'client 7 of seed 2'
+    """
+    name = f"client {client}" if client.isdigit() else client
+    return name if seed is None else f"{name} of seed {seed}"
 
 
-def _clauses(v: Verdict) -> Iterator[str]:
-    """Say how the best method stands to the next best one, and to training alone."""
+def _differences(v: Verdict) -> Iterator[str]:
+    """Say how the best method stands to training alone, and to the next best one."""
     other, alone = v.baseline, v.alone
-    following = "the next best method on validation data"
-    if other is not None:
-        is_alone = alone is not None and other.over == alone.over
-        name = "training alone" if is_alone else other.over
-        yield _clause(v.metric, other, name, following)
-    if alone is not None and (other is None or other.over != alone.over):
-        yield _clause(v.metric, alone, "training alone")
+    data = "On test data its"
+    if alone is not None:
+        yield f"{data} {_difference(v.metric, alone, 'training alone')}"
+        data = "Its"
+    if other is not None and (alone is None or other.over != alone.over):
+        name = f"{other.over}, the next best on validation data"
+        yield f"{data} {_difference(v.metric, other, name)}"
 
 
-def _clause(metric: Metric, d: Difference, name: str, role: str = "") -> str:
+def _difference(metric: Metric, d: Difference, name: str) -> str:
     value = bare(metric, abs(d.value))
     side = "better" if d.value > 0 else "worse"
-    named = f"that of {name}{f', {role}' if role else ''}"
-    text = f"{amount(metric, abs(d.value))} {side} than {named}"
+    text = f"{metric} is {amount(metric, abs(d.value))} {side} than with {name}"
     if value == bare(metric, 0):
-        text = f"as good as {named}"
+        text = f"{metric} is as good as with {name}"
     if d.num_clients < FEWEST:
         clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
-        return f"{text} ({clients} too few to tell whether that is chance)"
+        return f"{text}; {clients} too few to tell whether that is chance."
     if d.reading == "no difference":
-        reach = f"from {_sided(metric, d.low)} to {_sided(metric, d.high)}"
-        return f"{text}, which may be chance (95 % interval {reach})"
+        reach = f"{_sided(metric, d.low)} to {_sided(metric, d.high)}"
+        return f"{text}; that may be chance (95 % interval {reach})."
     low, high = (d.low, d.high) if d.reading == "better" else (-d.high, -d.low)
-    return f"{text} (95 % interval {_interval(metric, low, high)})"
+    return f"{text} (95 % interval {_interval(metric, low, high)})."
 
 
 def _sided(metric: Metric, value: float) -> str:
@@ -232,7 +248,7 @@ def _against_alone(v: Verdict) -> Iterator[str]:
     if d is not None and d.num_worse_off:
         verb = "does" if d.num_worse_off == 1 else "do"
         names = [
-            f"{_client(one.client, one.seed)} ({bare(v.metric, one.value, signed=True)})"
+            f"{client_name(one.client, one.seed)} ({bare(v.metric, one.value, signed=True)})"
             for one in v.worse_off
         ]
         yield (
@@ -250,10 +266,10 @@ def _against_alone(v: Verdict) -> Iterator[str]:
             f"{one.method} ({bare(v.metric, one.value, signed=True)})"
             for one in sorted(behind, key=lambda one: one.value)
         ]
-        yield f"Worse than training alone: {', '.join(names)}."
+        yield f"Worse than training alone: {_and(_capped(names))}."
     if v.not_learned and v.is_finished:
         yield (
-            f"{_and(v.not_learned)} did not learn: before you give "
+            f"{_and(_capped(v.not_learned))} did not learn: before you give "
             f"{'it' if len(v.not_learned) == 1 else 'them'} up, try smaller learning rates "
             "(fedtailor tune searches for them)."
         )
@@ -302,55 +318,56 @@ def _left_out(v: Verdict) -> Iterator[str]:
         yield f"Not in the choice: {reasons}."
 
 
-def _next_step(v: Verdict) -> str:
+def _steps(v: Verdict) -> Iterator[Step]:
     if v.best is None:
-        return "Give clients validation data (split.validation), so that a method can be chosen."
-    if v.has_learned is False:
-        return (
+        yield Step(
+            "Give clients validation data (split.validation), so that a method can be chosen."
+        )
+    elif v.has_learned is False:
+        yield Step(
             "Try smaller learning rates (fedtailor tune searches for them) and more rounds before "
             "you draw a conclusion."
         )
-    if v.alone is None and not v.is_alone:
-        return (
+    elif v.alone is None and not v.is_alone:
+        yield Step(
             "Add training alone to the experiment ([methods.local]) and run it again: it says "
             "whether a federation pays."
         )
-    d = v.baseline if v.is_alone else v.alone
-    if d is None:
-        return "Add a federated method to the experiment, and run it again, to compare it."
-    if d.reading == "no difference":
-        return f"These data don't show that a federation pays. {_more_data(v, d)}"
-    if v.is_alone and d.reading == "better":
-        return (
-            f"Train alone, as far as these data go: {_predict(v.best_model)}. Other settings may "
-            "make a federation better (fedtailor tune)."
-        )
-    if d.reading == "worse":
-        return (
+    elif (d := v.baseline if v.is_alone else v.alone) is None:
+        yield Step("Add a federated method to the experiment, and run it again, to compare it.")
+    elif d.reading == "no difference":
+        yield from _more_data(v, d)
+    elif v.is_alone and d.reading == "better":
+        yield Step("Train alone, as far as these data go:", _predict(v.best_model))
+        yield Step("Other settings may make a federation better (fedtailor tune).")
+    elif d.reading == "worse":
+        yield Step(
             f"Validation and test data disagree on {v.best}, so don't rely on it yet: give clients "
             "more validation data (split.validation), or try other settings (fedtailor tune)."
         )
-    step = f"Take {v.best}: {_predict(v.best_model)}."
-    if v.worse_off:
-        first = v.worse_off[0]
-        step += (
-            " A client that goes on losing with it can use its own model instead: "
-            f"{_predict(v.alone_model, first.client, first.seed)}."
-        )
-    return step
+    else:
+        yield Step(f"Take {v.best}:", _predict(v.best_model))
+        if v.worse_off:
+            first = v.worse_off[0]
+            yield Step(
+                "A client that goes on losing with it can use its own model instead:",
+                _predict(v.alone_model, first.client, first.seed),
+            )
 
 
-def _more_data(v: Verdict, d: Difference) -> str:
+def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
+    pays = "These data don't show that a federation pays."
     if d.num_clients < FEWEST:
-        return (
-            "With so few clients look at the result of each one, and test it on as many examples "
-            "as you can."
+        yield Step(
+            f"{pays} With so few clients look at the result of each one, and test it on as many "
+            "examples as you can."
         )
+        return
     seeds = ",".join(map(str, range(max(3, d.num_seeds + 2))))
     run = v.best_model.run if v.best_model else "RUN"
-    return (
-        f"More seeds (fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]') or more test "
-        "examples narrow the interval."
+    yield Step(
+        f"{pays} More test examples narrow the interval, and so do more seeds:",
+        f"fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]'",
     )
 
 

@@ -97,7 +97,9 @@ class Result:
 
         comparison = table([read(self.path)])
         parts = [f"<p><b>{escape(str(self.path))}</b></p>"]
-        parts += [f"<p>{escape(line)}</p>" for of in verdict_lines(comparison) for line in of]
+        parts += [
+            f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in verdict_lines(comparison)
+        ]
         for one in text_tables(comparison):
             header = [name.replace("\n", " ") for name in one.header]
             cells = tabulate(one.marked(), headers=header, tablefmt="html", disable_numparse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from ..drawing import DASHES, SHAPES
 from ..select import Metric, is_percentage, unit_of
@@ -44,20 +45,30 @@ def chart(name: str, description: str, height: int | Json, layers: Json) -> Json
     }
 
 
-def _colour(labels: Sequence[str]) -> Json:
-    return {"field": "method", "type": "nominal", "scale": {"domain": list(labels)}, "legend": None}
+# a saved chart must say which method is which; the page's script sets the number of columns
+_LEGEND = {"orient": "bottom", "title": None, "values": {"expr": "shown"}, "labelLimit": 110}
+_LEGEND |= {"symbolOpacity": 1}
+_OF_LINES = _LEGEND | {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
+_OF_MARKS = _LEGEND | {"symbolSize": 90, "symbolStrokeWidth": 0}
 
 
-def _dash(labels: Sequence[str]) -> Json:
-    dashes = [DASHES[k % len(DASHES)] for k in range(len(labels))]
-    scale = {"domain": list(labels), "range": dashes}
-    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+def _by(labels: Sequence[str], look: Sequence[Any] | None, legend: Json | None) -> Json:
+    scale: Json = {"domain": list(labels)}
+    if look is not None:
+        scale["range"] = [look[k % len(look)] for k in range(len(labels))]
+    return {"field": "method", "type": "nominal", "scale": scale, "legend": legend}
+
+
+def _colour(labels: Sequence[str], legend: Json | None = None) -> Json:
+    return _by(labels, None, legend)
+
+
+def _dash(labels: Sequence[str], legend: Json) -> Json:
+    return _by(labels, DASHES, legend)
 
 
 def _shape(labels: Sequence[str]) -> Json:
-    shapes = [SHAPES[k % len(SHAPES)] for k in range(len(labels))]
-    scale = {"domain": list(labels), "range": shapes}
-    return {"field": "method", "type": "nominal", "scale": scale, "legend": None}
+    return _by(labels, SHAPES, _OF_MARKS)
 
 
 def _measure(title: str, *, field: str = "value", grid: bool = True) -> Json:
@@ -75,7 +86,7 @@ def curves(labels: Sequence[str], metric: Metric, split: str) -> Json:
     """Means over clients by round, with a band of one deviation over seeds."""
     axis = f"mean {split} {metric}{unit_of(metric)}"
     x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
-    colour, tooltip = _colour(labels), tip(
+    colour, tooltip = _colour(labels, _OF_MARKS), tip(
         ("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis),
         ("std", "q", "std over seeds"), ("reported", "q", "seeds that report this round"),
     )  # fmt: skip
@@ -95,7 +106,7 @@ def curves(labels: Sequence[str], metric: Metric, split: str) -> Json:
             "x": x,
             "y": _measure(axis),
             "color": colour,
-            "strokeDash": _dash(labels),
+            "strokeDash": _dash(labels, _OF_MARKS),
             "opacity": _OPACITY,
         },
     }
@@ -133,7 +144,7 @@ def _by_method(ranked: Sequence[str]) -> Json:
 def ahead(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
     """How far each method is ahead of training alone, with its interval."""
     unit = "points" if is_percentage(metric) else unit_of(metric).strip(" ()")
-    axis = f"{unit or metric} ahead of training alone"
+    axis = f"ahead of training alone ({unit or metric})"
     tooltip = tip(
         ("method", "n", "method"), ("value", "q", "ahead by"), ("low", "q", "95 % from"),
         ("high", "q", "to"), ("reading", "n", "these data show"),
@@ -240,7 +251,7 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
 
 COSTS = {  # what a chart of costs says below its axis, and the unit
     "bytes": ("bytes per client (down and up)", "B"),
-    "flops": ("floating-point operations of a client's training", "FLOP"),
+    "flops": ("operations of a client's training", "FLOP"),
     "simulated": ("simulated seconds until the reported round", "s"),
     "cpu": ("processor seconds of all clients' training", "s"),
     "seconds": ("seconds of the whole training", "s"),
@@ -276,7 +287,8 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
         "transform": [_SHOWN],
         "mark": {"type": "point", "filled": True, "size": 120, "opacity": 1},
         "encoding": {
-            "x": x, "y": _measure(axis), "color": _colour(labels), "shape": _shape(labels),
+            "x": x, "y": _measure(axis), "shape": _shape(labels),
+            "color": _colour(labels, _OF_MARKS),
             "opacity": _OPACITY, "tooltip": tooltip,
         },
     }  # fmt: skip
@@ -324,13 +336,13 @@ def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
     places = {"x": x, "y": _measure(title)}
     words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
                 ("value", "q", title))  # fmt: skip
-    own = {"color": _colour(labels), "opacity": _OPACITY}
+    own = {"color": _colour(labels, _OF_MARKS), "opacity": _OPACITY}
     line = {
         "mark": {"type": "line", "interpolate": "step-after"},
         "encoding": {
             **places,
             **own,
-            "strokeDash": _dash(labels),
+            "strokeDash": _dash(labels, _OF_MARKS),
             "detail": {"field": "seed"},
             "strokeWidth": {
                 "condition": {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5},
@@ -353,9 +365,10 @@ def _lines(name: str, labels: Sequence[str], axis: str, description: str, height
     """A line a method, and nothing else."""
     x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
     tooltip = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
-    common = {"x": x, "y": _measure(axis), "color": _colour(labels), "opacity": _OPACITY}
+    own = {"color": _colour(labels, _OF_LINES), "opacity": _OPACITY}
+    common = {"x": x, "y": _measure(axis), **own}
     line = {"mark": {"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
-            "encoding": common | {"strokeDash": _dash(labels)}}  # fmt: skip
+            "encoding": common | {"strokeDash": _dash(labels, _OF_LINES)}}  # fmt: skip
     touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
              "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip}}  # fmt: skip
     layers = {"transform": [_SHOWN], "layer": [line, touch]}
