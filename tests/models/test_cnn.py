@@ -183,6 +183,7 @@ def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> 
     [
         ("cnn", GREY, {"pretrained": True}, "no weights for model 'cnn'; set model.pretrained = f"),
         ("lenet", GREY, {"dropout": 0.1}, "'lenet' has no dropout"),
+        ("cnn", GREY, {"revision": "v1"}, "model.revision = 'v1' .* 'cnn' is built in; leave it"),
         ("efficientnet-lite0", GREY, {"width": 0.5}, "has no width; .* to resnet9, cnn, lenet"),
         ("cnn", (1, 8, 8), {}, "8 x 8 are too small for cnn; it takes 16 x 16 and more"),
         ("lenet", (3, 32, 15), {}, "32 x 15 are too small for lenet"),

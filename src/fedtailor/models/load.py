@@ -21,7 +21,7 @@ from .factory import call_factory
 from .inputs import FixedSize, ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
-from .source import first_line, locate, origin, transformers_config
+from .source import check_revision, first_line, locate, origin, transformers_config
 from .transformer import build_transformer
 
 if TYPE_CHECKING:
@@ -245,6 +245,7 @@ def _check(config: ModelConfig, builtin: Builtin | None, kind: Kind, modality: M
         raise InputError(
             f"model.image_size = {config.image_size} applies to images; leave it out for text"
         )
+    check_revision(config)
     if builtin is not None and builtin.network is not None:
         if config.pretrained:
             raise InputError(

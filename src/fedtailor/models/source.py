@@ -24,12 +24,8 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
     name = config.name
     if name.startswith(FROM_PYTHON):
         raise InputError("the run's model was given from Python; give it again: backbone=...")
+    check_revision(config)
     path = Path(name).expanduser()
-    if config.revision is not None and (name in BUILTIN or path.is_dir()):
-        raise InputError(
-            f"model.revision = {brief(config.revision)} is for models of the hub, and {name!r} is "
-            f"{'built in' if name in BUILTIN else 'a folder'}; leave it out"
-        )
     if name in BUILTIN:
         found = BUILTIN[name].find(cache_dir() if cache is None else cache)
         if found is None:
@@ -45,6 +41,16 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
         kind = "a hub model is written owner/model; built-in"
         raise unknown("model", name, BUILTIN, kind=kind)
     return name
+
+
+def check_revision(config: ModelConfig) -> None:
+    """Raise InputError if a model that is not of the hub is asked for at a revision."""
+    name = config.name
+    if config.revision is not None and (name in BUILTIN or Path(name).expanduser().is_dir()):
+        raise InputError(
+            f"model.revision = {brief(config.revision)} is for models of the hub, and {name!r} is "
+            f"{'built in' if name in BUILTIN else 'a folder'}; leave it out"
+        )
 
 
 def origin(source: str, revision: str | None = None) -> dict[str, Any]:
