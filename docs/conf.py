@@ -127,10 +127,18 @@ def field_types(
     return re.sub(r"<(factory|function \w+)>", "...", text), returned
 
 
+def mark_charts(app: Sphinx, document: nodes.document) -> None:
+    """Charts were drawn on white; the style turns them around on a dark page."""
+    for image in document.findall(nodes.image):
+        if "figures/" in image["uri"] or image["uri"] in {"images/when.svg", "images/cross.svg"}:
+            image["classes"].append("chart")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("config-inited", write_families)
     app.connect("source-read", add_navigation)
+    app.connect("doctree-read", mark_charts)
     app.connect("autodoc-process-signature", field_types)
     app.add_html_math_renderer("katex", (inline_formula, None), (display_formula, None))
 

@@ -387,10 +387,9 @@ def draw(found: Sequence[Cell], path: Path) -> None:
 
 _HEAD = """# Five systems and ten baselines on four data sets
 
-This page says what was measured with the built-in experiment `map`. The first five rows are the
-five systems, the other ten are baselines. What is not run yet says so. Every number was written by
-`python -m evidence.cross` from the results in `evidence/results.jsonl`, and stands in
-[cross.csv](cross.csv), too.
+How good is each method, and what does it cost? On each data set all methods have the same clients
+and the same budget. The first five rows are the five systems, the other ten are baselines. What is
+not run yet says so. [cross.csv](cross.csv) has all numbers.
 """
 
 _TAIL = """## How it was measured
@@ -417,6 +416,8 @@ _TAIL = """## How it was measured
   time, evaluation included.
 - A dash stands where a number was not taken: the memory in older results, and the processor time of
   runs that were interrupted.
+- Every number was written by `python -m evidence.cross` from the results in
+  `evidence/results.jsonl`; the experiment is `fedtailor run map`.
 
 In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
 systems. A dot is open where seeds or trials are missing.

@@ -297,9 +297,9 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
              "axes.spines.right": False}  # fmt: skip
     with plt.rc_context(style):
         figure, axes = plt.subplots(
-            len(kinds), 2, figsize=(9, 3.4 * len(kinds)), squeeze=False, layout="constrained"
+            2 * len(kinds), 1, figsize=(5.6, 5.6 * len(kinds)), layout="constrained"
         )
-        for row, kind in zip(axes, kinds, strict=True):
+        for row, kind in zip(axes.reshape(-1, 2), kinds, strict=True):
             of = [cell for cell in found if cell["data"] == kind]
             base = of[0]["clients"]
             near = [cell for cell in of if cell["clients"]["number"] == base["number"]]
@@ -313,8 +313,9 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             row[1].set_xticks(sizes, map(str, sizes))
             row[1].minorticks_off()
             row[0].set_title(_DATA.get(kind, kind), loc="left")
-            row[0].set_ylabel("points over training alone")
-            row[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+            for axis in row:
+                axis.set_ylabel("points over training alone")
+            row[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
@@ -345,13 +346,12 @@ _DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIS
 
 _HEAD = """# Which method should I use?
 
-This page says what was measured. Every number was written by `python -m evidence.when` from the
-results in `evidence/results.jsonl`; the experiment is `fedtailor run map`. For your own clients:
+It depends on how many examples your clients have, and on how alike their labels are. This page
+has measured results for settings that differ in these two. To find the one closest to yours:
 
     fedtailor advise mine.toml
 
-It looks at how many examples your clients have and how alike their labels are, finds the closest
-setting below, and names the methods that did best there.
+The command looks at your clients, and names the methods that did best in that setting.
 
 ## In short
 """
@@ -381,6 +381,9 @@ What was measured is a small part of what there is. With other data, longer trai
 model the order may change. Use the page to choose two or three methods, and compare those on your
 own validation data. [Five systems and ten baselines on four data sets](cross.md) has more methods
 and other data in one setting each.
+
+Every number was written by `python -m evidence.when` from the results in `evidence/results.jsonl`;
+the experiment is `fedtailor run map`.
 """
 
 

@@ -128,10 +128,8 @@
     const spec = structuredClone(specs[element.dataset.chart]), data = dataOf(element);
     spec.datasets = data;
     for (const param of spec.params) param.value = state[param.name];
-    const config = chartTheme();
-    config.legend.columns = Math.max(1, Math.floor((element.clientWidth - 80) / 115));
     const { view } = await vegaEmbed(element, spec, {
-      config, renderer: "canvas", downloadFileName: element.dataset.chart,
+      config: chartTheme(element), renderer: "canvas", downloadFileName: element.dataset.chart,
       logLevel: vega.Error, // warnings of sizes and of empty data are no concern of readers
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },

@@ -47,7 +47,7 @@
     spec.datasets = { [name]: rowsOf(name) };
     for (const param of spec.params) param.value = param.name === "shown" ? shown() : null;
     const { view } = await vegaEmbed(element, spec, {
-      config: chartTheme(), renderer: "canvas", logLevel: vega.Error, actions: false,
+      config: chartTheme(element), renderer: "canvas", logLevel: vega.Error, actions: false,
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },
     });
     views.set(element, view);

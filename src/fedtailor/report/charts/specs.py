@@ -45,7 +45,7 @@ def chart(name: str, description: str, height: int | Json, layers: Json) -> Json
     }
 
 
-# a saved chart must say which method is which; the page's script sets the number of columns
+# a saved chart must say which method is which; theme.js sets the number of columns
 _LEGEND = {"orient": "bottom", "title": None, "values": {"expr": "shown"}, "labelLimit": 110}
 _LEGEND |= {"symbolOpacity": 1}
 _OF_LINES = _LEGEND | {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
