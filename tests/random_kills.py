@@ -117,25 +117,27 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
         server = made.server("--insecure")
         for site in "ab":
             made.deploy("client", "--site", site, *SITE, *(["--set", "skip=48"] * (site == "b")))
-        out, through = made.folder / "run", False
+        out, through, longest = made.folder / "run", False, 25.0
         while done < kills or not through:
-            run = made.deploy("run")
+            run, begun = made.deploy("run"), time.monotonic()
             is_left_alone = expected is None or done >= kills
-            ended = _ends(run, 1e9 if is_left_alone else draw.uniform(0.0, 25.0))
+            ended = _ends(run, 1e9 if is_left_alone else draw.uniform(0.0, longest))
             if not ended:
                 pid = draw.choice(_targets(made.processes()))
                 os.kill(pid, signal.SIGKILL)
                 done += 1
-                if not _ends(run, 5.0):
+                seconds = 5.0
+                while not _ends(run, seconds):  # an interrupt is lost where a library catches it
                     run.process.send_signal(signal.SIGINT)
-                    run.code()
+                    seconds = 60.0
             if server.process.poll() is not None or not _ends_not(server, 3.0):
                 _wait_for_end(made, 180.0)
                 server = made.server("--insecure")
             through = ended and run.code() == 0
             if through:
                 found = forked.contents(out)
-                expected = expected or found
+                if expected is None:  # on a busy machine a run takes minutes
+                    expected, longest = found, max(longest, (time.monotonic() - begun) / 4)
                 assert found == expected, f"over Flower: {out} ends with other bytes"
                 shutil.rmtree(out)
                 for place in made.folder.glob("sites/*/states"):

@@ -137,6 +137,7 @@ def counted(info: NodeInfo, train: int) -> NodeInfo:
             lambda info: replace(info, classes=tuple(f"class {k}" for k in range(1_000_000))),
             "characters of text; at most",
         ),
+        (lambda info: replace(info, classes=()), "its task is classification, and it has no class"),
         (lambda info: replace(info, picture=(10**6, 10**6, 3)), "its picture is (1000000"),
         (lambda info: replace(info, num_clients=10**9), "its num_clients is 1000000000; split.cl"),
         (lambda info: replace(info, clients=(0, 3)), "client 0 is served by node 100, too"),

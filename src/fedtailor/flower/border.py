@@ -54,6 +54,8 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     if len(info.classes) > MOST_CLASSES:
         raise WireError(f"it has {len(info.classes)} classes; at most {MOST_CLASSES} are read")
     check_names("class", info.classes)
+    if info.task == "classification" and not info.classes:
+        raise WireError("its task is classification, and it has no classes")
     if (longest := max(map(len, info.classes), default=0)) > _MOST_NAME:
         raise WireError(
             f"a class has a name of {longest} characters; at most {_MOST_NAME} are read"
