@@ -62,7 +62,7 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Verdict",
         "Results",
         "Clients",
-        "Convergence",
+        "Results by round",
         "Cost against result",
         "How much of its own each client uses: fedsdg",
         "Labels of the clients",

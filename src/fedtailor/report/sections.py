@@ -106,15 +106,16 @@ def sections(
         drawings=[distribution],
     )
     splits = [s for s in ("validation", "test") if s in content["curves"].get("split", ())]
-    yield Section(
-        "convergence",
-        "Convergence",
-        f"The mean {metric} of the personal models over clients, by round. Lines are means over "
-        "seeds, bands one standard deviation wide on each side. Marks show the reported rounds: "
-        "the best on validation data.",
-        [f"curves-{split}" for split in splits],
-        drawings=[figures.convergence(entries, metric)],
-    )
+    if len(set(content["curves"].get("round", ()))) > 1:  # else there is no curve
+        yield Section(
+            "convergence",
+            "Results by round",
+            f"The mean {metric} of the personal models over clients, by round. Lines are means "
+            "over seeds, bands one standard deviation wide on each side. Marks show the reported "
+            "rounds: the best on validation data.",
+            [f"curves-{split}" for split in splits],
+            drawings=[figures.convergence(entries, metric)],
+        )
     yield Section(
         "cost",
         "Cost against result",
