@@ -62,7 +62,7 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Verdict",
         "Results",
         "Clients",
-        "Convergence",
+        "Results by round",
         "Cost against result",
         "How much of its own each client uses: fedsdg",
         "Labels of the clients",
@@ -89,7 +89,7 @@ def test_one_point_is_no_curve(tmp_path: Path) -> None:
     run = write_run(tmp_path / "short", rounds=1, seeds=(0,))  # of round 0
     page = write([run], tmp_path / "short.html").read_text(encoding="utf-8")
     assert "<h2>Clients</h2>" in page
-    assert "<h2>Convergence</h2>" not in page
+    assert "<h2>Results by round</h2>" not in page
 
 
 def test_the_page_says_how_the_run_was_made(page: str) -> None:

@@ -105,12 +105,11 @@ def sections(
         ["clients"],
         drawings=[distribution],
     )
-    curves = content["curves"]
-    if len(set(curves.get("round", ()))) > 1:  # one point is no curve
-        splits = [s for s in ("validation", "test") if s in curves["split"]]
+    splits = [s for s in ("validation", "test") if s in content["curves"].get("split", ())]
+    if len(set(content["curves"].get("round", ()))) > 1:  # else there is no curve
         yield Section(
             "convergence",
-            "Convergence",
+            "Results by round",
             f"The mean {metric} of the personal models over clients, by round. Lines are means "
             "over seeds, bands one standard deviation wide on each side. Marks show the reported "
             "rounds: the best on validation data.",

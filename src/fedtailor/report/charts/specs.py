@@ -77,8 +77,10 @@ def _measure(title: str, *, field: str = "value", grid: bool = True) -> Json:
 
 
 def tip(*fields: tuple[str, str, str]) -> list[Json]:
-    """Fields of a tooltip: name, type (n or q), title."""
-    kinds = {"n": {"type": "nominal"}, "q": {"type": "quantitative", "format": ".4~g"}}
+    """Fields of a tooltip: name, type (n, q, or s for a number with a prefix of the SI), title."""
+    formats = {"q": ".4~g", "s": ".3~s"}
+    kinds: Json = {"n": {"type": "nominal"}}
+    kinds |= {kind: {"type": "quantitative", "format": of} for kind, of in formats.items()}
     return [{"field": name, "title": title, **kinds[kind]} for name, kind, title in fields]
 
 
@@ -187,7 +189,7 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
     """The test result of every client with every method, over boxes of all clients."""
     axis = f"test {metric}{unit_of(metric)}"
     tooltip = tip(
-        ("name", "n", "client"), ("group", "n", "division"), ("method", "n", "method"),
+        ("name", "n", "client"), ("group", "n", "of"), ("method", "n", "method"),
         ("value", "q", axis), ("train", "q", "training examples"), ("test", "q", "test examples"),
     )  # fmt: skip
     percentiles = tip(
@@ -275,8 +277,8 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
         scale |= {"type": "symlog", "constant": min([t for t in ticks if t > 0], default=1.0)}
     x = {"field": cost, "type": "quantitative", "scale": scale, "axis": axis_of_cost}
     tooltip = tip(
-        ("method", "n", "method"), ("value", "q", axis), (cost, "q", name),
-        (f"{cost}Front", "n", "no method is better in both"),
+        ("method", "n", "method"), ("value", "q", axis),
+        (cost, "s", f"{name}, {unit}"), (f"{cost}Front", "n", "on the dashed line"),
     )  # fmt: skip
     front = {
         "transform": [{"filter": f"datum.{cost}Front"}],
