@@ -192,6 +192,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
+    # a shell's background ignores it, and so would the commands that are started
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name) / "temporary"
         temporary.mkdir()

@@ -127,3 +127,31 @@ def test_a_question_ends_with_the_command_that_was_killed(tmp_path: Path) -> Non
     command.kill()
     command.wait()
     until("it ends", lambda: not is_running(int(number.read_text())), 20)
+
+
+WAITING = """
+import os, socket, sys
+from fedtailor.deploy.subprocesses import started, watched
+with started(["sleep", "60"], os.environ) as process, watched(process, "the-helper"):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print("ready", flush=True)
+        listening.accept()
+"""
+
+
+def test_a_command_that_is_stopped_ends_when_it_was_told_to() -> None:
+    """Whichever of its threads gets the signal as it goes on."""
+    for _ in range(5):
+        command = subprocess.Popen(
+            [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
+            command.send_signal(number)
+            time.sleep(0.2)
+        try:
+            assert command.wait(30) != 0
+        finally:
+            command.kill()
+            command.communicate()

@@ -190,6 +190,8 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
 
 def _end_without(process: subprocess.Popen[bytes], helper: str, over: threading.Event) -> None:
     """End the program once its helper was there and is gone."""
+    # a thread that gets a signal would not wake the main thread, which handles it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_INTERRUPTS, signal.SIGCHLD})
     was_there = False
     while not over.wait(_LOOK):
         is_there = bool(children_with(process.pid, helper))
