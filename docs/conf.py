@@ -128,7 +128,7 @@ def field_types(
 
 
 def mark_charts(app: Sphinx, document: nodes.document) -> None:
-    """Charts were drawn on white; the style turns them around on a dark page."""
+    """Mark charts, which are drawn on white, so that the style can invert them on a dark page."""
     for image in document.findall(nodes.image):
         if "figures/" in image["uri"] or image["uri"] in {"images/when.svg", "images/cross.svg"}:
             image["classes"].append("chart")

@@ -168,8 +168,14 @@ def _decides_a_rate(run: Run) -> bool:
 
 
 def measured() -> list[dict[str, Any]]:
-    """All cells, as `fedtailor advise` reads them."""
+    """What was measured in all cells."""
     return [cell.measured() for cell in cells()]
+
+
+def advice(found: Sequence[Mapping[str, Any]]) -> str:
+    """What `fedtailor advise` reads: all but the method that validation data chose."""
+    kept = [{key: value for key, value in one.items() if key != "chosen"} for one in found]
+    return json.dumps(kept, indent=1) + "\n"
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
@@ -390,7 +396,7 @@ the experiment is `fedtailor run map`.
 def main() -> None:
     """Write the page, the figure and the table for the advice."""
     found = measured()
-    MEASURED.write_text(json.dumps(found, indent=1) + "\n")
+    MEASURED.write_text(advice(found))
     PAGE.write_text(page(found))
     if found:
         draw(found, FIGURE)

@@ -33,9 +33,7 @@ def method(accuracy: float, over: float, behind: float, **settings: str) -> Meas
 def setting(clients: Clients, **methods: Measured) -> Setting:
     named = {name.replace("_", "-"): one for name, one in methods.items()}
     settings = ("split.alpha=0.3",)
-    return Setting(
-        "digits", "image", "lenet", False, 0.3, 10, settings, clients, next(iter(named)), named
-    )
+    return Setting("digits", "image", "lenet", False, 0.3, 10, settings, clients, named)
 
 
 SETTINGS = (

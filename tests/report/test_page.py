@@ -79,12 +79,6 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
     assert len(page.encode()) < 2_000_000
 
 
-def test_commands_can_be_copied_from_the_verdict(page: str) -> None:
-    commands = re.findall(r"<code>(.*?)</code>", page)
-    assert commands
-    assert all(re.fullmatch(r"fedtailor (predict|run) .*[^.]", one) for one in commands)
-
-
 def test_one_point_is_no_curve(tmp_path: Path) -> None:
     run = write_run(tmp_path / "short", rounds=1, seeds=(0,))  # of round 0
     page = write([run], tmp_path / "short.html").read_text(encoding="utf-8")

@@ -78,7 +78,6 @@ class Setting:
     rounds: int
     settings: tuple[str, ...]
     clients: Clients
-    chosen: str  # the best method on validation data
     methods: Mapping[str, Measured]
 
     @property

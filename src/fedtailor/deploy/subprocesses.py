@@ -166,7 +166,6 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
     """
     interrupted = False
     over = threading.Event()
-    watcher = threading.Thread(target=_end_without, args=(process, helper, over), daemon=True)
 
     def child_ended(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -179,7 +178,8 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
         signal.signal(signal.SIGCHLD, child_ended)
         if process.poll() is None:
             if helper:
-                watcher.start()
+                watching = process, helper, over
+                threading.Thread(target=_end_without, args=watching, daemon=True).start()
             yield
             process.wait()
     finally:
@@ -204,9 +204,8 @@ def _end_without(process: subprocess.Popen[bytes], helper: str, over: threading.
 
 
 def children_with(pid: int, text: str) -> list[int]:
-    """Return the numbers of a process's children that run and have ``text`` in their command line;
-    what has ended has none."""
-    found = []
+    """Return the numbers of a process's running children with ``text`` in their command line."""
+    found = []  # the command line of a child that has ended is empty
     for child in _children(pid):
         with suppress(OSError):
             if text.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
