@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,17 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
     assert main(command) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{out}\n"
-    assert shown.err.splitlines()[-1] == f"try: python {out / 'use.py'}"
+    assert shown.err.splitlines()[-1] == f"try: python {out / 'use.py'} 'some text'"
+    (tmp_path / "two.txt").write_text("Wheat prices rose.\nThe bank cut its rate.\n")
+    use = [sys.executable, out / "use.py"]
+    lines = subprocess.run([*use, tmp_path / "two.txt"], capture_output=True, text=True).stdout
+    assert [line.split("  ")[2] for line in lines.splitlines()] == [
+        "Wheat prices rose.", "The bank cut its rate.",
+    ]  # fmt: skip
+    refused = subprocess.run([*use, "missing.csv"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    told = "can't read missing.csv: give a text, or a .txt file with one text a line\n"
+    assert refused.stderr.endswith(told)
     base = AutoModel.from_pretrained(str(get_model_path()), attn_implementation="eager")
     peft = PeftModel.from_pretrained(base, str(out)).eval()
     ids = torch.tensor([[101, 2023, 2003, 1037, 3231, 102]])
@@ -97,6 +109,7 @@ def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) 
         (["--method", "fedavg", "--out", "{new}"], "unknown method 'fedavg'"),
         (["--method", "fedsdg", "--client", "9", "--out", "{new}"], "no client 9"),
         (["--method", "local", "--out", "{new}"], "has no global model"),
+        (["--out", "{new}"], "has several methods; name one with --method: fedsdg, local"),
         (["--method", "fedsdg", "--out", "{file}"], "is a file; the output must be a directory"),
         (["--method", "fedsdg", "--out", "{run}"], "holds something already; choose a new --out"),
     ],

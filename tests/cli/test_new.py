@@ -47,7 +47,7 @@ def test_it_says_what_it_saw_and_the_file_loads(
     assert "clients: 3, by 'hospital', with 14 to 24 rows" in said
     assert "left out, with fewer than 10 rows: turin (3)" in said
     assert said.endswith("wrote visits.toml; now: fedtailor run visits.toml\n")
-    assert "# fixed once the run has begun; for more rounds" in Path("visits.toml").read_text()
+    assert "# fixed once the run has begun; for more, begin" in Path("visits.toml").read_text()
     experiment = load(Path("visits.toml"))
     assert experiment.data.client == "hospital"
     assert experiment.split.scheme == "natural"

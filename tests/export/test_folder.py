@@ -76,13 +76,13 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     command = [sys.executable, "-I", "-c", code, str(out / "use.py"), str(tmp_path / "a.png")]
     usage = subprocess.run([sys.executable, out / "use.py"], capture_output=True, text=True)
     assert usage.returncode == 1
-    assert usage.stderr.startswith('Use the model: python use.py "some text", or the path of a pic')
+    assert usage.stderr.startswith('Use the model: python use.py "some text", a .txt file with one')
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     values, labels = zip(*(line.split("  ") for line in lines), strict=True)
     assert sorted(labels) == sorted("0123456789")
     assert sum(map(float, values)) == pytest.approx(1, abs=0.01)
     assert sorted(values, reverse=True) == list(values)
-    assert len((out / "use.py").read_text().splitlines()) <= 14
+    assert len((out / "use.py").read_text().splitlines()) <= 16
     missing = [sys.executable, out / "use.py", str(tmp_path / "nope.png")]
     told = subprocess.run(missing, capture_output=True, text=True)
     assert (told.returncode, told.stdout) == (2, "")
@@ -93,6 +93,15 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     log = (finished / "methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
     (test,) = (e for e in map(json.loads, log) if (e["model"], e["split"]) == ("personal", "test"))
     assert f"| test | {test['num_examples'][1]} | {100 * test['accuracy'][1]:.1f} % |" in card
+
+
+def test_the_card_says_so_if_all_clients_have_the_same_model(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = export_model(finished, "fedavg", tmp_path / "fedavg", client=1)
+    card = (out / "README.md").read_text()
+    assert ": the model of all clients (global)\n" in card
+    assert "| client | client 1; all clients have this same model |" in card
 
 
 def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ import pytest
 from fedtailor.data.config import DataConfig
 from fedtailor.errors import InputError
 from fedtailor.inference.model import Prediction
-from fedtailor.inference.rows import Rows, accuracy, as_csv, as_objects, clients_of, read_rows
+from fedtailor.inference.rows import (
+    Rows,
+    accuracy,
+    as_csv,
+    as_objects,
+    check_kept,
+    clients_of,
+    empty_texts,
+    read_rows,
+)
 
 DATA = DataConfig(path="train.csv")
 
@@ -114,6 +123,27 @@ def test_results_are_lines_of_csv_or_json() -> None:
         "file,label,probability,p(a),p(b)", '"x,.png",a,0.75,0.75,0.25', "y.png,b,1.0,0,1",
     ]  # fmt: skip
     assert list(as_csv(as_objects(Rows(["x"]), ["so, on"]))) == ["text", '"so, on"']
+
+
+def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
+    made = table(tmp_path / "a.csv", "id,text,label\n17,one,a\n18,two,b\n")
+    rows = read_rows(made, DATA, images=False)
+    check_kept(rows, ["id"], made, ["a", "b"])
+    kept = list(as_csv(as_objects(rows, PREDICTIONS, kept=["id"])))
+    assert kept[0] == "id,label,probability,p(a),p(b)"
+    assert [line.partition(",")[0] for line in kept[1:]] == ["17", "18"]
+    with pytest.raises(InputError, match=r"unknown column .no. in .*a\.csv.* columns: id, "):
+        check_kept(rows, ["no"], made, ["a", "b"])
+    with pytest.raises(InputError, match="--keep label: the output has a column of its own with"):
+        check_kept(rows, ["label"], made, ["a", "b"])
+    with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
+        check_kept(Rows(["one"]), ["id"], "-", ["a", "b"])
+
+
+def test_empty_texts_are_counted() -> None:
+    assert empty_texts(Rows(["a", "b"])) == ""
+    assert empty_texts(Rows(["", "b"])).startswith("1 row has an empty text; ")
+    assert empty_texts(Rows(["", " \t"])).startswith("2 rows have an empty text; ")
 
 
 def test_rows_name_their_clients(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def _run(
     finished: bool = True,
     has_cpu_seconds: bool = True,
     majority: float | None = None,
+    one_model: Sequence[str] = (),
     examples: int = 50,
 ) -> Path:
     """Write a run of one evaluated round: for each method the test results of its clients, and its
@@ -70,6 +71,7 @@ def _run(
                  "num_examples": [examples] * clients, "loss": of, "accuracy": of}
                 for split, of in splits.items()
             ]  # fmt: skip
+            lines += [line | {"model": "global"} for line in lines if label in one_model]
             size = (sent or {}).get(label, 0 if label == "local" else 1000)
             history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
                        "losses": [1.0] * clients, "steps": [1] * clients, "lr_scale": 1.0,
@@ -127,6 +129,18 @@ def test_a_clear_win(tmp_path: Path) -> None:
     )
     assert found.next_step == (
         f"Take fedsdg: fedtailor predict {tmp_path}/run --method fedsdg --client CLIENT --input "
+        "FILE"
+    )
+
+
+def test_one_model_for_all_is_no_personal_one(tmp_path: Path) -> None:
+    test = {"fedavg": _around(0.6), "local": ALONE}
+    found = _verdict(_run(tmp_path / "run", test, one_model=["fedavg"]))
+    assert found.text[1] == (
+        "With fedavg all clients use one model; no part of it is fitted to one client."
+    )
+    assert found.next_step == (
+        f"Take fedavg, one model for all: fedtailor predict {tmp_path}/run --method fedavg --input "
         "FILE"
     )
 

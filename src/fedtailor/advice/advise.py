@@ -82,6 +82,7 @@ class Advice:
         settings = ". These are the settings of there:" if self.is_like_yours else ":"
         said.append(f"Compare them on your own validation data{settings}")
         said += [f"  {line}" for line in self.command(source, changes)]
+        said.append("Where the experiment has run already, this adds to its table what it lacks.")
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
@@ -256,10 +257,10 @@ def _cells(label: str, one: Measured) -> tuple[str, str, str]:
 
 def in_words(clients: Clients) -> str:
     """Return clients in a few words."""
-    said = f"{clients.number} clients of {clients.median_examples:.0f} training examples"
+    said = f"{clients.number} clients with {clients.median_examples:.0f} training examples each"
     if clients.label_overlap is None:
         return said
-    return f"{said}; two clients have {100 * clients.label_overlap:.0f} % of their labels in common"
+    return f"{said}; their classes overlap by {100 * clients.label_overlap:.0f} % (100 %: alike)"
 
 
 def _model(setting: Setting) -> str:

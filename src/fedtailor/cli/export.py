@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -41,4 +42,6 @@ def _export(options: argparse.Namespace) -> None:
 def say_how_to_try(out: Path) -> None:
     """Name, on stderr, the program that uses an exported model; of several folders the first."""
     if program := next(iter(sorted([*out.glob("use.py"), *out.glob("*/use.py")])), None):
-        print(f"try: python {shlex.quote(str(program))}", file=sys.stderr)
+        about = json.loads((program.parent / "export.json").read_text())
+        given = "picture.png" if about["modality"] == "image" else "'some text'"
+        print(f"try: python {shlex.quote(str(program))} {given}", file=sys.stderr)

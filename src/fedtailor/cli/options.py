@@ -26,7 +26,7 @@ def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
 def add_trained(parser: argparse.ArgumentParser) -> None:
     """Take a finished run, a method and a seed."""
     parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--method", required=True, metavar="LABEL")
+    parser.add_argument("--method", metavar="LABEL", help="may be left out where the run has one")
     parser.add_argument("--seed", type=int, help="default: the run's first")
 
 

@@ -26,6 +26,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="csv, jsonl or txt; a picture or a folder of pictures; -: a text a line from stdin",
     )  # fmt: skip
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts; default: the run's")
+    parser.add_argument(
+        "--keep", nargs="+", default=[], metavar="COLUMN",
+        help="columns of the input that the output has, too, such as an id",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, not csv")
     parser.add_argument(
@@ -39,7 +43,15 @@ def _predict(options: argparse.Namespace) -> None:
 
     from ..export.scores import ModelScores
     from ..inference.model import load_model, predict_by_client
-    from ..inference.rows import accuracy, as_csv, as_objects, clients_of, read_rows
+    from ..inference.rows import (
+        accuracy,
+        as_csv,
+        as_objects,
+        check_kept,
+        clients_of,
+        empty_texts,
+        read_rows,
+    )
     from ..runs.trained import open_trained
 
     if options.out is not None and options.out.resolve() == Path(options.input).resolve():
@@ -52,6 +64,7 @@ def _predict(options: argparse.Namespace) -> None:
         trained = model.trained
     data, images = trained.experiment.data, trained.data["modality"] == "image"
     rows = read_rows(options.input, data, images=images, text=options.text)
+    check_kept(rows, options.keep, options.input, trained.data["classes"])
     clients = clients_of(rows, options.input, data) if options.by_client else None
     if clients is None:
         results = model.predict(rows.inputs, max_new_tokens=most)
@@ -60,13 +73,17 @@ def _predict(options: argparse.Namespace) -> None:
     right = ""
     if rows.labels is not None and trained.data["task"] == "classification":
         right = accuracy(results, rows.labels, trained.data["classes"])
-    objects = as_objects(rows, results, clients)
+        if data.path is not None and Path(options.input).resolve() == Path(data.path).resolve():
+            right += "; these are the run's own data, and the models have seen most of them"
+    objects = as_objects(rows, results, clients, options.keep)
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:
         print("fedtailor: the global model predicted; --client names another", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)
+    if empty := empty_texts(rows):
+        print(f"fedtailor: {empty}", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)
 

@@ -48,7 +48,12 @@ def division(data: DataConfig, split: SplitConfig, clients: int) -> str:
 
 
 def card(
-    experiment: Experiment, about: Mapping[str, Any], results: list[Score], joined: str | None
+    experiment: Experiment,
+    about: Mapping[str, Any],
+    results: list[Score],
+    joined: str | None,
+    *,
+    is_shared: bool = False,
 ) -> str:
     """Return the model card, in Markdown.
 
@@ -57,12 +62,16 @@ def card(
         about: the content of the export's description.
         results: the model's.
         joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
+        is_shared: whether all clients have this very model.
     """
     lm = about["task"] == "causal-lm"
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
+    owner, client = whose, whose
+    if is_shared:
+        owner, client = "all clients (global)", f"{whose}; all clients have this same model"
     lines = [
         "---",
         f"base_model: {about['base']['name']}",
@@ -70,7 +79,7 @@ def card(
         f"library_name: {'peft' if about['form'] == 'adapter' else library}",
         "---",
         "",
-        f"# {experiment.name}: the model of {whose}",
+        f"# {experiment.name}: the model of {owner}",
         "",
         _origin(experiment, about, joined),
         "",
@@ -78,13 +87,14 @@ def card(
         "|---|---|",
         f"| method | {about['method']}{cited} |",
         f"| data | {_data(experiment, about, joined)} |",
-        f"| client | {whose} |",
+        f"| client | {client} |",
         f"| seed | {about['seed']} |",
         f"| base model | {about['base']['name']} |",
         f"| licence of the base model | {about['base']['licence']} |",
     ]
     if about["base"]["get"]:
-        lines.append(f"| the base model comes from | `{about['base']['get']}` |")
+        get = about["base"]["get"]
+        lines.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
     if about["id2label"]:
         lines.append(f"| classes | {', '.join(about['id2label'].values())} |")
     if about["max_length"]:

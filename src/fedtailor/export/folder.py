@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..data import Data, Dataset
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
@@ -39,7 +41,8 @@ class ClientModel:
     """A client's model, or the global one (``client`` None), and where it comes from.
 
     ``data`` is `runs.manifest.data_manifest` of the run's data; ``results`` are the model's;
-    ``joined`` is `Onboarded.kept` of a client that joined afterwards.
+    ``joined`` is `Onboarded.kept` of a client that joined afterwards; ``is_shared``: all clients
+    have this very model.
     """
 
     experiment: Experiment
@@ -51,6 +54,7 @@ class ClientModel:
     client: str | None = None
     results: list[Score] = field(default_factory=list)
     joined: str | None = None
+    is_shared: bool = False
 
     @property
     def method(self) -> Method:
@@ -65,7 +69,7 @@ class ClientModel:
 
 def export_model(
     run: Path | str,
-    method: str,
+    method: str | None,
     out: Path | str,
     *,
     client: str | int | None = None,
@@ -80,7 +84,7 @@ def export_model(
 
     Args:
         run: the run directory.
-        method: the method's label in the experiment.
+        method: the method's label in the experiment; None: the run has one.
         out: a new folder, or an empty one.
         client: whose model; None: the global one.
         seed: None: the experiment's first.
@@ -132,6 +136,7 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
             f"client {client} joined after the training and has one model; leave out --which last"
         )
     state = trained.global_state() if client is None else trained.client_state(client)
+    shared = trained.method.global_state(trained.task, trained.server)
     return ClientModel(
         trained.experiment,
         trained.label,
@@ -142,7 +147,12 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
         None if client is None else str(client),
         scores.of(client),
         None if joined is None else read_result(joined).kept,
+        is_shared=client is not None and shared is not None and _are_equal(state, shared),
     )
+
+
+def _are_equal(a: Params, b: Params) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def kept_by_joined(folder: Path) -> str | None:
@@ -324,7 +334,8 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
     if network.backbone.tokenizer is not None:
         network.backbone.tokenizer.save_pretrained(str(out))
     write_code(network, portable.form, out)
-    (out / "README.md").write_text(card(experiment, about, model.results, model.joined))
+    text = card(experiment, about, model.results, model.joined, is_shared=model.is_shared)
+    (out / "README.md").write_text(text)
 
 
 def _settings(network: Network, portable: Portable) -> dict[str, Any]:

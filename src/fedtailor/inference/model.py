@@ -181,7 +181,7 @@ def predict_by_client(
 
 def load_model(
     run: Path | str,
-    method: str,
+    method: str | None,
     client: str | int | None = None,
     seed: int | None = None,
     *,
@@ -193,7 +193,7 @@ def load_model(
 
     Args:
         run: the run directory.
-        method: the method's label in the experiment.
+        method: the method's label in the experiment; None: the run has one.
         client: a client, also one that joined afterwards; None: the global model.
         seed: None: the experiment's first.
         which: the state of the reported round, or of the last one. A client that joined afterwards

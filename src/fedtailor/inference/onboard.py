@@ -43,7 +43,7 @@ _NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
 _LONGEST = 240  # bytes of a name, which names a folder
 _MODELS = {  # as results name them, in the order in which equal ones are preferred
     "fitted": "fitted to the new client",
-    "guess": "the federation's best guess",
+    "guess": "sent by the server, not fitted",
     "global": "the global model",
 }
 
@@ -91,7 +91,7 @@ class Onboarded:
 
 def onboard(
     run: Path | str,
-    method: str,
+    method: str | None,
     data: Path | str | Data | Dataset,
     client: str,
     seed: int | None = None,
@@ -108,7 +108,7 @@ def onboard(
 
     Args:
         run: the run directory.
-        method: the method's label in the experiment.
+        method: the method's label in the experiment; None: the run has one.
         data: the client's file, with the columns and classes of the run's data; or a `Data` or
             a `Dataset`. Where a column says whose rows they are, this client's are taken.
         client: the client's new name.

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ TABLES = (".csv", ".jsonl", ".txt")
 @dataclass(frozen=True)
 class Rows:
     """Inputs in their order: texts, or paths of pictures; and their labels and clients, if they
-    have any."""
+    have any. ``table`` has the rows of a csv or jsonl file."""
 
     inputs: Sequence[str] | Sequence[Path]
     labels: Sequence[str] | None = None
     clients: Sequence[str] | None = None
+    table: Sequence[Mapping[str, Any]] | None = field(default=None, compare=False)
 
     @property
     def are_pictures(self) -> bool:
@@ -106,7 +107,7 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     clients = None
     if data.client is not None and data.client in columns:
         clients = [_client(row.get(data.client)) for row in table]
-    return Rows([row[name] for row in table], labels, clients)
+    return Rows([row[name] for row in table], labels, clients, table)
 
 
 def _client(cell: Any) -> str:
@@ -197,14 +198,43 @@ def accuracy(
     return f"accuracy {100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
 
 
+def check_kept(rows: Rows, columns: Sequence[str], source: str, classes: Sequence[str]) -> None:
+    """Check that the input's ``columns`` can be copied to the output.
+
+    Raises:
+        InputError: the input is no table, lacks a column, or the output has one of that name.
+    """
+    if columns and rows.table is None:
+        raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
+    own = {"label", "probability", "probabilities", *(f"p({name})" for name in classes)}
+    own = own if classes else {"text"}
+    for column in columns:
+        if column not in (present := list((rows.table or [{}])[0])):
+            raise unknown("column", column, present, where=source, kind="columns")
+        if column in own:
+            raise InputError(f"--keep {column}: the output has a column of its own with that name")
+
+
+def empty_texts(rows: Rows) -> str:
+    """Return how many inputs are empty texts, in words; nothing if none is."""
+    count = sum(isinstance(value, str) and not value.strip() for value in rows.inputs)
+    verb = "row has an empty text" if count == 1 else "rows have an empty text"
+    return f"{count} {verb}; what is predicted for it says nothing" if count else ""
+
+
 def as_objects(
-    rows: Rows, results: Iterable[Prediction | str], clients: Sequence[str] | None = None
+    rows: Rows,
+    results: Iterable[Prediction | str],
+    clients: Sequence[str] | None = None,
+    kept: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """A JSON object for each result; pictures have the name of their ``file``, and rows that
-    ``clients`` predicted the name of theirs."""
+    ``clients`` predicted the name of theirs. The input's columns ``kept`` come first."""
     whose = [None] * len(rows.inputs) if clients is None else clients
-    for value, result, client in zip(rows.inputs, results, whose, strict=True):
-        of = {"file": str(value)} if rows.are_pictures else {}
+    table = rows.table or [{}] * len(rows.inputs)
+    for value, result, client, row in zip(rows.inputs, results, whose, table, strict=True):
+        of = {name: row[name] for name in kept}
+        of |= {"file": str(value)} if rows.are_pictures else {}
         of |= {} if client is None else {"client": client}
         if isinstance(result, str):
             yield {**of, "text": result}

@@ -21,6 +21,7 @@ from .select import (
     Metric,
     entries,
     higher_is_better,
+    is_one_model,
     metric_of,
     select_by,
     select_round,
@@ -102,6 +103,8 @@ class _Judge:
             validation={label: score.value for label, score in self._by_validation.items()},
             best=best.label if best else None,
             is_alone=best is not None and best.method == ALONE,
+            is_one_model=best is not None
+            and all(is_one_model(trial, select_by(best.run)) for trial in best.trials),
             has_learned=self._has_learned(best) if best else None,
             not_learned=tuple(
                 entry.label

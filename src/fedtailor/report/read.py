@@ -288,7 +288,9 @@ def read_experiment(run: Path) -> dict[str, Any]:
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
     if not run.is_dir():
-        raise InputError(f"no directory {str(run)!r}; give one that `fedtailor run` wrote")
+        there = f"; did you mean runs/{run}?" if (Path("runs") / run).is_dir() else ""
+        wanted = there or "; give one that `fedtailor run` wrote"
+        raise InputError(f"no directory {str(run)!r}{wanted}")
     path = run / "experiment.json"
     if not path.is_file():
         raise InputError(f"{run} is not a run directory: it has no experiment.json")

@@ -224,6 +224,16 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
     return SelectedRound(number, bool(validation), test[number])
 
 
+def is_one_model(trial: Trial, metric: Metric) -> bool:
+    """Whether all clients use the global model: their models have its results, to the last digit.
+
+    False where the global model was not evaluated.
+    """
+    selected = select_round(trial, "personal", metric)
+    found = by_round(trial, "global", "test").get(selected.round) if selected else None
+    return selected is not None and found is not None and found.loss == selected.test.loss
+
+
 def headline(trial: Trial, metric: Metric) -> str:
     """A trial's result in a few words: its personal models on the clients' own test examples.
 

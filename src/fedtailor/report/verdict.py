@@ -79,6 +79,7 @@ class Verdict:
     validation: Mapping[str, float]
     best: str | None
     is_alone: bool  # the best method is training alone
+    is_one_model: bool  # with the best method all clients have the same model
     has_learned: bool | None  # whether `best` is above each client's most frequent class
     not_learned: tuple[str, ...]  # the other methods that are not
     is_finished: bool
@@ -117,6 +118,8 @@ def _sentences(v: Verdict) -> Iterator[str]:
         yield from _left_out(v)
         return
     yield _choice(v)
+    if v.is_one_model:
+        yield f"With {v.best} all clients use one model; no part of it is fitted to one client."
     yield from _differences(v)
     said = {one.over for one in (v.baseline, v.alone) if one is not None}
     for one in v.ahead:
@@ -235,6 +238,8 @@ def _difference(metric: Metric, d: Difference, name: str) -> str:
 
 def _sided(metric: Metric, value: float) -> str:
     """An end of an interval, such as ``2.5 worse``."""
+    if bare(metric, abs(value)) == bare(metric, 0):
+        return bare(metric, 0)
     return f"{bare(metric, abs(value))} {'better' if value > 0 else 'worse'}"
 
 
@@ -346,7 +351,10 @@ def _steps(v: Verdict) -> Iterator[Step]:
             "more validation data (split.validation), or try other settings (fedtailor tune)."
         )
     else:
-        yield Step(f"Take {v.best}:", _predict(v.best_model))
+        if v.is_one_model:
+            yield Step(f"Take {v.best}, one model for all:", _predict(v.best_model, client=None))
+        else:
+            yield Step(f"Take {v.best}:", _predict(v.best_model))
         if v.worse_off:
             first = v.worse_off[0]
             yield Step(
@@ -371,10 +379,11 @@ def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
     )
 
 
-def _predict(model: Trained | None, client: str = "CLIENT", seed: int | None = None) -> str:
-    """The command that uses a client's model."""
+def _predict(model: Trained | None, client: str | None = "CLIENT", seed: int | None = None) -> str:
+    """The command that uses a client's model; ``client`` None: the global one."""
     if model is None:
         return "fedtailor predict"
     words = ["fedtailor", "predict", model.run, "--method", model.method]
     words += [] if seed is None else ["--seed", str(seed)]
-    return shlex.join([*words, "--client", client, "--input", "FILE"])
+    words += [] if client is None else ["--client", client]
+    return shlex.join([*words, "--input", "FILE"])

@@ -167,7 +167,7 @@ def _head(name: str) -> str:
 # fedtailor run {name}.toml      runs it; the table and the report go to runs/{name}
 # fedtailor describe METHOD      lists a method's settings; fedtailor list methods lists all methods
 {_line("name", name)}
-{_line("rounds", 10, "fixed once the run has begun; for more rounds begin anew")}
+{_line("rounds", 10, "fixed once the run has begun; for more, begin anew with --out")}
 {_line("seeds", [0], "[0, 1, 2] shows how much chance matters")}"""
 
 

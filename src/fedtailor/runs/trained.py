@@ -219,7 +219,7 @@ class TrainedMethod:
 
 def open_trained(
     run: Path | str,
-    label: str,
+    label: str | None,
     seed: int | None = None,
     *,
     which: Which = "best",
@@ -230,7 +230,7 @@ def open_trained(
 
     Args:
         run: the run directory.
-        label: the method's label in the experiment.
+        label: the method's label in the experiment; None: the run has one.
         seed: None: the experiment's first.
         which: the states of the reported round, or of the last one.
         data: the data, if the run was given them from Python.
@@ -242,6 +242,10 @@ def open_trained(
     """
     run = Path(run)
     experiment = open_run(run)
+    if label is None and len(experiment.methods) > 1:
+        methods = ", ".join(experiment.methods)
+        raise InputError(f"{run} has several methods; name one with --method: {methods}")
+    label = label or next(iter(experiment.methods))
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed

@@ -7,6 +7,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from errno import EINVAL
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,11 +127,30 @@ class Base(ABC):
         return [rows[i] for i in range(len(inputs))]
 
     def answer(self, given: str) -> str:
-        """Return a line for each class, the most probable one first; or the text, continued."""
+        """Return a line for each class, the most probable one first; or the text, continued.
+
+        Of a .txt file: a line for each of its texts, with the most probable class.
+
+        Raises:
+            OSError: a file is missing, or is none that the model reads.
+        """
+        if self.tokenizer is not None and _names_a_file(given):
+            return self._answers(Path(given))
         if self.about["task"] == "causal-lm":
             return self.generate(given)
         ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
         return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
+
+    def _answers(self, file: Path) -> str:
+        if file.suffix != ".txt":
+            raise OSError(EINVAL, "give a text, or a .txt file with one text a line", str(file))
+        texts = file.read_text(encoding="utf-8").splitlines()
+        if self.about["task"] == "causal-lm":
+            return "\n".join(map(self.generate, texts))
+        best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
+        return "\n".join(
+            f"{p:.3f}  {label}  {text}" for text, (label, p) in zip(texts, best, strict=True)
+        )
 
     @torch.no_grad()
     def generate(self, text: str, tokens: int = 40) -> str:
@@ -167,6 +187,15 @@ class Pooled(nn.Module):
         pooled = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.head(pooled)
         return logits
+
+
+def _names_a_file(given: str) -> bool:
+    """Whether ``given`` is a file, or can only be meant as one."""
+    try:
+        is_there = Path(given).is_file()
+    except OSError:  # a text is too long for a name
+        return False
+    return is_there or (given.endswith((".txt", ".csv", ".jsonl")) and " " not in given)
 
 
 def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:

@@ -1,4 +1,5 @@
-"""Use the model: python use.py "some text", or the path of a picture; one or several."""
+"""Use the model: python use.py "some text", a .txt file with one text a line, or the path of a
+picture; one or several."""
 
 import sys
 
@@ -8,6 +9,7 @@ if __name__ == "__main__":
     given = sys.argv[1:] or sys.exit(__doc__)
     try:
         print(*map(Model().answer, given), sep="\n")
-    except OSError as error:  # a picture is missing, or is none
-        print(f"can't read {error.filename or 'a picture'}: {error}", file=sys.stderr)
+    except OSError as error:  # a file is missing, or is not what the model reads
+        reason = error.strerror or error
+        print(f"can't read {error.filename or 'a picture'}: {reason}", file=sys.stderr)
         sys.exit(2)
