@@ -50,12 +50,14 @@ def test_equal_runs_have_no_warning(make_run: MakeRun) -> None:
 
 def test_the_caption_says_which_round_which_clients_and_how_many_seeds(make_run: MakeRun) -> None:
     runs = read_all([make_run("a"), make_run("b", seeds=(0,))])
-    words = " ".join(caption(runs, "accuracy", by_validation=True).split())
+    words = " ".join(caption(runs, "accuracy", by_validation=True))
     assert "highest mean validation accuracy over clients" in words
-    assert "6 clients and 1 to 2 seeds. ±" in words
+    assert "Results of 6 clients and 1 to 2 seeds: " in words
+    assert "±" in words
     assert "perplexity" not in words
     language = read_all([make_run("c", seeds=(0,), is_lm=True)])
-    last = " ".join(caption(language, "loss", by_validation=False).split())
-    assert "last evaluated round" in last
-    assert "6 clients and 1 seed. std" in last
-    assert "ppl (perplexity)" in last
+    last = " ".join(caption(language, "loss", by_validation=False))
+    assert "the last evaluated one" in last
+    assert "Results of 6 clients and 1 seed: " in last
+    assert "±" not in last
+    assert "ppl: the perplexity" in last

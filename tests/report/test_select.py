@@ -110,7 +110,7 @@ def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(
     table = json.loads(compare([by_auc], as_json=True))
     assert table["metric"] == "auc"
     assert [r["personal_model"]["rounds"] for r in table["rows"]] == [[0, 0], [0, 0]]
-    assert "the highest mean validation auc over clients" in " ".join(table["caption"].split())
+    assert "the highest mean validation auc over clients" in " ".join(table["caption"])
     assert "auc is undefined for up to 1 of the clients" in table["notes"][-1]
 
 

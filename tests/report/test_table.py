@@ -38,15 +38,15 @@ def test_text_fits_a_terminal_and_says_what_it_shows(make_run: MakeRun, expected
     x = 100 * expected("fedavg", 4, "personal").mean(axis=1)
     assert f"{x.mean():.1f}±{x.std(ddof=1):.1f}" in text
     words = " ".join(text.split())
-    assert "round with the highest mean validation accuracy over clients" in words
-    assert "6 clients and 2 seeds." in words
+    assert "round: the one with the highest mean validation accuracy over clients" in words
+    assert "Results of 6 clients and 2 seeds: " in words
     assert "Left out because they have no test examples: 1 client" in words
 
 
 def test_one_seed_has_no_spread(make_run: MakeRun) -> None:
     text = compare([make_run(seeds=(0,), methods=("local",))])
     assert "±" not in text
-    assert "1 seed." in " ".join(text.split())
+    assert "clients and 1 seed: " in " ".join(text.split())
     assert _row([make_run("b", seeds=(0,), methods=("local",))], "local")["global_model"] is None
 
 
@@ -114,7 +114,7 @@ def test_without_validation_examples_the_last_round_is_shown_and_said(make_run: 
     path = make_run(tail=b"")
     _drop(path, "validation")
     assert _row([path], "fedavg")["personal_model"]["rounds"] == [8, 8]
-    assert "at the last evaluated round" in " ".join(compare([path]).split())
+    assert "round: the last evaluated one" in " ".join(compare([path]).split())
 
 
 def test_a_chosen_round_without_test_results_is_refused(make_run: MakeRun) -> None:

@@ -55,7 +55,8 @@ def to_text(comparison: Table) -> str:
         "\n".join(line if line.startswith(_COMMAND) else _wrapped(line, _WIDTH) for line in lines)
         for lines in verdict_lines(comparison)
     ]
-    return "\n\n".join([*parts, *said, "\n".join([comparison.caption, *comparison.notes])])
+    caption = [_wrapped(f"- {line}", _WIDTH) for line in comparison.caption]
+    return "\n\n".join([*parts, *said, "\n".join([*caption, *comparison.notes])])
 
 
 def _wrapped(text: str, width: int) -> str:

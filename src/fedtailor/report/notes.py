@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -26,11 +25,8 @@ def _count(counts: Collection[int], noun: str) -> str:
 
 def caption(
     runs: Sequence[Run], metric: Metric, *, by_validation: bool, has_majority: bool = False
-) -> str:
-    """Describe the results: their models, data and rounds, the clients and seeds.
-
-    Lines have up to 110 columns.
-    """
+) -> tuple[str, ...]:
+    """Describe the results: the models, data and rounds, the clients and seeds, and each column."""
     clients = [partition.clients for run in runs for partition in run.partitions.values()]
     seeds = [len({trial.seed for trial in run.trials}) for run in runs]
     best = " or ".join(
@@ -38,47 +34,35 @@ def caption(
         for chosen_by in dict.fromkeys(map(select_by, runs))
     )
     selected = (
-        f"at the round with the {best} over clients (of equal rounds the earliest; each seed has "
-        "its own round)"
+        f"the one with the {best} over clients (of equal ones the earliest; each seed has its own)"
         if by_validation
-        else "at the last evaluated round for runs without validation data, and otherwise at the "
-        f"round with the {best}"
+        else "the last evaluated one for runs without validation data, and otherwise the one with "
+        f"the {best}"
     )
-    spread = " ± is the sample standard deviation over seeds." if max(seeds) > 1 else ""
-    is_lm = runs[0].is_language_modelling
-    perplexity = " ppl (perplexity) is exp(mean loss)." if is_lm else ""
+    counts = f"{_count(clients, 'client')} and {_count(seeds, 'seed')}"
     shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
-    before = (
-        " before is the result of the models that the method went on from, on the same examples; "
-        "where they did best on validation data, the reported round is 0: these very models."
-        if any(map(goes_on, runs))
-        else ""
-    )
-    novel_clients = (
-        f" novel is the result of {novel} clients that took no part in any round: each of them "
-        "trains its own private part for a short time, and shares nothing."
-        if novel
-        else ""
-    )
-    majority = (
-        " majority class predicts for each client the most frequent class of the client's own "
-        "training examples, on the same test examples. A method whose mean is not above it is "
-        f"marked: {NOT_LEARNED}."
-        if has_majority
-        else ""
-    )
-    text = (
-        "The results are those of each client's personal model on the client's own test split, "
-        f"{selected}. global is the result of the global model on the same data, at a round that "
-        f"is selected in the same way. There are {_count(clients, 'client')} and "
-        f"{_count(seeds, 'seed')}.{shown}{spread} std is the standard deviation over clients, "
-        "decile the result of the client at the worst tenth, and worst that of the worst client. "
-        "Methods are ranked by these test results, and the best of a column has a star; the "
-        "verdict chooses by validation, the same mean on the clients' validation data."
-        f"{perplexity}{novel_clients}{before}{majority}"
-    )
-    return textwrap.fill(text, 110)
+    lines = {
+        f"Results of {counts}: each client's own model on the client's own test data.{shown}": True,
+        f"round: {selected}.": True,
+        "global: the result of the one model that all share, on the same data, at a round that is "
+        "selected in the same way.": True,
+        "std: the standard deviation over clients. decile: the client at the worst tenth. worst: "
+        "the worst client.": True,
+        "validation: the mean on the clients' validation data, by which the verdict chooses. The "
+        "ranks, and the stars at the best of each column, are by test data.": True,
+        "±: the sample standard deviation over seeds.": max(seeds) > 1,
+        "ppl: the perplexity, exp(mean loss).": runs[0].is_language_modelling,
+        f"novel: {novel} clients that took no part in any round; each trains its own private part "
+        "for a short time, and shares nothing.": novel,
+        "before: the models that the method went on from, on the same examples; where they did "
+        "best on validation data, the reported round is 0: these very models.": any(
+            map(goes_on, runs)
+        ),
+        "majority class: always the most frequent class of the client's own training examples. A "
+        f"method whose mean is not above it is marked: {NOT_LEARNED}.": has_majority,
+    }
+    return tuple(line for line, is_told in lines.items() if is_told)
 
 
 def _differences(runs: Sequence[Run], name: str) -> list[str]:
@@ -187,12 +171,14 @@ def footnotes(
     return notes
 
 
+AT_MAJORITY = "No better than the most frequent class, though another method is: "
+
+
 def at_majority_notes(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a note for each method that is no better for some clients than their most frequent
     class, though another method is."""
     return [
-        f"No better than the most frequent class, though another method is: {method} for "
-        f"{at_majority_names(clients)}"
+        f"{AT_MAJORITY}{method} for {at_majority_names(clients)}"
         for verdict in verdicts
         for method, clients in verdict.at_majority.items()
     ]

@@ -20,6 +20,7 @@ from .charts.content import Group, Json, content, every_client, groups
 from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
+from .notes import AT_MAJORITY, at_majority_notes
 from .numbers import si
 from .read import Run, StrPath, read_all
 from .sections import chart_specs, sections
@@ -74,9 +75,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return texts
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    is_alone = [one.name for one in runs].count(run.name) == 1
     return {
-        "name": run.name,
+        "name": run.name if is_alone else f"{run.name} ({run.path.name})",
         "path": str(run.path),
         "experiment": json.dumps(run.experiment, indent=2),
         "environment": _flat(run.environment),
@@ -186,18 +188,20 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"link": _link, "whole": whole}
+    at_majority = at_majority_notes(comparison.verdicts)
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
         verdicts=[(", ".join(one.runs), one.text, one.steps) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
-        notes=comparison.notes,
+        notes=[note for note in comparison.notes if note not in at_majority],
+        at_majority=[note.removeprefix(AT_MAJORITY) for note in at_majority],
         sections=parts,
         svgs=svgs,
         every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
-        runs=[_about(run) for run in runs],
+        runs=[_about(run, runs) for run in runs],
         labels=shown["methods"],
         has_ahead=bool(shown["ahead"]),
         colours=list(zip(drawing.COLOURS, drawing.DARK, strict=True)),

@@ -127,7 +127,7 @@ class Table:
 
     metric: Metric
     rows: Sequence[Row]
-    caption: str
+    caption: Sequence[str]
     notes: Sequence[str]
     majority_class: Sequence[Majority] = ()  # one a run; runs with equal ones share it
     clients: Sequence[ClientRow] = ()  # where clients have names and are few

@@ -104,7 +104,7 @@ class Result:
             header = [name.replace("\n", " ") for name in one.header]
             cells = tabulate(one.marked(), headers=header, tablefmt="html", disable_numparse=True)
             parts += [f"<p>{escape(one.title)}</p>", cells]
-        notes = [comparison.caption, *comparison.notes]
+        notes = [*comparison.caption, *comparison.notes]
         return "\n".join([*parts, *(f"<p><small>{escape(note)}</small></p>" for note in notes)])
 
     def table(self) -> pd.DataFrame:
