@@ -45,14 +45,13 @@ def unfinished(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
+def test_a_run_is_waited_for_and_followed_to_its_end(tmp_path: Path) -> None:
     file, out = tmp_path / "e.toml", tmp_path / "run"
     file.write_text(FILE)
+    watch = start("watch", out, stderr=subprocess.PIPE)
+    assert watch.stderr is not None
+    assert watch.stderr.readline().startswith(f"fedtailor: no directory '{out}' yet; waiting for")
     run = start("run", file, "--out", out, stderr=subprocess.DEVNULL)
-    while not (out / "experiment.json").exists():
-        assert run.poll() is None
-        time.sleep(0.01)
-    watch = start("watch", out)
     lines = watch.communicate()[0].splitlines()
     run.communicate()
     assert (watch.returncode, run.returncode) == (0, 0)
@@ -145,7 +144,7 @@ def test_the_page_is_served_to_this_machine_unless_told_otherwise(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no directory 'nowhere'; give one that `fedtailor run` wrote"),
+        (["nowhere", "--once"], "no directory 'nowhere'; give one that `fedtailor run` wrote"),
         (["RUN", "--serve", "x"], "--serve x: must be [HOST:]PORT with a port from 0 to 65535"),
         (["RUN", "--serve", "²"], "--serve ²: must be [HOST:]PORT"),
         (["RUN", "--serve", "80", "--json"], "leave out --once and --json"),

@@ -34,6 +34,9 @@ def _export(options: argparse.Namespace) -> None:
     what = clients if options.all_clients else options.client
     out = export_trained(scores, options.out, what, options.merge)
     print(out)
+    if options.client is None and not options.all_clients:
+        said = "fedtailor: this is the global model; --client names another"
+        print(said, file=sys.stderr)
     if doubts := scores.doubts(clients):
         print(f"fedtailor: {doubts}", file=sys.stderr)
     say_how_to_try(out)

@@ -41,21 +41,34 @@ def _watch(options: argparse.Namespace) -> None:
 
     if options.serve is not None and (options.once or options.json):
         raise InputError("--serve follows the run; leave out --once and --json")
-    follower = Follower(options.run)
     if options.json:
-        print(json.dumps(follower.look().as_dict(), indent=2))
+        print(json.dumps(Follower(options.run).look().as_dict(), indent=2))
+        return
+    if options.once:
+        _print(Follower(options.run).look())
         return
     try:
+        _wait_for(options.run)
+        follower = Follower(options.run)
         if options.serve is not None:
             _serve(follower, options.serve)
-        elif options.once:
-            _print(follower.look())
         elif sys.stdout.isatty():
             _follow_in_terminal(follower)
         else:
             _follow_in_lines(follower)
     except KeyboardInterrupt:  # the usual way to leave
         return
+
+
+def _wait_for(run: Path) -> None:
+    """Return when the run has a directory."""
+    if run.exists():
+        return
+    said = f"fedtailor: no directory {str(run)!r} yet; waiting for a run to begin there"
+    print(f"{said} (Ctrl-C ends)", file=sys.stderr, flush=True)
+    while not run.exists():
+        time.sleep(_PAUSE)
+    time.sleep(_PAUSE)  # the run says that it writes there
 
 
 def _print(state: RunState) -> None:

@@ -71,7 +71,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             texts |= _flat(value, f"{prefix}{key}.")
         else:
-            texts[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+            is_plain = isinstance(value, str)
+            texts[prefix + key] = (
+                value if is_plain else "none" if value is None else json.dumps(value)
+            )
     return texts
 
 
