@@ -81,3 +81,12 @@ def test_labels_are_class_numbers_or_names(
 def test_what_a_csv_cant_mean(rows: list[str], message: str, tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         load(write(tmp_path / "a.csv", *rows), tokenizer, tmp_path)
+
+
+def test_a_column_that_stands_twice_is_refused(tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label,label,site,\na b,0,1,x,\n")
+    with pytest.raises(InputError, match="two columns are named 'label'; rename one"):
+        load(str(path), tokenizer, tmp_path)
+    path.write_text("text,label,site,,\na b,0,x,,\nc d,1,y,,\n")
+    assert len(load(str(path), tokenizer, tmp_path).labels) == 2

@@ -94,3 +94,9 @@ def test_a_wild_name_is_told_with_its_column(
     path.write_text("text,label\x1b[2J\nx,y\n")
     with pytest.raises(InputError, match=r"^column 'label\\x1b\[2J' in .*t\.csv: "):
         survey(str(path), tmp_path / "cache")
+
+
+def test_a_name_has_a_longest_length(digits: Dataset) -> None:
+    replace(digits, classes=[*"012345678", "x" * 500])
+    with pytest.raises(InputError, match="has a name of 501 characters; at most 500 are allowed"):
+        replace(digits, classes=[*"012345678", "x" * 501])

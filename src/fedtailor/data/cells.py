@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import InputError
+from ..errors import InputError, brief
 from .columns import usual_column
 from .config import DataConfig
 from .text_files import separator_of
@@ -31,17 +31,33 @@ def separator(path: Path) -> str:
 
 
 def header(path: Path) -> list[str]:
-    """The names of a csv file's columns, as `pandas` makes them unique.
+    """The names of a csv file's columns; `pandas` numbers those without one.
 
     Raises:
-        ValueError: it is no csv file; its first row has more fields than the header.
+        ValueError: it is no csv file; two columns have one name; its first row has more fields than
+            the header.
     """
     import pandas
 
-    head = pandas.read_csv(path, nrows=1, dtype=str, keep_default_na=False, sep=separator(path))
+    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "sep": separator(path)}
+    named = pandas.read_csv(path, nrows=1, header=None, **options).iloc[0].tolist()
+    check_column_names(named)
+    head = pandas.read_csv(path, nrows=1, **options)
     if not isinstance(head.index, pandas.RangeIndex):
         raise ValueError("row 1 has more fields than the header")
     return [str(name) for name in head.columns]
+
+
+def check_column_names(names: Sequence[str]) -> None:
+    """Raise ValueError if two columns have one name; empty ones don't count.
+
+    >>> check_column_names(["text", "label", "", "", "label"])
+    Traceback (most recent call last):
+    ValueError: two columns are named 'label'; rename one
+    """
+    for number, name in enumerate(names):
+        if name.strip() and name in names[:number]:
+            raise ValueError(f"two columns are named {brief(name)}; rename one")
 
 
 def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import InputError, brief, whole_number
 
 FEW = 20  # names in one message
+LONGEST = 500  # characters of a name
 _JOINERS = "\u200c\u200d"  # of Persian and Indian words, and of emoji
 
 
@@ -48,7 +49,8 @@ def client_number(
 
 
 def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
-    """Raise InputError at a name with a character that can't be shown, such as a line's end.
+    """Raise InputError at a name that is too long, or has a character that can't be shown, such as
+    a line's end.
 
     Args:
         kind: what has the names, such as ``class``.
@@ -57,10 +59,15 @@ def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
 
     >>> check_names("client", ["Zürich 2", "ward_7", "می\u200cخواهم"])
     """
+    place = f" in {where}" if where else ""
     for name in map(str, names):
+        if len(name) > LONGEST:
+            raise InputError(
+                f"{kind} {brief(name)}{place} has a name of {len(name):,} characters; at most "
+                f"{LONGEST} are allowed"
+            )
         wrong = "" if name.isprintable() else next((c for c in name if not _can_be_shown(c)), "")
         if wrong:
-            place = f" in {where}" if where else ""
             raise InputError(
                 f"{kind} {brief(name)}{place}: {wrong!a} can't be shown; allowed are "
                 "letters, digits, punctuation, symbols and spaces"

@@ -28,7 +28,6 @@ from .uploads import UploadSchema, any_size, check_form, form_of
 
 MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
 MOST_CLASSES = 10**5
-_MOST_NAME = 500  # characters of a class's name
 _MOST = 1e60  # of a loss or a metric; sums over all clients stay finite
 _MOST_TOKENS = 1 << 20  # of an example
 _MOST_PIXELS = 1 << 26  # values of a picture
@@ -56,10 +55,6 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     check_names("class", info.classes)
     if info.task == "classification" and not info.classes:
         raise WireError("its task is classification, and it has no classes")
-    if (longest := max(map(len, info.classes), default=0)) > _MOST_NAME:
-        raise WireError(
-            f"a class has a name of {longest} characters; at most {_MOST_NAME} are read"
-        )
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
     picture = info.picture

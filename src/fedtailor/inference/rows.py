@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data.cells import check_column_names
 from ..data.columns import usual_column
 from ..data.config import DataConfig
 from ..data.text_files import separator_of
@@ -143,9 +144,11 @@ def _csv(content: str, source: str) -> list[dict[str, Any]]:
     try:
         separator = separator_of(content.partition("\n")[0])
         lines = io.StringIO(content, newline="")
-        table = list(csv.DictReader(lines, delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise InputError(f"{source} is not a csv file: {error}") from None
+        reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        check_column_names(reader.fieldnames or ())
+        table = list(reader)
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"can't read {source} as a csv file: {error}") from None
     for number, row in enumerate(table, 1):
         if None in row or None in row.values():
             raise InputError(f"{source}, row {number} has not as many fields as the header")
