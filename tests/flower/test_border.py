@@ -274,6 +274,15 @@ def test_a_site_whose_classes_have_wild_names_is_refused(tmp_path: Path, name: s
         serve(direct, chosen, tmp_path / "out", **given)
 
 
+def test_sites_whose_task_is_not_the_models_end_the_run_in_one_line(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1)
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    other: dict[str, Any] = {"task": "causal-lm", "classes": (), "picture": None}
+    direct.change = spoilt_info(lambda info: replace(info, **other), node=100)
+    with pytest.raises(InputError, match="data are for causal-lm, and the model is for classif"):
+        serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+
+
 def test_nodes_without_number_are_named_in_few_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

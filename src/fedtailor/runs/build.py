@@ -67,6 +67,11 @@ class Inputs:
         metrics.check(federation.dataset.task, remote=federation.remote)
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
+        kind = self.backbone(seed).kind
+        if kind != federation.dataset.task:
+            raise InputError(
+                f"the data are for {federation.dataset.task}, and the model is for {kind}"
+            )
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)
