@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,3 +139,17 @@ def test_a_port_that_is_taken_is_told(make_run: MakeRun) -> None:
             InputError, match=rf"--serve 127.0.0.1:{port}: Address already in use; ch"
         ):
             PageServer(Follower(out), LOCAL, port)
+
+
+def test_a_browser_that_goes_away_is_no_news(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(make_run(done=3)) as server:
+        for _ in range(5):
+            browser = socket.create_connection(server.server_address[:2])
+            reset = struct.pack("ii", 1, 0)  # closed without a word, as by a crash
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            browser.sendall(b"GET /vega.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            browser.close()
+        assert state(server)["name"] == "letters"
+    assert capfd.readouterr().err == ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -94,6 +95,11 @@ class PageServer(ThreadingHTTPServer):
         name = urlsplit(f"//{host}").hostname or ""
         own = {"localhost", self.host.lower(), socket.gethostname().lower()}
         return name in own or _is_number(name)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that has gone away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def answer(self, known: int) -> dict[str, Any]:
         """What the page gets that knows the version ``known``: the parts that have changed since,
