@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
@@ -19,17 +17,11 @@ from flwr.clientapp import ClientApp
 
 from ..data import Data, Dataset
 from ..data.federation import Federation
-from ..engine.client import ClientEvaluation, ClientUpdate, Training
-from ..engine.client_store import ClientStore
-from ..engine.config import Plan
-from ..engine.executors.work import ClientRequest
-from ..engine.joining import join, join_requests
+from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import MetricFunction, Metrics
 from ..engine.prepare import client_works, first_server, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
-from ..inference.onboard import RESULT_FILE, decide
-from ..method import Server
-from ..params import Params, add_prefix, strip_prefix, to_device
+from ..params import Params, to_device
 from ..run_format import seal_json
 from ..runs.build import (
     backbone_of,
@@ -50,7 +42,6 @@ from .messages import (
     JoinReply,
     JoinRequest,
     JoinResult,
-    Kind,
     NodeInfo,
     NodeQuery,
     RoundReply,
@@ -59,8 +50,8 @@ from .messages import (
     WireRequest,
     digest,
 )
+from .session import Session
 from .states import States
-from .uploads import ANY, Form, check_form, form_of
 
 _MOST_RECEIVED = 1 << 34  # bytes of a message from the server
 _REFUSED = 100  # the code of an error that says in words why nothing was done
@@ -140,7 +131,7 @@ class Site:
         self._metrics = metrics
         self._tell_labels = tell_labels
         self._federations: dict[int, Federation] = {}
-        self._session: _Session | None = None
+        self._session: Session | None = None
 
     def load(self) -> None:
         """Read the data and share them out, which the first `node_info` does otherwise.
@@ -343,13 +334,13 @@ class Site:
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
-    def _session_for(self, label: str, seed: int) -> _Session:
+    def _session_for(self, label: str, seed: int) -> Session:
         if self._session is None or (self._session.label, self._session.seed) != (label, seed):
             self._session = None  # before the next model is loaded
             self._session = self._new_session(label, seed)
         return self._session
 
-    def _new_session(self, label: str, seed: int) -> _Session:
+    def _new_session(self, label: str, seed: int) -> Session:
         experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
         # what work says of a client may reach the server, and the names of clients must not
@@ -365,7 +356,7 @@ class Site:
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
         server = to_device(first_server(method, task, federation), task.device)
-        return _Session(label, seed, first, server, training, evaluation, plan)
+        return Session(label, seed, first, server, training, evaluation, plan)
 
 
 def _check_request(
@@ -381,136 +372,3 @@ def _check_request(
         )
     if not 0 <= request.payload < len(payloads):
         raise InputError(f"payload {request.payload} of {len(payloads)} in the message")
-
-
-def _is_like(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-@dataclass(frozen=True)
-class _Session:
-    """A method with one seed, ready to work; ``first`` has the clients' first states, ``server`` is
-    the server's."""
-
-    label: str
-    seed: int
-    first: ClientStore
-    server: Server
-    training: Training
-    evaluation: ClientEvaluation
-    plan: Plan
-
-    def received(self, kind: Kind | Literal["join"], client: int) -> Form:
-        """The form of what a client receives. Some sizes are any: a method may change a client's
-        rank from round to round, or send what it has nothing of at first."""
-        method, task = self.training.method, self.training.task
-        shared = method.global_state(task, self.server) or {}
-        if kind == "global":
-            expected = shared
-        elif kind == "join":
-            received = add_prefix(method.send_new(task, self.server, client), "received/")
-            expected = {**received, **add_prefix(shared, "global/")}
-        else:
-            expected = method.send(task, self.server, client)
-        patterns = method.changing_sizes
-        return {
-            name: (dtype, (ANY,) * len(shape) if _is_like(name, patterns) else shape)
-            for name, (dtype, shape) in form_of(expected).items()
-        }
-
-    @contextmanager
-    def checked(
-        self, kind: Kind | Literal["join"], client: int, payload: Params
-    ) -> Iterator[Params]:
-        """What a client has received, on the task's device.
-
-        Raises:
-            InputError: it isn't of the method's form, or sizes that may change don't go together.
-        """
-        check_form("the payload", payload, self.received(kind, client))
-        try:
-            yield to_device(payload, self.training.task.device)
-        except InputError:
-            raise
-        except (RuntimeError, ValueError, LookupError) as error:
-            if not self.training.method.changing_sizes:
-                raise
-            raise InputError(
-                f"the sizes of the payload's tensors don't go together: {type(error).__name__}"
-            ) from error
-
-    def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
-        """Fit a new client, keep its model and print what it scores; the name of the kept one.
-
-        Raises:
-            DivergedError: it can't be fitted.
-        """
-        received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
-        training = self.training
-        (request,) = join_requests(
-            training.federation, training.local, [client], message.round,
-            self.plan.evaluate.novel_passes or 1, self.first.read,
-        )  # fmt: skip
-        candidates = join(training, self.evaluation, received, shared or None, request)
-        result, state = decide(
-            training, request, candidates, client=f"client-{client}", label=message.label
-        )
-        States(folder).keep(client, state)
-        write_atomically(folder / f"client-{client}" / RESULT_FILE, seal_json(asdict(result)))
-        print(result, flush=True)
-        return result.kept
-
-    def answer(
-        self, message: RoundRequest, request: WireRequest, received: Params, states: States
-    ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends.
-
-        Raises:
-            InputError: its private state is missing, or can't be read.
-            DivergedError: it has trained to values that aren't finite.
-        """
-        if message.kind == "train":
-            states.check(request.client, request.base, message.round)
-        if message.kind == "global":
-            return self._evaluated(request.client, received), None
-        private = states.read(request.client, request.base, self.first.read(request.client))
-        if message.kind in ("personal", "keep"):
-            passes = self.training.method.finetune_passes
-            engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
-            inputs = self.evaluation.inputs(received, engine_request)
-            state = self.evaluation.run(
-                inputs.received, inputs.private, inputs.batches, inputs.context
-            )
-            if message.kind == "keep":
-                states.keep(request.client, state)
-                return ClientReply(request.client), None
-            return self._evaluated(request.client, state), None
-        passes = self.training.local.passes
-        scale = self.plan.schedule.factor(message.round, self.plan.rounds)
-        engine_request = _client_request(message, request, private, "train", passes, scale)
-        update: ClientUpdate = self.training.complete(
-            engine_request, self.training.inputs(received, engine_request)
-        )
-        if update.refusal is not None:
-            raise DivergedError(update.refusal.reason)
-        assert update.private is not None
-        states.write(request.client, request.base, request.best, message.round, update.private)
-        return ClientReply(request.client, loss=update.loss), update.packed
-
-    def _evaluated(self, client: int, state: Params) -> ClientReply:
-        result = self.evaluation.scored(client, state)
-        validation, test = result.sums.tolist()
-        sums = (tuple(validation), tuple(test))
-        return ClientReply(client, sums=sums, metrics=result.metrics)
-
-
-def _client_request(
-    message: RoundRequest,
-    request: WireRequest,
-    private: Params,
-    purpose: str,
-    passes: int,
-    lr_scale: float,
-) -> ClientRequest:
-    """What the engine's work takes for a request of the wire; its place and size don't matter."""
-    return ClientRequest(0, request.client, message.round, private, purpose, passes, lr_scale, 0)

@@ -1,0 +1,158 @@
+"""A method with one seed at a site: what its clients work out when they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from ..engine.client import ClientEvaluation, ClientUpdate, Training
+from ..engine.client_store import ClientStore
+from ..engine.config import Plan
+from ..engine.executors.work import ClientRequest
+from ..engine.joining import join, join_requests
+from ..errors import DivergedError, InputError
+from ..inference.onboard import RESULT_FILE, decide
+from ..method import Server
+from ..params import Params, add_prefix, strip_prefix, to_device
+from ..run_format import seal_json
+from ..runs.files import write_atomically
+from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
+from .states import States
+from .uploads import ANY, Form, check_form, form_of
+
+
+@dataclass(frozen=True)
+class Session:
+    """A method with one seed, ready to work; ``first`` has the clients' first states, ``server`` is
+    the server's."""
+
+    label: str
+    seed: int
+    first: ClientStore
+    server: Server
+    training: Training
+    evaluation: ClientEvaluation
+    plan: Plan
+
+    def received(self, kind: Kind | Literal["join"], client: int) -> Form:
+        """The form of what a client receives. Some sizes are any: a method may change a client's
+        rank from round to round, or send what it has nothing of at first."""
+        method, task = self.training.method, self.training.task
+        shared = method.global_state(task, self.server) or {}
+        if kind == "global":
+            expected = shared
+        elif kind == "join":
+            received = add_prefix(method.send_new(task, self.server, client), "received/")
+            expected = {**received, **add_prefix(shared, "global/")}
+        else:
+            expected = method.send(task, self.server, client)
+        patterns = method.changing_sizes
+        return {
+            name: (dtype, (ANY,) * len(shape) if _is_like(name, patterns) else shape)
+            for name, (dtype, shape) in form_of(expected).items()
+        }
+
+    @contextmanager
+    def checked(
+        self, kind: Kind | Literal["join"], client: int, payload: Params
+    ) -> Iterator[Params]:
+        """What a client has received, on the task's device.
+
+        Raises:
+            InputError: it isn't of the method's form, or sizes that may change don't go together.
+        """
+        check_form("the payload", payload, self.received(kind, client))
+        try:
+            yield to_device(payload, self.training.task.device)
+        except InputError:
+            raise
+        except (RuntimeError, ValueError, LookupError) as error:
+            if not self.training.method.changing_sizes:
+                raise
+            raise InputError(
+                f"the sizes of the payload's tensors don't go together: {type(error).__name__}"
+            ) from error
+
+    def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
+        """Fit a new client, keep its model and print what it scores; the name of the kept one.
+
+        Raises:
+            DivergedError: it can't be fitted.
+        """
+        received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
+        training = self.training
+        (request,) = join_requests(
+            training.federation, training.local, [client], message.round,
+            self.plan.evaluate.novel_passes or 1, self.first.read,
+        )  # fmt: skip
+        candidates = join(training, self.evaluation, received, shared or None, request)
+        result, state = decide(
+            training, request, candidates, client=f"client-{client}", label=message.label
+        )
+        States(folder).keep(client, state)
+        write_atomically(folder / f"client-{client}" / RESULT_FILE, seal_json(asdict(result)))
+        print(result, flush=True)
+        return result.kept
+
+    def answer(
+        self, message: RoundRequest, request: WireRequest, received: Params, states: States
+    ) -> tuple[ClientReply, Params | None]:
+        """What a client reports, and what it sends.
+
+        Raises:
+            InputError: its private state is missing, or can't be read.
+            DivergedError: it has trained to values that aren't finite.
+        """
+        if message.kind == "train":
+            states.check(request.client, request.base, message.round)
+        if message.kind == "global":
+            return self._evaluated(request.client, received), None
+        private = states.read(request.client, request.base, self.first.read(request.client))
+        if message.kind in ("personal", "keep"):
+            passes = self.training.method.finetune_passes
+            engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
+            inputs = self.evaluation.inputs(received, engine_request)
+            state = self.evaluation.run(
+                inputs.received, inputs.private, inputs.batches, inputs.context
+            )
+            if message.kind == "keep":
+                states.keep(request.client, state)
+                return ClientReply(request.client), None
+            return self._evaluated(request.client, state), None
+        passes = self.training.local.passes
+        scale = self.plan.schedule.factor(message.round, self.plan.rounds)
+        engine_request = _client_request(message, request, private, "train", passes, scale)
+        update: ClientUpdate = self.training.complete(
+            engine_request, self.training.inputs(received, engine_request)
+        )
+        if update.refusal is not None:
+            raise DivergedError(update.refusal.reason)
+        assert update.private is not None
+        states.write(request.client, request.base, request.best, message.round, update.private)
+        return ClientReply(request.client, loss=update.loss), update.packed
+
+    def _evaluated(self, client: int, state: Params) -> ClientReply:
+        result = self.evaluation.scored(client, state)
+        validation, test = result.sums.tolist()
+        sums = (tuple(validation), tuple(test))
+        return ClientReply(client, sums=sums, metrics=result.metrics)
+
+
+def _client_request(
+    message: RoundRequest,
+    request: WireRequest,
+    private: Params,
+    purpose: str,
+    passes: int,
+    lr_scale: float,
+) -> ClientRequest:
+    """What the engine's work takes for a request of the wire; its place and size don't matter."""
+    return ClientRequest(0, request.client, message.round, private, purpose, passes, lr_scale, 0)
+
+
+def _is_like(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
