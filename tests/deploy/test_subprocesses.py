@@ -155,3 +155,27 @@ def test_a_command_that_is_stopped_ends_when_it_was_told_to() -> None:
         finally:
             command.kill()
             command.communicate()
+
+
+_PARENT = """
+import os, signal, sys, time
+from fedtailor.deploy.subprocesses import end_after_parent
+if pid := os.fork():
+    print(pid, flush=True)
+    time.sleep(60)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interrupt that Flower sends is lost
+end_after_parent(0.1)
+time.sleep(60)
+"""
+
+
+def test_an_app_does_not_outlive_its_parent() -> None:
+    command = [sys.executable, "-c", _PARENT]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    app = int(parent.stdout.readline())
+    time.sleep(1.0)
+    assert is_running(app)
+    parent.kill()
+    parent.communicate()
+    until("the app ends", lambda: not is_running(app), 30.0)

@@ -10,11 +10,12 @@ from flwr.serverapp import ServerApp
 from ..flower import server_app
 from .folder import open_folder
 from .registration import clients_by_node
-from .subprocesses import FOLDER
+from .subprocesses import FOLDER, end_after_parent
 
 
 def server() -> ServerApp:
-    """Return the app that Flower runs at the server."""
+    """Return the app that Flower runs at the server, in a process of its own."""
+    end_after_parent()
     deployment = open_folder(Path(os.environ[FOLDER]))
     return server_app(
         deployment.experiment,

@@ -63,6 +63,9 @@ from multiprocessing.connection import Client
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedtailor.deploy.subprocesses import end_after_parent
+
+end_after_parent()
 app = ClientApp()
 
 

@@ -63,6 +63,23 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     }
 
 
+def end_after_parent(seconds: float = _GRACE) -> None:
+    """From now on, end this process when it has outlived its parent for some seconds.
+
+    Flower interrupts a program whose parent has ended. An interrupt is lost where a library catches
+    it, and then the program asks a server that is gone for ever.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
