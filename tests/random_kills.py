@@ -148,7 +148,8 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
                     same += 1
                 else:
                     differing = [n for n in found if found[n] != expected.get(n)]
-                    assert lost and names_it, f"over Flower other bytes: {differing}"
+                    is_told = lost and names_it
+                    assert is_told, f"over Flower other bytes: {differing}"
                     without += 1
                 print(f"through: {same} with the same bytes, {without} without a site", flush=True)
                 shutil.rmtree(out)
