@@ -29,7 +29,7 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
     assert [(one.kind, one.count, one.text) for one in dataset.omissions] == [
         ("no-label", 2, "2 rows without a label, left out: lagos (1), oslo (1)"),
         ("no-text", 1, "1 row without text, kept as empty inputs: lagos (1)"),
-        ("cut-text", 1, "1 row cut to 6 tokens (data.max_length): berlin (1)"),
+        ("cut-text", 1, "1 row cut to 6 tokens, the rest is ignored (data.max_length): berlin (1)"),
     ]
 
 

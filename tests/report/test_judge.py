@@ -1,6 +1,7 @@
 """Verdicts on runs whose results are written by hand."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,10 @@ def test_a_tie(tmp_path: Path) -> None:
         "that may be chance (95 % interval 2.6 worse to 2.7 better).",
     )
     assert found.next_step == (
-        "These data don't show that a federation pays. More test examples narrow the interval, and "
-        f"so do more seeds: fedtailor run {tmp_path}/run --set 'seeds=[0,1,2]'"
+        "Whether fedsdg is better than training alone is open. More test examples narrow the "
+        f"interval, and so do more seeds: fedtailor run {tmp_path}/run --set 'seeds=[0,1,2]' Until "
+        f"then take fedsdg: fedtailor predict {tmp_path}/run --method fedsdg --client CLIENT "
+        "--input FILE"
     )
 
 
@@ -365,7 +368,22 @@ def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
     test = {"fedsdg": _around(0.6), "local": ALONE}
     found = _verdict(_run(tmp_path / "run", test, finished=False))
     assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
-    assert not found.next_step
+    assert found.next_step == (
+        "The run is not finished. If nothing runs it, this goes on with it: "
+        f"fedtailor run {tmp_path}/run"
+    )
+
+
+def test_an_unfinished_run_is_judged_by_the_seeds_that_all_methods_have(tmp_path: Path) -> None:
+    test = {"fedsdg": _around(0.6), "local": ALONE}
+    path = _run(tmp_path / "run", test, seeds=(0, 1))
+    shutil.rmtree(path / "methods/fedsdg/seed-1")
+    begun = path / "methods/local/seed-1/commit.json"
+    commit = json.loads(begun.read_text())
+    begun.write_text(json.dumps(commit | {"finished": False, "rounds": 3}))
+    found = _verdict(path)
+    assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
+    assert not found.left_out
 
 
 def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:

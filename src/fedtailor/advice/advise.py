@@ -70,6 +70,9 @@ class Advice:
         said.append(f"closest measured  {in_words(self.setting.clients)}")
         said.append(f"                  {self.setting.data}, {_model(self.setting)}")
         said += [f"                  {line}" for line in self._doubts(self.setting)]
+        unknown = [one for one in self.own if one in METHODS and one not in self.setting.methods]
+        if unknown:
+            said.append(f"not measured      {', '.join(unknown)}, which your experiment has")
         if self.left_out:
             said.append(
                 f"left out          {', '.join(self.left_out)}: trains the whole model, and was "

@@ -109,7 +109,7 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
 def _ask(what: str, *choices: str) -> str | None:
     """Ask for one of ``choices``, or another; the first is the default."""
     guess = choices[0] if choices else ""
-    others = f" (or {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
+    others = f" (others: {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
     return input(f"{what}{others} [{guess}]: ").strip() or guess or None
 
 

@@ -219,7 +219,7 @@ def _text_omissions(
     is_empty = np.array([not text.strip() for text in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
-    limit = f"cut to {config.max_length} tokens (data.max_length)"
+    limit = f"cut to {config.max_length} tokens, the rest is ignored (data.max_length)"
     return [
         *of_rows(
             "no-text", too_short, "with too little text to learn from, left out", groups, names

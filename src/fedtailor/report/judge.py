@@ -135,9 +135,15 @@ class _Judge:
 
     @cached_property
     def _seeds(self) -> list[int] | None:
-        """The seeds of all runs; None (each run's own) if they have none in common."""
+        """The seeds of all runs; of unfinished ones those that all methods are through with, if
+        there are any. None (each run's own) if they have none in common."""
         of_runs = [set(entry.run.experiment["seeds"]) for entry in self.entries]
-        return sorted(set.intersection(*of_runs)) or None
+        through = [
+            {t.seed for t in entry.trials if t.commit.finished or t.commit.diverged is not None}
+            for entry in self.entries
+        ]
+        seeds = set.intersection(*of_runs)
+        return sorted(seeds & set.intersection(*through) or seeds) or None
 
     @property
     def _validation_metric(self) -> Metric:

@@ -46,9 +46,9 @@ def caption(
         f"Results of {counts}: each client's own model on the client's own test data.{shown}": True,
         f"round: {selected}.": True,
         "global: the result of the one model that all share, on the same data, at a round that is "
-        "selected in the same way.": True,
-        "std: the standard deviation over clients. decile: the client at the worst tenth. worst: "
-        "the worst client.": True,
+        "selected in the same way (its round).": True,
+        "weighted: the mean over examples. std: the standard deviation over clients. decile: the "
+        "client at the worst tenth. worst: the worst client.": True,
         "validation: the mean on the clients' validation data, by which the verdict chooses. The "
         "ranks, and the stars at the best of each column, are by test data.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,

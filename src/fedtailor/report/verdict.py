@@ -103,8 +103,14 @@ class Verdict:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What to do now; nothing while the run is not finished."""
-        return tuple(_steps(self)) if self.is_finished else ()
+        """What to do now."""
+        if self.is_finished:
+            return tuple(_steps(self))
+        runs = self.runs
+        command = f"fedtailor run {shlex.quote(runs[0])}" if len(runs) == 1 else ""
+        return (
+            Step("The run is not finished. If nothing runs it, this goes on with it:", command),
+        )
 
     @property
     def next_step(self) -> str:
@@ -364,7 +370,9 @@ def _steps(v: Verdict) -> Iterator[Step]:
 
 
 def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
-    pays = "These data don't show that a federation pays."
+    better = "training together" if v.is_alone else v.best
+    alone = "training alone" if v.is_alone or v.alone is d else d.over
+    pays = f"Whether {better} is better than {alone} is open."
     if d.num_clients < FEWEST:
         yield Step(
             f"{pays} With so few clients look at the result of each one, and test it on as many "
@@ -377,6 +385,8 @@ def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
         f"{pays} More test examples narrow the interval, and so do more seeds:",
         f"fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]'",
     )
+    client = None if v.is_one_model else "CLIENT"
+    yield Step(f"Until then take {v.best}:", _predict(v.best_model, client))
 
 
 def _predict(model: Trained | None, client: str | None = "CLIENT", seed: int | None = None) -> str:
