@@ -137,7 +137,7 @@ class _Judge:
     def _seeds(self) -> list[int] | None:
         """The seeds of all runs; of unfinished ones those that all methods are through with, if
         there are any. None (each run's own) if they have none in common."""
-        of_runs = [set(entry.run.experiment["seeds"]) for entry in self.entries]
+        of_runs: list[set[int]] = [set(e.run.experiment["seeds"]) for e in self.entries]
         through = [
             {t.seed for t in entry.trials if t.commit.finished or t.commit.diverged is not None}
             for entry in self.entries
