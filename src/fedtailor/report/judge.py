@@ -143,7 +143,7 @@ class _Judge:
             for entry in self.entries
         ]
         seeds = set.intersection(*of_runs)
-        return sorted(seeds & set.intersection(*through) or seeds) or None
+        return sorted(seeds.intersection(*through) or seeds) or None
 
     @property
     def _validation_metric(self) -> Metric:
