@@ -67,28 +67,33 @@ def test_a_program_that_ends_at_once_is_told_as_one() -> None:
         assert signal.getsignal(signal.SIGCHLD) == before
 
 
-def lose_helper(pid: int) -> None:
-    """Kill what ``pid`` has started, after a time in which it was seen; then wait."""
+def lose_helper(pid: int, seconds: float) -> None:
+    """Kill what ``pid`` has started after some time; then wait."""
     while not (found := children_with(pid, "the-helper")):
         time.sleep(0.05)
-    time.sleep(1.5)
+    time.sleep(seconds)
     os.kill(found[0], signal.SIGKILL)
     time.sleep(30)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.5])  # before and after it was seen
 def test_a_program_that_has_lost_its_helper_is_ended(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    seconds: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     helper = tmp_path / "the-helper"
     helper.write_text("#!/bin/sh\nsleep 60")
     helper.chmod(0o700)
-    command = ["sh", "-c", f"{helper} & sleep 60; wait"]  # which does not notice
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import subprocess, time; p = subprocess.Popen([{str(helper)!r}]); time.sleep(60)"
+    )
+    command = [sys.executable, str(program)]  # which does not notice
     with (
-        pytest.raises(ProgramEndedError, match="sh was killed by signal 15"),
+        pytest.raises(ProgramEndedError, match="was killed by signal 15"),
         started(command, os.environ) as process,
         watched(process, "the-helper"),
     ):
-        lose_helper(process.pid)
+        lose_helper(process.pid, seconds)
     assert "the-helper has ended; ending the program" in capfd.readouterr().err
 
 

@@ -206,13 +206,14 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
 
 
 def _end_without(process: subprocess.Popen[bytes], helper: str, over: threading.Event) -> None:
-    """End the program once its helper was there and is gone."""
+    """End the program once its helper is gone, even if that was never seen alive."""
     # a thread that gets a signal would not wake the main thread, which handles it
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_INTERRUPTS, signal.SIGCHLD})
     was_there = False
     while not over.wait(_LOOK):
         is_there = bool(children_with(process.pid, helper))
-        if was_there and not is_there and process.returncode is None:
+        is_gone = not is_there and (was_there or _is_defunct(process.pid, helper))
+        if is_gone and process.returncode is None:
             said = f"fedtailor: {helper} has ended; ending the program that can't go on without it"
             print(said, file=sys.stderr, flush=True)
             process.terminate()
@@ -228,6 +229,16 @@ def children_with(pid: int, text: str) -> list[int]:
             if text.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
+
+
+def _is_defunct(pid: int, program: str) -> bool:
+    """Whether a child of a process, a ``program``, has ended and was not waited for."""
+    for child in _children(pid):
+        with suppress(OSError):  # it has been waited for
+            name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
+            if name.partition("(")[2] == program[:15] and fields.split()[0] == "Z":
+                return True
+    return False
 
 
 def _end_all(process: subprocess.Popen[bytes], others: Collection[int]) -> None:
