@@ -136,6 +136,11 @@ def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
         check_kept(rows, ["no"], made, ["a", "b"])
     with pytest.raises(InputError, match="--keep label: the output has a column of its own with"):
         check_kept(rows, ["label"], made, ["a", "b"])
+    with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
+        check_kept(Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], by_client=True)
+    uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'"):
+        check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"])
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
         check_kept(Rows(["one"]), ["id"], "-", ["a", "b"])
 

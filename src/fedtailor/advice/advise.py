@@ -85,7 +85,9 @@ class Advice:
         settings = ". These are the settings of there:" if self.is_like_yours else ":"
         said.append(f"Compare them on your own validation data{settings}")
         said += [f"  {line}" for line in self.command(source, changes)]
-        said.append("Where the experiment has run already, this adds to its table what it lacks.")
+        said.append(
+            "If the experiment has already run, this adds the missing methods to its table."
+        )
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said

@@ -64,7 +64,8 @@ def _predict(options: argparse.Namespace) -> None:
         trained = model.trained
     data, images = trained.experiment.data, trained.data["modality"] == "image"
     rows = read_rows(options.input, data, images=images, text=options.text)
-    check_kept(rows, options.keep, options.input, trained.data["classes"])
+    classes, by_client = trained.data["classes"], options.by_client
+    check_kept(rows, options.keep, options.input, classes, by_client=by_client)
     clients = clients_of(rows, options.input, data) if options.by_client else None
     if clients is None:
         results = model.predict(rows.inputs, max_new_tokens=most)

@@ -48,10 +48,11 @@ def _watch(options: argparse.Namespace) -> None:
         _print(Follower(options.run).look())
         return
     try:
+        place = None if options.serve is None else _place(options.serve)
         _wait_for(options.run)
         follower = Follower(options.run)
-        if options.serve is not None:
-            _serve(follower, options.serve)
+        if place is not None:
+            _serve(follower, *place)
         elif sys.stdout.isatty():
             _follow_in_terminal(follower)
         else:
@@ -62,13 +63,16 @@ def _watch(options: argparse.Namespace) -> None:
 
 def _wait_for(run: Path) -> None:
     """Return when the run has a directory."""
+    from ..watch.files import is_written
+
     if run.exists():
         return
+    other = Path("runs") / run
+    hint = f"; did you mean {other}?" if other.is_dir() else ""
     said = f"fedtailor: no directory {str(run)!r} yet; waiting for a run to begin there"
-    print(f"{said} (Ctrl-C ends)", file=sys.stderr, flush=True)
-    while not run.exists():
+    print(f"{said} (Ctrl-C ends){hint}", file=sys.stderr, flush=True)
+    while not (is_written(run) or (run / "experiment.json").exists()):
         time.sleep(_PAUSE)
-    time.sleep(_PAUSE)  # the run says that it writes there
 
 
 def _print(state: RunState) -> None:
@@ -112,13 +116,18 @@ def _follow_in_lines(follower: Follower) -> None:
         old = state
 
 
-def _serve(follower: Follower, address: str) -> None:
-    from ..watch.server import LOCAL, PageServer
-
+def _place(address: str) -> tuple[str, int]:
+    """The host, empty for the default, and the port of ``[HOST:]PORT``."""
     host, _, port_text = address.rpartition(":")
     port = whole_number(port_text)
     if port is None or port > 65535:
         raise InputError(f"--serve {address}: must be [HOST:]PORT with a port from 0 to 65535")
+    return host, port
+
+
+def _serve(follower: Follower, host: str, port: int) -> None:
+    from ..watch.server import LOCAL, PageServer
+
     with PageServer(follower, host or LOCAL, port) as server:
         print(f"{server.url} follows {follower.run}; Ctrl-C ends it", flush=True)
         if not server.is_local:

@@ -178,7 +178,7 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
 
     Args:
         process: the program.
-        helper: a part of the command line of a program that it starts once and can't do without.
+        helper: the name of a program that it starts once and can't do without.
             When that one ends, the program is ended, too.
     """
     interrupted = False

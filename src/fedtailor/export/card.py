@@ -92,8 +92,7 @@ def card(
         f"| base model | {about['base']['name']} |",
         f"| licence of the base model | {about['base']['licence']} |",
     ]
-    if about["base"]["get"]:
-        get = about["base"]["get"]
+    if (get := about["base"]["get"] or "").startswith("pip "):
         lines.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
     if about["id2label"]:
         lines.append(f"| classes | {', '.join(about['id2label'].values())} |")

@@ -136,7 +136,6 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
             f"client {client} joined after the training and has one model; leave out --which last"
         )
     state = trained.global_state() if client is None else trained.client_state(client)
-    shared = trained.method.global_state(trained.task, trained.server)
     return ClientModel(
         trained.experiment,
         trained.label,
@@ -147,12 +146,17 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
         None if client is None else str(client),
         scores.of(client),
         None if joined is None else read_result(joined).kept,
-        is_shared=client is not None and shared is not None and _are_equal(state, shared),
+        is_shared=client is not None and joined is None and _is_shared(trained, state),
     )
 
 
-def _are_equal(a: Params, b: Params) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def _is_shared(trained: TrainedMethod, state: Params) -> bool:
+    """Whether a client's ``state`` is the one that all clients have."""
+    method, task = trained.method, trained.task
+    shared = method.global_state(task, trained.server)
+    if shared is None or method.finetune_passes or shared.keys() != state.keys():
+        return False
+    return all(torch.equal(shared[name], state[name]) for name in state)
 
 
 def kept_by_joined(folder: Path) -> str | None:

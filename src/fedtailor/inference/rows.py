@@ -15,7 +15,7 @@ from ..data.cells import check_column_names
 from ..data.columns import usual_column
 from ..data.config import DataConfig
 from ..data.text_files import separator_of
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from .examples import PICTURES, picture_paths
 from .model import Prediction
 
@@ -201,28 +201,40 @@ def accuracy(
     return f"accuracy {100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
 
 
-def check_kept(rows: Rows, columns: Sequence[str], source: str, classes: Sequence[str]) -> None:
-    """Check that the input's ``columns`` can be copied to the output.
+def check_kept(
+    rows: Rows,
+    columns: Sequence[str],
+    source: str,
+    classes: Sequence[str],
+    *,
+    by_client: bool = False,
+) -> None:
+    """Check that the input's ``columns`` can be copied to the output, which has a column ``client``
+    if each row's client predicts (``by_client``).
 
     Raises:
-        InputError: the input is no table, lacks a column, or the output has one of that name.
+        InputError: the input is no table, a row lacks a column, or the output has one of that name.
     """
     if columns and rows.table is None:
         raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
     own = {"label", "probability", "probabilities", *(f"p({name})" for name in classes)}
-    own = own if classes else {"text"}
+    own = (own if classes else {"text"}) | ({"client"} if by_client else set())
     for column in columns:
         if column not in (present := list((rows.table or [{}])[0])):
             raise unknown("column", column, present, where=source, kind="columns")
         if column in own:
             raise InputError(f"--keep {column}: the output has a column of its own with that name")
+        for number, row in enumerate(rows.table or (), 1):
+            if column not in row:
+                raise InputError(f"{source}, row {number} has no {brief(column)}")
 
 
 def empty_texts(rows: Rows) -> str:
     """Return how many inputs are empty texts, in words; nothing if none is."""
     count = sum(isinstance(value, str) and not value.strip() for value in rows.inputs)
-    verb = "row has an empty text" if count == 1 else "rows have an empty text"
-    return f"{count} {verb}; what is predicted for it says nothing" if count else ""
+    if count == 1:
+        return "1 row has an empty text; its prediction says nothing"
+    return f"{count} rows have an empty text; their predictions say nothing" if count else ""
 
 
 def as_objects(

@@ -80,7 +80,7 @@ def _finite(value: Any) -> Any:
 def to_json(comparison: Table) -> str:
     """Format ``comparison`` as JSON in full precision; numbers that are not finite are null.
 
-    >>> to_json(Table("accuracy", [], "Test accuracy.", []))[:26]
+    >>> to_json(Table("accuracy", [], ["Test accuracy."], []))[:26]
     '{\\n  "metric": "accuracy",\\n'
     """
     content = dataclasses.asdict(comparison)

@@ -111,7 +111,7 @@ class _Judge:
                 for entry in self.entries
                 if entry is not best and self._has_learned(entry) is False
             ),
-            is_finished=all(t.commit.finished for entry in self.entries for t in entry.trials),
+            is_finished=all(t.commit.ended for entry in self.entries for t in entry.trials),
             methods=len(self.entries),
             ties=tuple(entry.label for entry in ties),
             baseline=self._difference(best, baseline) if best and baseline else None,
@@ -138,10 +138,7 @@ class _Judge:
         """The seeds of all runs; of unfinished ones those that all methods are through with, if
         there are any. None (each run's own) if they have none in common."""
         of_runs: list[set[int]] = [set(e.run.experiment["seeds"]) for e in self.entries]
-        through = [
-            {t.seed for t in entry.trials if t.commit.finished or t.commit.diverged is not None}
-            for entry in self.entries
-        ]
+        through = [{t.seed for t in entry.trials if t.commit.ended} for entry in self.entries]
         seeds = set.intersection(*of_runs)
         return sorted(seeds.intersection(*through) or seeds) or None
 

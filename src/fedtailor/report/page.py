@@ -79,9 +79,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    is_alone = [one.name for one in runs].count(run.name) == 1
+    is_unique = [one.name for one in runs].count(run.name) == 1
     return {
-        "name": run.name if is_alone else f"{run.name} ({run.path.name})",
+        "name": run.name if is_unique else f"{run.name} ({run.path.name})",
         "path": str(run.path),
         "experiment": json.dumps(run.experiment, indent=2),
         "environment": _flat(run.environment),

@@ -106,11 +106,11 @@ class Verdict:
         """What to do now."""
         if self.is_finished:
             return tuple(_steps(self))
-        runs = self.runs
-        command = f"fedtailor run {shlex.quote(runs[0])}" if len(runs) == 1 else ""
-        return (
-            Step("The run is not finished. If nothing runs it, this goes on with it:", command),
-        )
+        if len(self.runs) > 1:
+            said = "Not all runs are finished. If nothing runs them, fedtailor run RUN goes on."
+            return (Step(said),)
+        said = "The run is not finished. If nothing runs it, this goes on with it:"
+        return (Step(said, f"fedtailor run {shlex.quote(self.runs[0])}"),)
 
     @property
     def next_step(self) -> str:
@@ -371,8 +371,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
 
 def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
     better = "training together" if v.is_alone else v.best
-    alone = "training alone" if v.is_alone or v.alone is d else d.over
-    pays = f"Whether {better} is better than {alone} is open."
+    pays = f"Whether {better} is better than training alone is open."
     if d.num_clients < FEWEST:
         yield Step(
             f"{pays} With so few clients look at the result of each one, and test it on as many "

@@ -70,7 +70,8 @@ class Inputs:
         kind = self.backbone(seed).kind
         if kind != federation.dataset.task:
             raise InputError(
-                f"the data are for {federation.dataset.task}, and the model is for {kind}"
+                f"the data are for {federation.dataset.task}, and the model is for {kind}; give "
+                "another model, or another data.task"
             )
         for method in self.experiment.methods.values():
             task = self.task(method, seed)

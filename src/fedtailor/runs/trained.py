@@ -245,7 +245,7 @@ def open_trained(
     if label is None and len(experiment.methods) > 1:
         methods = ", ".join(experiment.methods)
         raise InputError(f"{run} has several methods; name one with --method: {methods}")
-    label = label or next(iter(experiment.methods))
+    label = next(iter(experiment.methods)) if label is None else label
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed = experiment.seeds[0] if seed is None else seed

@@ -144,7 +144,10 @@ class Base(ABC):
     def _answers(self, file: Path) -> str:
         if file.suffix != ".txt":
             raise OSError(EINVAL, "give a text, or a .txt file with one text a line", str(file))
-        texts = file.read_text(encoding="utf-8").splitlines()
+        try:
+            texts = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        except UnicodeDecodeError:
+            raise OSError(EINVAL, "it is not UTF-8 text", str(file)) from None
         if self.about["task"] == "causal-lm":
             return "\n".join(map(self.generate, texts))
         best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
