@@ -28,7 +28,8 @@ EXTRAS = {"lowest": "tune", "newest": "flower,tune"}
 OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.10 uses names that newer ones warn about
 FLOWER = (
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
-    "tests/cli/test_deploy.py", "tests/inference/test_model.py",
+    "tests/cli/test_deploy.py", "tests/inference/test_model.py", "tests/benchmarks/test_fuzz.py",
+    "tests/runs/test_limits.py", "tests/docs/test_blocks.py", "tests/random_kills.py",
 )  # fmt: skip
 
 

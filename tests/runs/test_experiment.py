@@ -1,21 +1,13 @@
-import dataclasses
-import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-from annotated_types import Le, Lt
 
 import fedtailor as ft
-from fedtailor.deploy.folder import Deployment
 from fedtailor.errors import InputError
-from fedtailor.methods import METHODS
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.optim import Optimiser
-from fedtailor.robustness.rules import Robust
-from fedtailor.runs.experiment import Experiment, load, parse
-from fedtailor.runs.tune import Range, TuneConfig
+from fedtailor.runs.experiment import load, parse
 
 FILE = """
 rounds = 4
@@ -151,36 +143,6 @@ def test_bad_settings_are_told_in_one_line(path: Path, setting: str, message: st
     with pytest.raises(InputError, match=message) as caught:
         load(path, [setting])
     assert "\n" not in str(caught.value)
-
-
-def _numbers_without_limit(hint: Any, limits: tuple[Any, ...] = ()) -> bool:
-    """Whether numbers of a type, or of a type in it, may be as large as one likes."""
-    if typing.get_origin(hint) is Annotated:
-        inner, *limits = typing.get_args(hint)
-        return _numbers_without_limit(inner, tuple(limits))
-    if hint in (int, float):
-        return not any(isinstance(limit, Le | Lt) for limit in limits)
-    return any(_numbers_without_limit(inner) for inner in typing.get_args(hint))
-
-
-def _dataclasses(kind: Any) -> Iterator[type]:
-    """A dataclass and those in its fields."""
-    if dataclasses.is_dataclass(kind):
-        yield kind
-        for hint in typing.get_type_hints(kind).values():
-            for inner in (hint, *typing.get_args(hint)):
-                yield from _dataclasses(inner)
-
-
-SETTINGS = {*METHODS.values(), *_dataclasses(Experiment), Optimiser, Robust, TuneConfig, Range}
-SETTINGS |= set(_dataclasses(Deployment))
-
-
-@pytest.mark.parametrize("kind", sorted(SETTINGS, key=lambda kind: kind.__name__))
-def test_every_number_has_an_upper_limit(kind: type) -> None:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [field.name for field in dataclasses.fields(kind)]
-    assert [name for name in fields if _numbers_without_limit(hints[name])] == []
 
 
 @pytest.mark.parametrize("label", ["", "a\0", "a\nb", "a\x1b[2J", "..", "a/b", "\ud800", "x" * 999])
