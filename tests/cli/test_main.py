@@ -52,7 +52,7 @@ def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
         ("list models", {"torch", "numpy", "tabulate"}),
         ("describe fedsdg", {"torch", "numpy", "tabulate"}),
         ("compare nowhere", {"numpy", "tabulate"}),
-        ("watch nowhere", {"numpy", "tabulate"}),
+        ("watch nowhere --once", {"numpy", "tabulate"}),
     ],
 )
 def test_a_command_loads_what_it_needs(command: str, needs: set[str]) -> None:
