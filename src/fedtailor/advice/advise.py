@@ -70,9 +70,9 @@ class Advice:
         said.append(f"closest measured  {in_words(self.setting.clients)}")
         said.append(f"                  {self.setting.data}, {_model(self.setting)}")
         said += [f"                  {line}" for line in self._doubts(self.setting)]
-        unknown = [one for one in self.own if one in METHODS and one not in self.setting.methods]
-        if unknown:
-            said.append(f"not measured      {', '.join(unknown)}, which your experiment has")
+        own = [label for label in self.own if label in METHODS]
+        if missing := [label for label in own if label not in self.setting.methods]:
+            said.append(f"not measured      {', '.join(missing)}, which your experiment has")
         if self.left_out:
             said.append(
                 f"left out          {', '.join(self.left_out)}: trains the whole model, and was "

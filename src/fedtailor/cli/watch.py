@@ -62,7 +62,7 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 def _wait_for(run: Path) -> None:
-    """Return when the run has a directory."""
+    """Return when a run has begun in its directory, or the folder of a deployment is there."""
     from ..watch.files import is_written
 
     if run.exists():
@@ -71,7 +71,8 @@ def _wait_for(run: Path) -> None:
     hint = f"; did you mean {other}?" if other.is_dir() else ""
     said = f"fedtailor: no directory {str(run)!r} yet; waiting for a run to begin there"
     print(f"{said} (Ctrl-C ends){hint}", file=sys.stderr, flush=True)
-    while not (is_written(run) or (run / "experiment.json").exists()):
+    signs = run / "experiment.json", run / "deploy.toml"
+    while not (is_written(run) or any(path.exists() for path in signs)):
         time.sleep(_PAUSE)
 
 
