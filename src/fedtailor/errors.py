@@ -71,6 +71,27 @@ def unknown(
     return InputError(f"unknown {what} {brief(name)}{place}{hint} {kind}: {', '.join(names)}")
 
 
+def missing_file(path: str | Path, where: str = "") -> InputError:
+    """Return the error for a file that isn't there; the message has one of its folder with a name
+    much like it.
+
+    Args:
+        path: the missing file.
+        where: the places that were looked at, or what files there can be.
+
+    >>> print(missing_file("data/visit.csv"))
+    no file 'data/visit.csv'
+    """
+    wanted = Path(path).expanduser()
+    try:
+        beside = [entry.name for entry in wanted.parent.iterdir()]
+    except OSError:
+        beside = []
+    similar = difflib.get_close_matches(wanted.name[:100], beside, n=1)
+    hint = f"; did you mean {str(Path(path).parent / similar[0])!r}?" if similar else ""
+    return InputError(f"no file {brief(str(path))}{where}{hint}")
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let an OSError inside name the file: the error of a write, as on a full disk, does not.

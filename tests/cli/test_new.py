@@ -144,7 +144,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.csv"], "nowhere.csv: no such file"),
+        (["nowhere.csv"], "no file 'nowhere.csv'"),
         (["."], "a folder, not a table"),
         (["hospitals.xlsx"], "can't read hospitals.xlsx: new reads .csv, .jsonl, "),
         (["visits.csv", "--out", "runs/zz/oct.toml"], "no folder runs/zz for --out runs/zz/oct.to"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, naming
+from ..errors import InputError, missing_file, naming
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def _new(options: argparse.Namespace) -> None:
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
     if not options.data.is_file():
-        raise InputError(
-            f"{options.data}: no such file; new reads csv, jsonl, parquet and arrow files"
-        )
+        raise missing_file(options.data, " (new reads csv, jsonl, parquet and arrow files)")
     from ..data.survey import survey
     from ..runs import draft
 

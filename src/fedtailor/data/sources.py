@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..disk_cache import cache_dir
-from ..errors import InputError, brief, unknown
+from ..errors import InputError, brief, missing_file, unknown
 from ..run_format import FROM_PYTHON
 from . import cells, packages
 from . import columns as source_columns
@@ -326,7 +326,7 @@ def local_table(name: str, cache: Path) -> Any:
     path = Path(name).expanduser()
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
-        raise InputError(f"no file {name!r}{where}")
+        raise missing_file(name, where)
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:

@@ -17,7 +17,7 @@ import tomli_w
 from ..data import DataConfig
 from ..data.config import Clients
 from ..data.sources import FORMATS, task_of_data
-from ..errors import InputError, brief, unknown, whole_number
+from ..errors import InputError, brief, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..runs.checked import build
 from ..runs.experiment import Experiment, Settings, load, parse, read, read_toml
@@ -384,7 +384,7 @@ def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Exper
     """
     is_file = Path(data).suffix in FORMATS
     if is_file and not Path(data).is_file():
-        raise InputError(f"no file {data!r}; give a file, or the name of a data set")
+        raise missing_file(data)
     fields: dict[str, Any] = {"path": str(Path(data).resolve())} if is_file else {"name": data}
     for text in settings:
         key, equals, value = text.partition("=")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
-from ..errors import InputError
+from ..errors import InputError, missing_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,6 +108,6 @@ def _opened(path: Path) -> Any:
             image.load()
             return ImageOps.exif_transpose(image)
     except FileNotFoundError:
-        raise InputError(f"no file {str(path)!r}") from None
+        raise missing_file(path) from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise InputError(f"{path} is no picture that can be read: {error}") from None

@@ -15,7 +15,7 @@ from ..data.cells import check_column_names
 from ..data.columns import usual_column
 from ..data.config import DataConfig
 from ..data.text_files import separator_of
-from ..errors import InputError, brief, unknown
+from ..errors import InputError, brief, missing_file, unknown
 from .examples import PICTURES, picture_paths
 from .model import Prediction
 
@@ -54,7 +54,7 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
     """
     path = Path(source)
     if source != "-" and not path.exists():
-        raise InputError(f"no file {source!r}")
+        raise missing_file(source)
     if images:
         return _pictures(path, source)
     if source == "-":

@@ -24,7 +24,7 @@ from .select import (
 from .text import TextTable
 
 MAX_NAMED = 20  # clients of a table that shows all of them
-_WORST = 5  # clients of a method and seed
+_WORST = 5  # clients of a method and seed, and at most a third of them
 _WIDTH = 118  # columns of a terminal, with room for the edges
 
 
@@ -154,7 +154,8 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
             results = dict(zip(test.clients, values_of(test, metric), strict=True))
             base = majority_accuracy(partition, test) or [None] * len(test.clients)
             majority = dict(zip(test.clients, base, strict=True))
-            for client in worst_clients(test, metric, _WORST):
+            shown = max(1, min(_WORST, len(test.clients) // 3))
+            for client in worst_clients(test, metric, shown):
                 cells.append([
                     entry.label, str(trial.seed), partition.name(client),
                     _number(results[client], metric), _number(majority[client], "accuracy"),

@@ -191,7 +191,9 @@ class StartSummary:
         )
 
     def _costs(self) -> str:
-        header = ["method", "trained", "sent", "kept", "down", "up", "a step", "a round"]
+        header = [
+            "method", "trained", "communicated", "private", "down", "up", "a step", "a round",
+        ]  # fmt: skip
         cells = [
             [
                 one.label,
@@ -408,6 +410,7 @@ def _executor(plan: Plan, ranks: int, *, remote: bool) -> str:
         return f"{ranks} ranks"
     name, most = plan.engine.executor, plan.engine.processes or cores()
     return {
-        "auto": f"auto (the faster one, measured on the way; {most} cores)",
+        "auto": "auto (times one client at a time against several, goes on with the faster; "
+        f"{most} cores)",
         "processes": f"up to {most} processes",
     }.get(name, name)
