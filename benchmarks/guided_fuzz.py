@@ -34,7 +34,7 @@ with _SEEN if _HERE in sys.argv else nullcontext():
     from fedtailor.engine.row_file import RowFile
     from fedtailor.errors import InputError
     from fedtailor.flower import codec, messages
-    from fedtailor.report.read import read_log
+    from fedtailor.report.logs import read_log
     from fedtailor.report.records import Commit, Evaluation
     from fedtailor.runs import builtin
     from fedtailor.runs.committed import LOGS, read_commit

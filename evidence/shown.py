@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedtailor.report.methods.pfedgate import label_correlation
-from fedtailor.report.read import Partition, Trial, tensors
+from fedtailor.report.read import Partition, Trial
 from fedtailor.report.select import by_round, summary
+from fedtailor.report.tensors import tensors
 
 
 def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:

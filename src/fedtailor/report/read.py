@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,23 +14,19 @@ from ..errors import InputError, brief
 from ..run_format import (
     check_folder_name,
     check_format,
-    check_tensors,
     check_there,
     checksum,
-    committed_bytes,
     damaged,
     has_commit,
 )
 from .checked import (
-    check_results,
-    load_json,
     read_json,
     read_record,
     record,
 )
+from .logs import read_commit, read_log
 from .records import (
     Attack,
-    BestRound,
     CohortRecord,
     Commit,
     Costs,
@@ -45,11 +39,11 @@ from .records import (
     ModelRecord,
     OmissionRecord,
     Partition,
-    RefusedResult,
     Round,
     StartFrom,
     Timing,
 )
+from .tensors import tensors
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -58,7 +52,6 @@ if TYPE_CHECKING:
 
 
 _COUNTS = {"train", "validation", "test", "labels", "clusters", "majority", "majority_correct"}
-LOGS = ("history", "clients", "timings")
 StrPath = str | os.PathLike[str]
 
 
@@ -126,132 +119,6 @@ class Run:
     def is_language_modelling(self) -> bool:
         """Whether the examples have no classes, so that the loss is the measure."""
         return any(not partition.classes for partition in self.partitions.values())
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    check_there(path)
-    about = path.stat()
-    _check(path, about.st_mtime_ns, about.st_size)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except SafetensorError as error:
-        raise damaged(path, str(error)) from None
-
-
-@functools.lru_cache(maxsize=64)  # some are read tensor by tensor
-def _check(path: Path, mtime: int, size: int) -> None:
-    """Raise InputError if the file is damaged. The rows of the clients' private states change while
-    a commit moves them."""
-    try:
-        check_tensors(path)
-    except InputError:
-        if path.name != "private.safetensors" or not _is_moved(path.parent):
-            raise
-
-
-def _is_moved(folder: Path) -> bool:
-    """Whether private states of the last round are moved just now, or a kill has ended that."""
-    return (folder / f"private-{read_commit(folder).round:06d}.safetensors").exists()
-
-
-def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file: those of ``names``, or all if there are none.
-
-    Raises:
-        InputError: the file is missing, damaged, or lacks one of ``names``.
-    """
-    with _opened(path) as file:
-        if missing := set(names) - set(file.keys()):
-            raise InputError(f"{path} lacks the tensors {', '.join(sorted(missing))}")
-        return {name: file.get_tensor(name) for name in names or file.keys()}
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Return the sorted names of a safetensors file's tensors, without reading the tensors.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    with _opened(path) as file:
-        return sorted(file.keys())
-
-
-def read_log(
-    kind: type[Record],
-    path: Path,
-    commit: Commit,
-    skip: Mapping[str, int] | None = None,
-) -> list[Record]:
-    """Read the committed lines of a log.
-
-    Args:
-        kind: what a line is.
-        path: the file.
-        commit: has the lengths and checksums of the logs.
-        skip: the lengths that have been read before; None: nothing.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    if path.stem not in commit.bytes:
-        raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
-    committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
-    start = skip[path.stem] if skip else 0
-    records = []
-    for number, line in enumerate(committed[start:].splitlines(), start=1):
-        source = f"{path} line {number}"
-        found = record(kind, load_json(line, source), source)
-        _check_lengths(found, source)
-        records.append(found)
-    return records
-
-
-def _check_lengths(line: DataclassInstance, source: str) -> None:
-    """Raise InputError where a line of a log has another number of values than clients."""
-    if isinstance(line, Round):
-        check_results(line.losses, len(line.cohort), f"{source}: losses")
-        check_results(line.steps, len(line.cohort), f"{source}: steps")
-        check_results([line.train_loss], 1, f"{source}: train_loss")
-    elif isinstance(line, Evaluation):
-        by_name = {name: getattr(line, name) for name in ("num_examples", "loss", "accuracy")}
-        for name, values in (by_name | dict(line.metrics)).items():
-            check_results(values, len(line.clients), f"{source}: {name}")
-
-
-def read_refused(line: bytes, path: Path) -> RefusedResult:
-    """Read a line of the refused.jsonl at ``path``.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    return record(RefusedResult, load_json(line, str(path)), str(path))
-
-
-def read_commit(folder: Path) -> Commit:
-    """Read how far the method and seed in ``folder`` are.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    path = folder / "commit.json"
-    content = read_json(path)
-    names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
-    if not isinstance(content["best"], dict):
-        raise InputError(f"{path}: best must hold an object")
-    best = {
-        model: record(BestRound, about, f"{path}: best.{model}")
-        for model, about in content["best"].items()
-    }
-    commit = record(Commit, {**content, "best": best}, str(path))
-    if commit.bytes.keys() != set(LOGS):
-        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
-    return commit
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:

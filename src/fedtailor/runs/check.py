@@ -11,7 +11,7 @@ from pathlib import Path
 from ..engine.client_store import staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..report.read import LOGS
+from ..report.logs import LOGS
 from ..run_format import (
     FORMAT,
     check_tensors,

@@ -12,9 +12,9 @@ from ..method import Server
 from ..params import Params, aligned, strip_prefix
 from ..report.checked import Count as Count
 from ..report.checked import Seed
-from ..report.read import LOGS, read_log
-from ..report.read import read_commit as read_commit
-from ..report.read import read_refused as read_refused
+from ..report.logs import LOGS, read_log
+from ..report.logs import read_commit as read_commit
+from ..report.logs import read_refused as read_refused
 from ..report.records import Commit as Commit
 from ..report.records import Timing
 from ..run_format import damaged

@@ -36,7 +36,8 @@ from ..errors import InputError, naming
 from ..method import Server
 from ..params import add_prefix, aligned, strip_prefix
 from ..report.checked import load_json, record
-from ..report.read import LOGS, read_environment, read_log
+from ..report.logs import LOGS, read_log
+from ..report.read import read_environment
 from ..report.records import Round as RoundLine
 from ..report.records import Timing
 from ..report.select import Metric

@@ -24,8 +24,7 @@ from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
 from .checked import build
-
-_MOST_NESTED = 16  # tables and lists within one another
+from .settings import Settings, changed, check_nesting, pairs_of, set_dotted, table_of
 
 
 @dataclass(frozen=True)
@@ -177,23 +176,6 @@ def source_place(reference: str, folder: str) -> str:
     return f"{folder}/{place}" if place.endswith(".py") else place
 
 
-def check_nesting(content: Any, where: str) -> None:
-    """Check that no tables and lists stand too deep within one another.
-
-    Raises:
-        InputError: they do.
-    """
-    level = [content]
-    for _ in range(_MOST_NESTED):
-        children = (one.values() if isinstance(one, Mapping) else one for one in level)
-        level = [x for c in children for x in c if isinstance(x, Mapping | list | tuple)]
-        if not level:
-            return
-    raise InputError(
-        f"{where} has tables or lists more than {_MOST_NESTED} deep within one another"
-    )
-
-
 def _own(method: Method) -> dict[str, Any]:
     """Where a method that is not the package's own comes from."""
     if METHODS.get(method.name) is type(method):
@@ -206,9 +188,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
-
-
-Settings = str | Sequence[str] | Mapping[str, Any]
 
 
 def load(path: str | Path, settings: Settings = ()) -> Experiment:
@@ -238,43 +217,11 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     return content
 
 
-def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The plain values of an experiment, changed in place by ``key=value`` settings; see `read`.
-
-    Raises:
-        InputError: a setting can't be read, or names something unknown.
-    """
-    pairs = _pairs(settings)
-    presets = content.pop("presets", {})
-    chosen = pairs.pop("preset", content.pop("preset", None))
-    named = str(chosen).split(",") if chosen is not None else []
-    chosen_pairs: dict[str, Any] = {}
-    for name in (name.strip() for name in named):
-        if name not in _table(presets, "presets"):
-            if not presets:
-                raise InputError(f"preset = {name!r}, and the experiment has no presets")
-            raise unknown("preset", name, presets)
-        chosen_pairs |= flattened(_table(presets[name], f"presets.{name}"))
-    pairs = {**chosen_pairs, **pairs}
-    keep = pairs.pop("methods", None)
-    for key, value in pairs.items():
-        set_dotted(content, key, value)
-    if keep is not None:
-        content["methods"] = _chosen(_table(content.get("methods", {}), "methods"), keep)
-    return content
-
-
-def _pairs(settings: Settings) -> dict[str, Any]:
-    if isinstance(settings, Mapping):
-        return dict(settings)
-    return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
-
-
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:
     """Give the whole paths of the user's own files, which are relative to the experiment file: of
     methods (``class``), of the model (``factory``) and of metrics; and of data that are not in the
     current folder."""
-    tables = [*_table(content.get("methods", {}), "methods").values(), content.get("model")]
+    tables = [*table_of(content.get("methods", {}), "methods").values(), content.get("model")]
     for table in tables:
         for key in ("class", "factory"):
             if isinstance(table, dict) and isinstance(table.get(key), str):
@@ -411,57 +358,6 @@ def configured_method(name: str, settings: Settings = ()) -> Method:
     0.5
     """
     fields: dict[str, Any] = {}
-    for key, value in _pairs(settings).items():
+    for key, value in pairs_of(settings).items():
         set_dotted(fields, key, value)
     return _method("method", {"class" if ":" in name else "name": name, **fields})
-
-
-def _table(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name} must be a table, got {brief(value)}")
-    return value
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise InputError(f"--set takes key=value, got {brief(text)}")
-    try:
-        content = tomllib.loads(f"value = {value}")["value"]
-    except RecursionError:
-        raise InputError(f"--set {key.strip()} has lists too deep within one another") from None
-    except ValueError:  # a bare word
-        return key.strip(), value.strip()
-    check_nesting([content], f"--set {key.strip()}")
-    return key.strip(), content
-
-
-def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set ``key`` (dotted) of nested tables, in place."""
-    *parents, last = key.split(".")
-    for parent in parents:
-        content = content.setdefault(parent, {})
-        if not isinstance(content, dict):
-            raise InputError(f"can't set {key!r}: {parent!r} is a value, not a table")
-    content[last] = value
-
-
-def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
-    labels = [labels] if isinstance(labels, str) else labels
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise InputError(f"methods = {brief(labels)}: must be a list of labels")
-    missing = [label for label in labels if label not in methods and label not in METHODS]
-    if missing:
-        raise unknown("method", str(missing[0]), {*methods, *METHODS})
-    return {label: methods.get(label, {}) for label in labels}

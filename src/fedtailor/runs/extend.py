@@ -12,7 +12,8 @@ from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
 from .committed import read_commit
-from .experiment import Experiment, flattened
+from .experiment import Experiment
+from .settings import flattened
 
 T = TypeVar("T")
 

@@ -29,9 +29,10 @@ from ..run_format import (
     seal_json,
 )
 from ..user_code import stored
-from .experiment import Experiment, Settings, by_label, changed, parse, source_place
+from .experiment import Experiment, by_label, parse, source_place
 from .extend import check_extends, united
 from .files import make_folder, write_atomically
+from .settings import Settings, changed
 from .trained_rows import write_trained_rows
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")

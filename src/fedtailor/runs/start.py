@@ -28,11 +28,12 @@ from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
 from .committed import START_FILE, StartRecord, model_seed, read_private_after
-from .experiment import Experiment, flattened
+from .experiment import Experiment
 from .extend import shown
 from .files import write_atomically
 from .held_out import start_seed
 from .manifest import data_manifest, open_run
+from .settings import flattened
 from .trained import TrainedMethod, ended_commit, open_trained
 
 

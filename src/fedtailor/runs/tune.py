@@ -22,9 +22,10 @@ from ..report.select import by_round, higher_is_better, metric_of, summary
 from ..user_code import absolute
 from . import builtin
 from .checked import build
-from .experiment import Experiment, Settings, parse, read, read_toml, set_dotted
+from .experiment import Experiment, parse, read, read_toml
 from .files import write_atomically
 from .run import run
+from .settings import Settings, set_dotted
 
 if TYPE_CHECKING:
     import optuna

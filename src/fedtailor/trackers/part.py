@@ -10,7 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..report.read import read, read_commit, read_environment, read_experiment, read_log
+from ..report.logs import read_commit, read_log
+from ..report.read import read, read_environment, read_experiment
 from ..report.records import Commit, Evaluation, Round, Timing
 from ..report.select import summary
 from ..report.table import table

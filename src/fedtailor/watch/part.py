@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..report.logs import read_refused
 from ..report.metrics import best_round
-from ..report.read import read_refused
 from ..report.select import Metric, higher_is_better
 from ..run_format import missing
 from ..trackers.part import Part, Values

@@ -14,8 +14,9 @@ from fedtailor.errors import InputError
 from fedtailor.report import drawing
 from fedtailor.report.methods import FIGURES
 from fedtailor.report.methods.pfedgate import clustering, gates_by_round
-from fedtailor.report.read import read, tensor_names
+from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
+from fedtailor.report.tensors import tensor_names
 from tests.report.conftest import hold
 
 MakeRun = Callable[..., Path]

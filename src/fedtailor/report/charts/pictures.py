@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ..differences import division_of
 from ..drawing import around, centred
 from ..methods import fedsdg
-from ..read import Trial, tensors
+from ..read import Trial
 from ..records import Counts
 from ..select import Entry
+from ..tensors import tensors
 from .content import Group, Json
 
 _MAX_CELLS = 240_000  # of all pictures of a page

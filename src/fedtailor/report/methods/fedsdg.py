@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from ..drawing import Drawing, centred, new_figure
 from ..figures import client_ticks
-from ..read import Trial, tensors
+from ..read import Trial
 from ..select import Entry
+from ..tensors import tensors
 
 REACH = 0.02  # gates lie between 0 and 1, and begin at 0.5; closer ones look alike
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..drawing import COLOURS, INK, Drawing, new_figure
 from ..figures import client_ticks
-from ..read import Trial, tensor_names, tensors
+from ..read import Trial
 from ..records import Counts, Partition
 from ..select import Entry
+from ..tensors import tensor_names, tensors
 
 Floats = NDArray[np.float64]
 Bracket = tuple[list[float], list[float]]  # x and y of one merge of two clusters

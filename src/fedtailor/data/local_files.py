@@ -1,0 +1,88 @@
+"""Tables in local files: csv, jsonl, parquet and arrow."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, missing_file
+from . import cells
+from .config import DataConfig
+from .names import check_names
+from .text_files import check_text_file, reason_of
+
+FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+def local_tables(
+    train: str, test: str | None, config: DataConfig, cache: Path
+) -> tuple[Any, Any | None]:
+    """Read the training file and the test file, if there is one, as `local_table` does; columns of
+    numbers in a csv file are numbers in both, or in neither."""
+    paths = [train] if test is None else [train, test]
+    tables = [local_table(path, cache) for path in paths]
+    of_csv = [number for number, path in enumerate(paths) if cells.is_csv(path)]
+    if of_csv:
+        converted = cells.with_numbers([tables[number] for number in of_csv], config)
+        for number, table in zip(of_csv, converted, strict=True):
+            tables[number] = table
+    return tables[0], None if test is None else tables[1]
+
+
+def local_table(name: str, cache: Path) -> Any:
+    """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty.
+
+    Raises:
+        InputError: there is no such file, it has another format, it can't be read, or a column's
+            name can't be shown.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
+        raise missing_file(name, where)
+    if path.suffix not in FORMATS:
+        raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
+    if path.stat().st_size == 0:
+        raise InputError(f"can't read {name!r}: it is empty")
+    if path.suffix in (".csv", ".jsonl"):
+        check_text_file(path, name)
+    from datasets import Features, Value, load_dataset
+    from datasets.exceptions import DatasetsError
+    from datasets.utils import logging
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)  # csv, in datasets
+        disable_progress_bar()
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.CRITICAL)  # an error is told once, by the one raised below
+        try:
+            options: dict[str, Any] = {}
+            if cells.is_csv(name):
+                features = Features({column: Value("string") for column in cells.header(path)})
+                options = {"features": features, "keep_default_na": False, "na_values": [""]}
+                options["sep"] = cells.separator(path)
+            table = load_dataset(
+                FORMATS[path.suffix],
+                data_files=str(path.resolve()),
+                split="train",
+                cache_dir=str(cache / "datasets"),
+                **options,
+            )
+        except (DatasetsError, ValueError, OSError) as error:
+            problem = one_line(error.__cause__ or error)
+        else:
+            check_names("column", table.column_names, name)
+            return table
+        finally:
+            logging.set_verbosity(verbosity)
+            enable_progress_bar()
+    if "corresponds to no data" in problem:
+        raise InputError(f"{name!r} has no rows")
+    raise InputError(f"can't read {name!r}: {reason_of(problem)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's words in one line, or else its type."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,73 @@
+"""Live charts of FedHFT: the rows that its clusters send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..methods import fedhft
+from ..select import Entry
+from .content import Group, Json, number
+from .parts import Chart, Figure, line_chart, nominal
+from .specs import chart, tip
+
+
+def sent_rows(entries: Sequence[Entry], position: int, of: Sequence[Group]) -> Figure | None:
+    """How many rows each cluster sends by round, and how far its clients agree on them by layer."""
+    trial = entries[position].trials[0]
+    by_round = fedhft.sent_rows(trial)  # shares [C, d_out] by layer
+    if not by_round or all((s == 1).all() for _, layers in by_round for s in layers.values()):
+        return None
+    sent, alike, cells = [], [], []
+    for when, layers in by_round:
+        names = fedhft.short_names(list(layers))
+        for c in range(len(next(iter(layers.values())))):
+            shares = np.concatenate([share[c] for share in layers.values()])
+            if not shares.any():
+                continue  # nobody of the cluster took part
+            agreed = 100 * ((shares <= 0.1) | (shares >= 0.9)).mean()
+            of_cluster = {"series": str(c), "round": when}
+            sent.append(of_cluster | {"value": number(100 * float(shares.mean()))})
+            alike.append(of_cluster | {"value": number(float(agreed))})
+            cells += [
+                {"round": when, "cluster": c, "layer": name, "sent": number(100 * share[c].mean()),
+                 "agreed": number(100 * ((share[c] <= 0.1) | (share[c] >= 0.9)).mean())}
+                for name, share in zip(names, layers.values(), strict=True)
+            ]  # fmt: skip
+    of_sent = line_chart("rows sent, mean over clients (%)", "cluster", nominal("cluster"))
+    of_alike = line_chart("rows on which clients agree (%)", "cluster", nominal("cluster"))
+    return Figure(
+        "Each client sends only those rows of its update that change the layer most. The first "
+        "chart shows the share of rows that the clients of each cluster send, by round. The second "
+        "one says how far they choose the same rows: the share of rows that at least nine tenths "
+        "of a cluster's clients (by assignment and examples) send, or don't send. The map shows "
+        "that by layer. The more clients agree, the more of a cluster's update is a mean over all "
+        f"of them. All show seed {trial.seed}.",
+        [
+            Chart(of_sent, {"lines": sent}),
+            Chart(of_alike, {"lines": alike}),
+            Chart(_agreement(), {"chosen": cells}),
+        ],
+        [when for when, _ in by_round],
+    )
+
+
+def _agreement() -> Json:
+    words = tip(
+        ("cluster", "n", "cluster"), ("layer", "n", "layer"), ("round", "q", "after round"),
+        ("agreed", "q", "clients agree on (% of rows)"), ("sent", "q", "sent (% of rows)"),
+    )  # fmt: skip
+    axis = {"ticks": False, "domain": False, "grid": False}
+    encoding = {
+        "x": {"field": "cluster", "type": "ordinal",
+              "axis": {"title": "cluster", "labelAngle": 0, **axis}},
+        "y": {"field": "layer", "type": "ordinal", "sort": None,
+              "axis": {"title": None, "labelLimit": 130, "labelOverlap": True, **axis}},
+        "color": {"field": "agreed", "type": "quantitative", "scale": {"domain": [0, 100]},
+                  "legend": {"orient": "top", "gradientLength": 160, "titleLimit": 300,
+                             "title": "rows on which clients agree (%)"}},
+        "tooltip": words,
+    }  # fmt: skip
+    return chart("chosen", "agreement on the rows that are sent, by layer and cluster",
+                 {"step": 16}, {"mark": "rect", "encoding": encoding})  # fmt: skip

@@ -1,0 +1,94 @@
+"""The logs of one method with one seed, up to its last committed round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import InputError
+from ..run_format import committed_bytes
+from .checked import check_results, load_json, read_json, record
+from .records import BestRound, Commit, Evaluation, RefusedResult, Round
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+
+LOGS = ("history", "clients", "timings")
+
+
+def read_log(
+    kind: type[Record],
+    path: Path,
+    commit: Commit,
+    skip: Mapping[str, int] | None = None,
+) -> list[Record]:
+    """Read the committed lines of a log.
+
+    Args:
+        kind: what a line is.
+        path: the file.
+        commit: has the lengths and checksums of the logs.
+        skip: the lengths that have been read before; None: nothing.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    if path.stem not in commit.bytes:
+        raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
+    committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
+    start = skip[path.stem] if skip else 0
+    records = []
+    for number, line in enumerate(committed[start:].splitlines(), start=1):
+        source = f"{path} line {number}"
+        found = record(kind, load_json(line, source), source)
+        _check_lengths(found, source)
+        records.append(found)
+    return records
+
+
+def _check_lengths(line: DataclassInstance, source: str) -> None:
+    """Raise InputError where a line of a log has another number of values than clients."""
+    if isinstance(line, Round):
+        check_results(line.losses, len(line.cohort), f"{source}: losses")
+        check_results(line.steps, len(line.cohort), f"{source}: steps")
+        check_results([line.train_loss], 1, f"{source}: train_loss")
+    elif isinstance(line, Evaluation):
+        by_name = {name: getattr(line, name) for name in ("num_examples", "loss", "accuracy")}
+        for name, values in (by_name | dict(line.metrics)).items():
+            check_results(values, len(line.clients), f"{source}: {name}")
+
+
+def read_refused(line: bytes, path: Path) -> RefusedResult:
+    """Read a line of the refused.jsonl at ``path``.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    return record(RefusedResult, load_json(line, str(path)), str(path))
+
+
+def read_commit(folder: Path) -> Commit:
+    """Read how far the method and seed in ``folder`` are.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = folder / "commit.json"
+    content = read_json(path)
+    names = {each.name for each in fields(Commit)}
+    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
+        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
+    if not isinstance(content["best"], dict):
+        raise InputError(f"{path}: best must hold an object")
+    best = {
+        model: record(BestRound, about, f"{path}: best.{model}")
+        for model, about in content["best"].items()
+    }
+    commit = record(Commit, {**content, "best": best}, str(path))
+    if commit.bytes.keys() != set(LOGS):
+        raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
+    return commit

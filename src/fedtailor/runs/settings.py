@@ -1,0 +1,121 @@
+"""Settings: ``key=value`` changes of an experiment's plain values."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InputError, brief, unknown
+from ..methods import METHODS
+
+_MOST_NESTED = 16  # tables and lists within one another
+
+Settings = str | Sequence[str] | Mapping[str, Any]
+
+
+def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The plain values of an experiment, changed in place by ``key=value`` settings; see
+    `fedtailor.runs.experiment.read`.
+
+    Raises:
+        InputError: a setting can't be read, or names something unknown.
+    """
+    pairs = pairs_of(settings)
+    presets = content.pop("presets", {})
+    chosen = pairs.pop("preset", content.pop("preset", None))
+    named = str(chosen).split(",") if chosen is not None else []
+    chosen_pairs: dict[str, Any] = {}
+    for name in (name.strip() for name in named):
+        if name not in table_of(presets, "presets"):
+            if not presets:
+                raise InputError(f"preset = {name!r}, and the experiment has no presets")
+            raise unknown("preset", name, presets)
+        chosen_pairs |= flattened(table_of(presets[name], f"presets.{name}"))
+    pairs = {**chosen_pairs, **pairs}
+    keep = pairs.pop("methods", None)
+    for key, value in pairs.items():
+        set_dotted(content, key, value)
+    if keep is not None:
+        content["methods"] = _chosen(table_of(content.get("methods", {}), "methods"), keep)
+    return content
+
+
+def pairs_of(settings: Settings) -> dict[str, Any]:
+    """Settings as a mapping from dotted keys to values; see `fedtailor.runs.experiment.read`."""
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    return dict(_setting(text) for text in ([settings] if isinstance(settings, str) else settings))
+
+
+def table_of(value: Any, name: str) -> Mapping[str, Any]:
+    """Check that a value is a table, and return it.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a table, got {brief(value)}")
+    return value
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set takes key=value, got {brief(text)}")
+    try:
+        content = tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise InputError(f"--set {key.strip()} has lists too deep within one another") from None
+    except ValueError:  # a bare word
+        return key.strip(), value.strip()
+    check_nesting([content], f"--set {key.strip()}")
+    return key.strip(), content
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``key`` (dotted) of nested tables, in place."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        content = content.setdefault(parent, {})
+        if not isinstance(content, dict):
+            raise InputError(f"can't set {key!r}: {parent!r} is a value, not a table")
+    content[last] = value
+
+
+def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
+    labels = [labels] if isinstance(labels, str) else labels
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise InputError(f"methods = {brief(labels)}: must be a list of labels")
+    missing = [label for label in labels if label not in methods and label not in METHODS]
+    if missing:
+        raise unknown("method", str(missing[0]), {*methods, *METHODS})
+    return {label: methods.get(label, {}) for label in labels}
+
+
+def check_nesting(content: Any, where: str) -> None:
+    """Check that no tables and lists stand too deep within one another.
+
+    Raises:
+        InputError: they do.
+    """
+    level = [content]
+    for _ in range(_MOST_NESTED):
+        children = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [x for c in children for x in c if isinstance(x, Mapping | list | tuple)]
+        if not level:
+            return
+    raise InputError(
+        f"{where} has tables or lists more than {_MOST_NESTED} deep within one another"
+    )
