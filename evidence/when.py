@@ -16,9 +16,11 @@ import numpy as np
 from tabulate import tabulate
 
 from evidence.run import HERE, MAP, Run, lines, planned
+from fedtailor.advice.measured import Kind
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
+from fedtailor.report.metrics import summarise
 from fedtailor.report.paired import Paired, paired
 from fedtailor.runs.settings import flattened
 
@@ -84,9 +86,13 @@ class Cell:
     def _all(self, label: str) -> list[Line]:
         return [self.methods[label][seed] for seed in self.seeds(label)]
 
-    def _values(self, label: str) -> np.ndarray:
-        scores = self.scores(label, self.seeds(label))
-        return np.array([x for seed in scores for x in seed.values() if x is not None])
+    def _decile(self, label: str) -> float:
+        """The client at the worst tenth, the mean over seeds."""
+        personal = [line["results"]["personal"] for line in self._all(label)]
+        return mean(
+            summarise(x["accuracy"], x["num_examples"], higher_is_better=True).bottom_decile
+            for x in personal
+        )
 
     def _mean(self, label: str) -> float:
         scores = self.scores(label, self.seeds(label))
@@ -110,7 +116,7 @@ class Cell:
             "seeds": self.seeds(label),
             "settings": not_defaults(settings),
             "accuracy": round(self._mean(label), 4),
-            "decile": round(float(np.quantile(self._values(label), 0.1)), 4),
+            "decile": round(self._decile(label), 4),
             "worse_off": round(float(np.mean([ours < alone for ours, alone in pairs])), 4),
             "over_alone": _interval(self.paired(label, ALONE)),
             "over_best": _interval(self.paired(label, best)),
@@ -173,9 +179,8 @@ def measured() -> list[dict[str, Any]]:
 
 
 def advice(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedtailor advise` reads: all but the method that validation data chose."""
-    kept = [{key: value for key, value in one.items() if key != "chosen"} for one in found]
-    return json.dumps(kept, indent=1) + "\n"
+    """What `fedtailor advise` reads."""
+    return json.dumps(list(found), indent=1) + "\n"
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
@@ -191,7 +196,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             _DATA.get(cell["data"], cell["data"]),
-            f"{cell['clients']['number']:.0f} of {cell['clients']['median_examples']:.0f}",
+            f"{cell['clients']['number']:.0f} × {cell['clients']['median_examples']:.0f}",
             f"{cell['clients']['label_overlap']:.2f}",
             cell["chosen"],
             "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
@@ -200,9 +205,10 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         for cell in sorted(found, key=_place)
     ]
     header = (
-        "data", "clients of examples", "label overlap", "take", "over local", "not behind",
+        "data", "clients × examples", "label overlap", "take", "over local", "as good",
     )  # fmt: skip
     return [
+        *_scope(found),
         f"- **Training together pays** in {sum(low > 0 for _, low, _ in chosen)} of {len(found)} "
         "settings: the method that is best on validation data is clearly ahead of training alone "
         "on test data.",
@@ -210,11 +216,19 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{sum(low > 0 for _, low, _ in shared)} of {len(shared)} settings, and clearly behind in "
         f"{sum(high < 0 for *_, high in shared)}.\n",
         "**take** is the best method on validation data, **over local** how far it is ahead of "
-        "training alone on test data, and **not behind** are the other methods that can't be told "
-        "from the best one on test data.\n",
+        "training alone on test data, and **as good** are the other methods whose test accuracy "
+        "can't be told from the highest one.\n",
         tabulate(rows, headers=header, tablefmt="github", disable_numparse=True),
         "",
     ]
+
+
+def _scope(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What all settings have in common, if they are of one kind."""
+    if len({(cell["modality"], cell["pretrained"]) for cell in found}) > 1:
+        return []
+    kind = str(Kind(found[0]["modality"], found[0]["pretrained"])) if found else ""
+    return [f"So far all settings are of one kind: {kind}.\n"] if found else []
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[str, float, float, float]:
@@ -257,8 +271,17 @@ def _section(cell: Mapping[str, Any]) -> list[str]:
         f"### {title(cell)}\n",
         f"{sentence(cell)}\n",
         tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True),
-        f"\n`fedtailor run map{settings}`\n",
+        f"\n`fedtailor run map{settings} --out runs/{_folder(cell)}`\n",
     ]
+
+
+def _folder(cell: Mapping[str, Any]) -> str:
+    """A run directory of its own for each setting."""
+    parts = ["map"]
+    for setting in cell["settings"]:
+        key, _, value = setting.partition("=")
+        parts += [value] if key == "preset" else [key.rpartition(".")[2], value]
+    return "-".join(parts)
 
 
 def title(cell: Mapping[str, Any]) -> str:
@@ -272,15 +295,21 @@ def title(cell: Mapping[str, Any]) -> str:
 
 
 def sentence(cell: Mapping[str, Any]) -> str:
-    """Which method is best in a cell, which can't be told from it, and how far it is ahead."""
+    """Which method has the highest test accuracy in a cell, which can't be told from it, how far it
+    is ahead, and which one validation data chose."""
     labels = list(cell["methods"])
     best = cell["methods"][labels[0]]
     ties = [label for label in _best(cell) if label != labels[0]]
     if labels[0] == ALONE:
         said = "No method is ahead of training alone."
     else:
-        said = f"**{labels[0]}** is the best: {_signed(best['over_alone'])} over training alone."
-    return said + (f" Not clearly behind: {', '.join(ties)}." if ties else "")
+        said = (
+            f"**{labels[0]}** has the highest test accuracy: {_signed(best['over_alone'])} points "
+            "over training alone."
+        )
+    said += f" As good: {', '.join(ties)}." if ties else ""
+    chosen = cell["chosen"]
+    return said + (f" Validation data chose {chosen}." if chosen != labels[0] else "")
 
 
 def _signed(interval: Sequence[float]) -> str:
@@ -357,7 +386,8 @@ has measured results for settings that differ in these two. To find the one clos
 
     fedtailor advise mine.toml
 
-The command looks at your clients, and names the methods that did best in that setting.
+The command looks at your clients. It names first the method that was best on validation data in
+that setting, then those whose test accuracy was as good.
 
 ## In short
 """
@@ -368,8 +398,10 @@ _READ = """![How far each method is ahead of training alone](images/when.svg)
 
 - All methods of a table have the same clients, rounds, batches and model. Each method's learning
   rate is the best of the same number of trials on validation data, with a seed that no table has.
+- Methods are in the order of their test accuracy. To choose one, look at validation data, as the
+  column *take* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
-  percent, then over seeds. **decile**: the client at the worst tenth.
+  percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
 - **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
   from resampling seeds and clients. An interval that holds 0 shows no difference.
 - **worse off**: the share of clients that would have done better alone.

@@ -33,7 +33,8 @@ def method(accuracy: float, over: float, behind: float, **settings: str) -> Meas
 def setting(clients: Clients, **methods: Measured) -> Setting:
     named = {name.replace("_", "-"): one for name, one in methods.items()}
     settings = ("split.alpha=0.3",)
-    return Setting("digits", "image", "lenet", False, 0.3, 10, settings, clients, named)
+    chosen = next(iter(named))
+    return Setting("digits", "image", "lenet", False, 0.3, 10, settings, clients, chosen, named)
 
 
 SETTINGS = (
@@ -48,10 +49,13 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def test_the_best_and_those_that_cannot_be_told_from_it_come_first() -> None:
+def test_the_choice_of_validation_data_and_the_best_on_test_data_come_first() -> None:
     advice = advise_for(Clients(15, 80, 0.3), "image", EXPERIMENT, SETTINGS)
     assert advice.setting is SETTINGS[0]
     assert advice.methods == ["fedavg-ft", "fedper", "ditto"]
+    other = replace(SETTINGS[0], chosen="ditto")
+    chosen = advise_for(Clients(15, 80, 0.3), "image", EXPERIMENT, [other])
+    assert chosen.methods == ["ditto", "fedavg-ft", "fedper"]
     assert not advice.alone_is_as_good
     (row,) = [line for line in advice.lines("mine.toml") if line.startswith("fedavg-ft")]
     assert " ".join(row.split()[1:]) == "82.0 % +8.0 [+6.0, +10.0] 25 % of clients"

@@ -187,10 +187,10 @@ def advise_for(
         )
 
     nearest = min(settings, key=rank)
-    best, *others = nearest.methods
+    others = [name for name in nearest.methods if name != nearest.chosen]
     ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
     behind = [name for name in others if name not in ties]
-    order = [best, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
+    order = [nearest.chosen, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
     whole = []
     if kind.pretrained and not nearest.pretrained:
         whole = [name for name in order if not _can_adapt(name)]

@@ -68,7 +68,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the map: its clients, and its methods, the best first."""
+    """A setting of the map: its clients, and its methods, the best on test data first. ``chosen``
+    is the best on validation data."""
 
     data: str
     modality: Literal["text", "image"]
@@ -78,6 +79,7 @@ class Setting:
     rounds: int
     settings: tuple[str, ...]
     clients: Clients
+    chosen: str
     methods: Mapping[str, Measured]
 
     @property
