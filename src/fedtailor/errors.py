@@ -13,6 +13,10 @@ class InputError(ValueError):
     """Input that can't be used. The message is one line; the command line exits with code 2."""
 
 
+class TooFewUploadsError(InputError):
+    """A robust rule can't show which of so few uploads are false."""
+
+
 class DivergedError(InputError):
     """Training whose loss or state is no longer finite. Other settings may still work."""
 

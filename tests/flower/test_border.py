@@ -37,7 +37,8 @@ class BrokenGrid(DirectGrid):
             reply = self.waiting.get(number)
             train = reply is not None and reply.metadata.message_type == MessageType.TRAIN
             if train and reply is not None and reply.metadata.src_node_id == self.broken:
-                del self.waiting[number]
+                for one in message_ids:  # Flower's server forgets all that were pulled
+                    self.waiting.pop(one, None)
                 raise ValueError("not a RecordDict")
         return super().pull_messages(message_ids)
 
@@ -156,6 +157,39 @@ def test_what_a_node_says_of_itself_is_bounded(
     with pytest.raises(InputError) as raised:
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
     assert re.search(f"node 101: .*{re.escape(reason)}", str(raised.value))
+
+
+def test_the_form_of_most_nodes_data_counts_and_not_that_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = experiment("fedavg", rounds=1, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+    direct.change = spoilt_info(lambda info: replace(info, picture=(3, 9, 9)), node=100)
+    with pytest.raises(InputError, match=r"no node serves clients 0$"):
+        serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    said = capsys.readouterr().err
+    assert "node 100: its picture is (3, 9, 9), other nodes' is (1, 8, 8)" in said
+    assert "node 101" not in said
+
+
+def test_too_few_uploads_for_a_rule_leave_the_state_as_it_is(tmp_path: Path) -> None:
+    split = {"scheme": "iid", "clients": 3, "max_examples": 12}
+    robust = {"robust": {"rule": "median", "attackers": 1}}
+    chosen = experiment("fedavg", robust, rounds=2, split=split, cohort={})
+    direct = grid(chosen, tmp_path / "clients", nodes=3)
+
+    def change(message: Message, reply: Message) -> Message:
+        metadata = message.metadata
+        if metadata.message_type == MessageType.TRAIN and metadata.dst_node_id == 101:
+            reply.content = sends(lambda sent: {})(reply.content)
+        return reply
+
+    direct.change = change
+    out = serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
+    lines = (out / "methods/fedavg/seed-0/history.jsonl").read_text().splitlines()
+    notes = [json.loads(line)["notes"] for line in lines]
+    assert all("2 uploads are there; " in note[0] for note in notes)
+    assert all(note[0].endswith("the server's state stays as it is") for note in notes)
 
 
 GOOD = MetricValues((0.5, None), ((1, 0), (1, 2)))

@@ -6,12 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message, MessageType
 
 from fedtailor.errors import InputError
 from fedtailor.flower import serve
+from fedtailor.flower.codec import WireError
+from fedtailor.flower.uploads import UploadSchema
 from tests.flower.grid import QUICK, experiment, grid, rewritten
 from tests.small import digits_backbone
+
+
+def test_a_shape_without_bytes_is_refused_before_it_is_unpacked() -> None:
+    """Padding it to the full rank would take gigabytes."""
+    full, sent = torch.zeros(8, 6), torch.zeros(2, 6)
+    schema = UploadSchema.of({"a": full, "bits": full}, {"a": sent, "bits": torch.zeros(6)})
+    for rank in (0, 2, 8):
+        schema.check_packed({"a": torch.zeros(rank, 6), "bits": torch.zeros(9)})
+    with pytest.raises(WireError, match=r"a of its upload is float32 \(0, 21.*at most \(8, 6\)"):
+        schema.check_packed({"a": torch.zeros(0, 1 << 31), "bits": torch.zeros(6)})
 
 
 @pytest.mark.parametrize("what", ["shape", "missing"])

@@ -257,7 +257,7 @@ def next_state(
     has the largest value, until it is, as long as ``least`` members are left.
 
     Raises:
-        InputError: they are too few for the method's robust rule.
+        TooFewUploadsError: they are too few for the method's robust rule.
         DivergedError: the result is not finite, and too few would be left without the largest ones.
     """
     if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):

@@ -11,7 +11,7 @@ import torch
 
 from .. import random
 from ..data.federation import Federation
-from ..errors import DivergedError, InputError
+from ..errors import DivergedError, InputError, TooFewUploadsError
 from ..method import Cohort, Method, Server
 from ..profiling import Clock, phase
 from ..robustness.faults import TimeModel
@@ -143,8 +143,7 @@ class Loop:
             with clock.phase("train"):
                 results = self._train(server, cohort, members, uploads)
         if (problem := self._too_few(len(results.losses))) is not None:
-            note = f"{problem}; the server's state stays as it is"
-            return results, NextState(server, (), {}, (note,))
+            return results, _unchanged(server, problem)
         with clock.phase("aggregate"):
             least, late = self._least(cohort, self.quorum), len(results.late)
             # one process does without uploads above the bound even where no update may be missing
@@ -159,6 +158,8 @@ class Loop:
                     max_share=self.plan.cohort.max_share,
                     screen=partial(self.screen, least=left - late),
                 )
+            except TooFewUploadsError as error:  # some are above the bound on norms
+                return results, _unchanged(server, str(error))
             except DivergedError as error:
                 self.store.begin(cohort.round)  # nothing of the round is kept
                 raise self._diverged(str(error), cohort) from None
@@ -167,15 +168,12 @@ class Loop:
         return results, state
 
     def _too_few(self, present: int) -> str | None:
-        """Why so few uploads can't be aggregated, where simulated faults may have lost the others;
-        None: they can."""
-        if not self.plan.faults.is_active:
-            return None
+        """Why so few uploads can't be aggregated; None: they can."""
         if present == 0:
-            return "no upload is there"
+            return "no upload is there" if self.plan.faults.is_active else None
         try:
             self.method.robust.among(present)
-        except InputError as error:
+        except TooFewUploadsError as error:
             return str(error)
         return None
 
@@ -308,3 +306,8 @@ class Loop:
             f"{reason} in round {cohort.round} of {self.method.name}; "
             "lower the learning rate or set optimiser.clip"
         )
+
+
+def _unchanged(server: Server, problem: str) -> NextState:
+    """What a round leaves that has no uploads to aggregate."""
+    return NextState(server, (), {}, (f"{problem}; the server's state stays as it is",))

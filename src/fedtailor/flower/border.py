@@ -24,7 +24,7 @@ from ..runs.experiment import Experiment
 from ..task.task import Task
 from .codec import FAULTS, Limits, WireError, unpack, words
 from .messages import ClientReply, NodeInfo, RoundReply, RoundRequest
-from .uploads import UploadSchema, any_size, check_form, form_of
+from .uploads import UploadSchema, check_form, form_of
 
 MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
 MOST_CLASSES = 10**5
@@ -77,10 +77,13 @@ def _check_clients(info: NodeInfo, total: int | None) -> None:
     if total is not None and info.clients and info.num_clients != total:
         raise WireError(f"its num_clients is {info.num_clients}; split.clients is {total}")
     if not 0 < info.num_clients <= MOST_EXAMPLES:
-        raise WireError(f"its num_clients is {info.num_clients}")
+        raise WireError(f"its num_clients is {info.num_clients}; allowed: 1 to {MOST_EXAMPLES}")
     for client in info.clients:
         if not 0 <= client < info.num_clients:
-            raise WireError(f"client {client} of {info.num_clients}")
+            raise WireError(
+                f"it serves client {client}; with {info.num_clients} clients, numbers are 0 to "
+                f"{info.num_clients - 1}"
+            )
 
 
 def _check_sizes(info: NodeInfo, seeds: Sequence[int]) -> None:
@@ -170,7 +173,7 @@ def accept_upload(
     """
     if reply.loss is None or not abs(reply.loss) <= _MOST:
         raise WireError(f"its loss is {reply.loss}")
-    check_form("its upload", packed, any_size(schema.packed))
+    schema.check_packed(packed)
     try:
         upload = method.unpack(task, to_device(packed, task.device))
         same = form_of(method.pack(task, upload)) == form_of(packed)
@@ -181,6 +184,9 @@ def accept_upload(
         raise WireError("its upload is not packed as the method packs it")
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
+    for name in upload.keys() & task.buffers:
+        if name.endswith("running_var") and (upload[name] < 0).any():
+            raise WireError(f"{name} holds variances below 0")
     return upload
 
 
@@ -197,7 +203,10 @@ def evaluation_of(
     sums = np.array(reply.sums if reply.sums is not None else np.nan)
     in_order = (sums >= 0).all() and (sums <= _MOST).all() and (sums[:, 1] <= sums[:, 2]).all()
     if not in_order:
-        raise WireError(f"its results can't be: {reply.sums}")
+        raise WireError(
+            f"its results can't be: {reply.sums}; each split has a loss, hits and predictions: "
+            "finite, not negative, and no more hits than predictions"
+        )
     examples = [len(federation.rows(reply.client, split)) for split in SPLITS]
     for said, counted in zip(sums[:, 2].tolist(), examples, strict=True):
         # a language model predicts every token of an example
@@ -209,7 +218,10 @@ def evaluation_of(
     classes = federation.dataset.num_classes
     pairs = zip(reply.metrics, examples, strict=False)
     if len(reply.metrics) != len(sums) or not all(_can_be(*p, metrics, classes) for p in pairs):
-        raise WireError(f"its metrics can't be: {reply.metrics}")
+        raise WireError(
+            f"its metrics can't be: {reply.metrics}; each split has {len(metrics.names)} finite "
+            "values, and counts by class that are no more than its examples"
+        )
     return ClientEvaluationResult(sums, None, reply.metrics)
 
 

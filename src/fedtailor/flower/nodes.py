@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -34,6 +34,7 @@ _UNREADABLE = (
     *(ArithmeticError, RecursionError, MemoryError),
 )
 _MOST_NAMED = 20  # nodes that are refused
+_FORM = ("num_clients", "task", "classes", "picture")  # what all nodes' data have in common
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 
 
@@ -72,6 +73,7 @@ class Nodes:
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
         self._is_complete = False  # whether every client has a node
+        self._form: dict[str, Any] | None = None  # of all nodes' data, once every client has one
 
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
@@ -105,20 +107,15 @@ class Nodes:
     def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, RecordDict | str]]:
         """By the number of the message: an answer, or in words why it can't be read.
 
-        Flower's own decoding may fail. Then messages are pulled one by one, so that only those that
-        can't be read are lost.
+        Flower's own decoding may fail, and Flower's server forgets all messages of a pull before
+        they are decoded. So each is pulled alone: those that can't be read take no other with them.
         """
-        try:
-            replies = list(self._grid.pull_messages(numbers))
-        except _UNREADABLE as error:
-            if len(numbers) == 1:
-                yield numbers[0], words(f"Flower can't read its message: {error}")
-                return
-            for number in numbers:
-                yield from self._pull([number])
-            return
-        for reply in replies:
-            yield reply.metadata.reply_to_message_id, _content(reply)
+        for number in numbers:
+            try:
+                for reply in self._grid.pull_messages([number]):
+                    yield reply.metadata.reply_to_message_id, _content(reply)
+            except _UNREADABLE as error:
+                yield number, words(f"Flower can't read its message: {error}")
 
     def wait_for_clients(self) -> None:
         """Wait until every client has a node; each thing that is missing is printed once.
@@ -164,9 +161,9 @@ class Nodes:
                     continue
                 self._check(info)
                 self.infos[node] = info
-                self._counted.update(_counts(info))
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
+        self._refuse_outliers()
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
         if more := problems[_MOST_NAMED:]:
             problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
@@ -179,7 +176,24 @@ class Nodes:
             listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
         self._is_complete = bool(total) and not missing
+        if self._is_complete and self._form is None:
+            first = next(iter(self.infos.values()))
+            self._form = {name: getattr(first, name) for name in _FORM}
         return problems
+
+    def _refuse_outliers(self) -> None:
+        """Refuse nodes whose data have another form than those of most nodes. Once every client has
+        been there, the form of then holds."""
+        forms = {node: {k: getattr(i, k) for k in _FORM} for node, i in self.infos.items()}
+        usual = self._form or max(forms.values(), key=list(forms.values()).count, default={})
+        for node, form in forms.items():
+            for name in _FORM:
+                if form[name] != usual[name]:
+                    reason = f"its {name} is {form[name]!r}, other nodes' is {usual[name]!r}"
+                    self._refused[node] = time.monotonic(), reason
+                    self.infos.pop(node, None)
+        for info in self.infos.values():
+            self._counted.update(_counts(info))
 
     def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
         """Of several nodes with the same new client, the one that was there first serves it."""
@@ -199,11 +213,6 @@ class Nodes:
             )
 
     def _check(self, info: NodeInfo) -> None:
-        first = next(iter(self.infos.values()), info)
-        for name in ("num_clients", "task", "classes", "picture"):
-            mine, theirs = getattr(info, name), getattr(first, name)
-            if mine != theirs:
-                raise WireError(f"its {name} is {mine!r}, other nodes' is {theirs!r}")
         for client in info.clients:
             for node, other in self.infos.items():
                 if client in other.clients:

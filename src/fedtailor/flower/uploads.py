@@ -40,6 +40,24 @@ class UploadSchema:
     packed: Form
     bytes: int
 
+    def check_packed(self, packed: Params) -> None:
+        """Check what travels, before it is unpacked. Tensors may be smaller from client to client,
+        and those of one axis any size, which their bytes limit. Another one may be no longer along
+        any axis than it is here: a shape such as (0, 2^31) has no bytes, and unpacking fills it up.
+
+        Raises:
+            WireError: it has other names or types, or is too large.
+        """
+        check_form("its upload", packed, any_size(self.packed))
+        for name, (dtype, shape) in form_of(packed).items():
+            sizes = (self.packed[name][1], self.form.get(name, self.packed[name])[1])
+            like = [size for size in sizes if len(size) == len(shape)]
+            most = tuple(max(along) for along in zip(*like, strict=True))
+            if len(shape) > 1 and any(n > m for n, m in zip(shape, most, strict=True)):
+                raise WireError(
+                    f"{name} of its upload is {_in_words(dtype, shape)}; it may have at most {most}"
+                )
+
     @classmethod
     def of(cls, upload: Params, packed: Params) -> UploadSchema:
         """The schema of uploads like this one, and of what travels of it."""

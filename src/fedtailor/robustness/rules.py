@@ -48,7 +48,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, TooFewUploadsError
 from ..params import Params
 from ..stacked import squared_distances
 
@@ -184,13 +184,13 @@ class Robust:
         many attackers as they allow. Each member that is missing may have been one of them.
 
         Raises:
-            InputError: fewer than three are there, which can't show who is false.
+            TooFewUploadsError: fewer than three are there, which can't show who is false.
 
         >>> Robust("krum", attackers=2).among(6).attackers
         1
         """
         if self.attackers and present < 3:
-            raise InputError(
+            raise TooFewUploadsError(
                 f"{present} uploads are there; with robust.attackers = {self.attackers} at least 3 "
                 "are needed"
             )
