@@ -14,14 +14,17 @@ import torch
 from flwr.app import Error, Message, MessageType
 from safetensors.torch import load_file
 
+import fedtailor as ft
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.metrics import Metrics, MetricValues
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
-from fedtailor.flower.border import evaluation_of
+from fedtailor.flower.border import check_variances, evaluation_of
 from fedtailor.flower.codec import WireError, pack, unpack
 from fedtailor.flower.messages import ClientReply, NodeInfo, Sizes
 from fedtailor.flower.nodes import remote_federation
+from fedtailor.params import subtract
+from fedtailor.task.task import Task
 from tests.flower.grid import ANY, QUICK, DirectGrid, experiment, grid
 from tests.flower.hostile import HOSTILE, WILD, replies, sends
 from tests.small import digits_backbone
@@ -170,6 +173,21 @@ def test_the_form_of_most_nodes_data_counts_and_not_that_of_the_first(
     said = capsys.readouterr().err
     assert "node 100: its picture is (3, 9, 9), other nodes' is (1, 8, 8)" in said
     assert "node 101" not in said
+
+
+@pytest.mark.parametrize("method", [ft.FedAvg(), ft.FedALA()])
+def test_variances_below_0_are_refused_of_states_and_of_updates(method: ft.Method) -> None:
+    task = Task(digits_backbone(), method.adapt)
+    received = {"norm.running_var": torch.tensor([1.0, 0.5, 1e-20])}
+    for trained in ([0.9, 0.0, 1e-12], [0.9, -0.01, 1e-12]):
+        upload = {"norm.running_var": torch.tensor(trained)}
+        if method.sends_updates:
+            upload = subtract(upload, received)
+        if min(trained) < 0:
+            with pytest.raises(WireError, match="running_var holds variances below 0"):
+                check_variances(method, task, received, upload)
+        else:
+            check_variances(method, task, received, upload)
 
 
 def test_too_few_uploads_for_a_rule_leave_the_state_as_it_is(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 
 from ..data.federation import Federation
@@ -184,10 +185,20 @@ def accept_upload(
         raise WireError("its upload is not packed as the method packs it")
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
-    for name in upload.keys() & task.buffers:
-        if name.endswith("running_var") and (upload[name] < 0).any():
-            raise WireError(f"{name} holds variances below 0")
     return upload
+
+
+def check_variances(method: Method, task: Task, received: Params, upload: Params) -> None:
+    """Check the running variances of batch normalisation that a client has trained.
+
+    Raises:
+        WireError: some are below 0; then evaluations would have no numbers.
+    """
+    for name in sorted(upload.keys() & task.buffers):
+        if name.endswith("running_var"):
+            before = received[name] if method.sends_updates else torch.zeros_like(upload[name])
+            if (upload[name] + before < -1e-5 * before).any():  # beyond rounding
+                raise WireError(f"{name} holds variances below 0")
 
 
 def evaluation_of(
