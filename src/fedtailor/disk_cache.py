@@ -6,8 +6,6 @@ A folder of the cache appears when it is complete, so that no reader sees half o
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import naming
+from .temporary_folder import temporary_folder
 
 
 def cache_dir() -> Path:
@@ -29,14 +28,11 @@ def save(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     Several processes may write the same folder at the same time; the first one's folder stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with temporary_folder(f".{folder.name}-", folder.parent) as stage:
         with naming(folder):
             for name, array in arrays.items():
                 np.save(stage / f"{name}.npy", array)
         publish(stage, folder)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def publish(stage: Path, folder: Path) -> None:

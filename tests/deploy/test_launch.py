@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -111,34 +110,6 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     tries = len(log.read_text().splitlines())
     assert tries > 1 if joined else tries == 1
     assert (time.monotonic() > start + 2) >= joined
-
-
-WAITING = """
-import time
-from fedtailor.deploy.launch import socket_folder
-with socket_folder() as folder:
-    (folder / "socket").touch()
-    print(folder, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_what_a_killed_site_has_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    command = [sys.executable, "-c", WAITING]
-    sites = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    killed, alive = (Path(site.stdout.readline().strip()) for site in sites if site.stdout)
-    sites[0].kill()
-    sites[0].communicate()
-    time.sleep(1.1)
-    with launch.socket_folder() as mine:
-        assert set(tmp_path.iterdir()) == {alive, mine}
-    sites[1].terminate()
-    sites[1].communicate()
-    assert killed != alive
 
 
 SERVING = """

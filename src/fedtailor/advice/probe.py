@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InputError
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
+from ..temporary_folder import temporary_folder
 from .advise import Advice
 from .measured import ALONE
 
@@ -47,5 +47,5 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
     )
     if out is not None:
         return run(short, out).best
-    with tempfile.TemporaryDirectory() as folder:
-        return run(short, Path(folder) / "probe").best
+    with temporary_folder("fedtailor-probe-") as folder:
+        return run(short, folder / "probe").best

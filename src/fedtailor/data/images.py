@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import shutil
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from .. import disk_cache
 from ..errors import InputError, naming
+from ..temporary_folder import temporary_folder
 
 _FORMAT = 1  # version of the cached files; part of their key
 _GREY = ("1", "L", "LA")
@@ -57,13 +56,10 @@ def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
     folder = cache / "images" / _key(table, column)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with temporary_folder(f".{folder.name}-", folder.parent) as stage:
             with naming(folder):
                 _write(table, column, stage / "values.npy")
             disk_cache.publish(stage, folder)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
     values: NDArray[np.uint8] = np.load(folder / "values.npy", mmap_mode="r")
     return values
 

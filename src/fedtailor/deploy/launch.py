@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Listener
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import tomli_w
@@ -21,6 +17,7 @@ from ..errors import InputError
 from ..flower.client import Site
 from ..runs.directory import locked
 from ..runs.files import write_atomically
+from ..temporary_folder import temporary_folder
 from .folder import Deployment, at_site
 from .registration import has_keys, register
 from .site_process import answers
@@ -44,7 +41,6 @@ _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
     rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed "
 )
 _SOCKETS = "fedtailor-site-"  # begins the names of folders for sockets
-_LOCKED_WITHIN = 1.0  # seconds after a folder was made
 _STARTS_APPS = "flower-superexec"  # without it a SuperLink or SuperNode goes on, and does nothing
 _JOINED = "joined"  # a file that exists once a site has received a message
 _MAX_REFUSAL = 90.0  # seconds; after 60 Flower's server notices that a SuperNode was killed
@@ -181,7 +177,7 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
     reason, accepted, start = "", False, time.monotonic()
     try:
         with (
-            socket_folder() as place,
+            temporary_folder(_SOCKETS) as place,
             Listener(f"{place}/socket", "AF_UNIX") as listener,
             started(
                 [*command, "--port", str(free_port())],
@@ -195,30 +191,6 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
     except ProgramEndedError as error:
         reason = error.reason
     return reason, accepted or time.monotonic() > start + _MAX_REFUSAL
-
-
-@contextmanager
-def socket_folder() -> Iterator[Path]:
-    """A folder for a site's socket, whose path must be short. Those that killed sites have left are
-    removed: nobody holds their lock."""
-    import fcntl
-
-    for old in Path(gettempdir()).glob(f"{_SOCKETS}*"):
-        with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _LOCKED_WITHIN:
-                lock = os.open(old, os.O_RDONLY)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(old)
-                finally:
-                    os.close(lock)
-    with TemporaryDirectory(prefix=_SOCKETS) as folder:
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(folder)
-        finally:
-            os.close(lock)
 
 
 def let_in(deployment: Deployment) -> bool:

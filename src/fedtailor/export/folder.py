@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
+from ..temporary_folder import temporary_folder
 from .adapter import HEAD_FILE, write_adapter
 from .card import card, licence
 from .code import write_code
@@ -357,8 +357,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise InputError(f"{out} holds something already; choose a new --out, or an empty folder")
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as unfinished:
-        stage = Path(unfinished) / "new"
+    with temporary_folder(f".{out.name}-export-", out.parent) as unfinished:
+        stage = unfinished / "new"
         stage.mkdir()
         with naming(out):
             yield stage

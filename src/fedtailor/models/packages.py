@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import nn
 
 from ..disk_cache import publish
 from ..task.backbone import Kind
+from ..temporary_folder import temporary_folder
 from .cnn import Network, cnn, lenet, resnet9
 
 Modality = Literal["text", "image"]
@@ -82,8 +81,7 @@ def _convert(folder: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with temporary_folder(f".{target.name}-", target.parent) as stage:
         # the GGUF reader draws its progress bars itself; transformers can't switch them off
         with quiet(), contextlib.redirect_stderr(io.StringIO()):
             quantised = AutoModelForCausalLM.from_pretrained(
@@ -95,8 +93,6 @@ def _convert(folder: Path, target: Path) -> None:
             model.save_pretrained(str(stage))
             AutoTokenizer.from_pretrained(str(folder), gguf_file=_GGUF).save_pretrained(str(stage))
         publish(stage, target)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def lite0(cache: Path) -> Path | None:

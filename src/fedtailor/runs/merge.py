@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,6 +14,7 @@ from typing import Any
 
 from ..errors import InputError, naming
 from ..run_format import has_commit, seal_json
+from ..temporary_folder import temporary_folder
 from .committed import read_commit
 from .experiment import by_label, parse
 from .extend import differences, united
@@ -66,8 +66,8 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     experiment = reduce(united, (run.experiment for run in opened))
     parts = _all_parts(opened, experiment)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{place.name}.merging-", dir=place.parent) as stage:
-        fresh = Path(stage) / "run"
+    with temporary_folder(f".{place.name}-merging-", place.parent) as stage:
+        fresh = stage / "run"
         _copy(opened, parts, fresh)
         write_atomically(fresh / "experiment.json", seal_json(experiment))
         fresh.replace(place)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from ..engine.checks import check
 from ..errors import InputError
 from ..method import Method
 from ..task.task import Task
+from ..temporary_folder import temporary_folder
 from .case import Case, CheckFailedError
 from .checks import CHECKS, runs
 from .subjects import Subject, pictures, texts
@@ -73,8 +72,8 @@ def outcomes(method: Method, on: Sequence[Subject] = ()) -> Iterator[Outcome]:
         if reason := _refusal(method, subject):
             refusals.append(f"{subject.name}: {reason}")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            case = Case(method, subject, Path(folder))
+        with temporary_folder("fedtailor-check-") as folder:
+            case = Case(method, subject, folder)
             for one in CHECKS:
                 outcome = _outcome(one, case)
                 yield outcome
