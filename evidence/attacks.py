@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 from tabulate import tabulate
 
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
+from fedtailor.robustness.attacks import AttackConfig, Kind
 from fedtailor.robustness.rules import Robust
 
 from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved
@@ -79,6 +80,10 @@ class Results:
     def __init__(self) -> None:
         self._lines = {line["digest"]: line for line in lines() if "results" in line}
 
+    def has(self, run: Run) -> bool:
+        """Whether a run has ended."""
+        return _digest(run) in self._lines
+
     def outcome(self, runs: Sequence[Run], clean: Sequence[Run], model: str) -> Outcome | None:
         """The outcome of the seeds that have ended; None if there is none."""
         scores, beside = [], []
@@ -140,11 +145,12 @@ def page() -> str:
             found = _rows(those, results)
             rows += found
             parts += _section(name, those, found)
-    return "\n".join([_TITLE, *findings(rows), _HEAD, *parts])
+    missing = _missing([run for run in runs if results.has(run)])
+    return "\n".join([_TITLE, *findings(rows), missing, _HEAD, *parts])
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Three sentences: what attacks do without a rule, what the best rule leaves, and what FedSDG's
+    """Three points: what attacks do without a rule, what the best rule leaves, and what FedSDG's
     alignment weights are worth."""
     attacked = [row for row in rows if row.attack != _NOBODY and row.models["personal"] is not None]
     open_ = [row for row in attacked if row.rule == "none"]
@@ -172,15 +178,29 @@ def findings(rows: Sequence[Row]) -> list[str]:
     clean = worst.outcome.mean - worst.points / 100
     return [
         f"- **Without a rule,** clients' own models are damaged in {len(hurt)} of the {len(open_)} "
-        f"pairs of a method and an attack below. The worst is {worst.method} under "
-        f"{worst.attack}: {100 * worst.outcome.mean:.1f} % instead of {100 * clean:.1f} %.",
-        f"- **The best rule for FedAvg** is {best}. Under {len(rules[best])} attacks accuracy "
-        f"changes by {min(rules[best]):+.1f} to {max(rules[best]):+.1f} points, and by "
+        "pairs of a method and an attack below. *Damaged* means that the interval of the "
+        f"difference lies below 0. The largest loss is {worst.method}'s, under {worst.attack}: "
+        f"from {100 * clean:.1f} % to {100 * worst.outcome.mean:.1f} %.",
+        f"- **The best rule for FedAvg** is [{best}]({_RULES}). Under {len(rules[best])} attacks "
+        f"accuracy changes by {min(rules[best]):+.1f} to {max(rules[best]):+.1f} points, and by "
         f"{min(beside):+.1f} to {max(beside):+.1f} without a rule.",
         f"- **FedSDG's alignment weights** lose more than equal weights do under {more} of "
         f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: "
-        f"{compared}.\n",
+        f"{compared}.",
     ]
+
+
+def _missing(runs: Sequence[Run]) -> str:
+    """What these runs don't cover: kinds of attack, and shares of attackers."""
+    usual = AttackConfig.fraction
+    attacks = [one for one in (run.experiment().attack for run in runs) if one.kind != "none"]
+    kinds = [kind for kind in get_args(Kind) if kind not in {"none", *(a.kind for a in attacks)}]
+    other = [one for one in attacks if one.fraction != usual]
+    shares = " and ".join(f"{100 * share:.0f}" for share in sorted({a.fraction for a in other}))
+    under = ", ".join(sorted({one.kind for one in other}))
+    said = [f"no {kind} was run" for kind in kinds]
+    said += [f"{shares} % of attackers were run under {under} alone"] if other else []
+    return f"- **What is missing:** {'; '.join(said)}.\n"
 
 
 def _rows(runs: Sequence[Run], results: Results) -> list[Row]:
@@ -215,7 +235,9 @@ def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[s
         yield tabulate(
             rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True
         )
-        commands = dict.fromkeys(f"`fedtailor run attacks{_flags(run)}`" for run in runs)
+        commands = dict.fromkeys(
+            f"`fedtailor run attacks{_flags(run)} --out {_folder(run)}`" for run in runs
+        )
         yield "\n" + "\n".join(f"- {command}" for command in commands) + "\n"
 
 
@@ -226,6 +248,15 @@ def _preset(run: Run) -> str:
 
 def _flags(run: Run) -> str:
     return "".join(f" --set {setting}" for setting in run.settings)
+
+
+def _folder(run: Run) -> str:
+    """A run directory of its own for each setting."""
+    parts = []
+    for setting in run.settings:
+        key, _, value = setting.partition("=")
+        parts.append(value if key == "preset" else f"{key.rpartition('.')[2]}-{value}")
+    return "-".join(["runs/attacks", *parts]).replace(",", "-")
 
 
 def _cells(found: Outcome | None, is_base: bool) -> tuple[str, str]:
@@ -244,14 +275,21 @@ _TITLES = {
 
 _NOBODY = "nobody attacks"
 
-_TITLE = "# What attacks leave of a method\n"
+_RULES = "robustness.md#protect-a-run"
 
-_HEAD = """This page says what was measured with the built-in experiment `attacks`: 20 clients, of
-which some attack in every round, with and without a [rule](robustness.md) against them. Every
-number was written by `python -m evidence.attacks` from the results in `evidence/results.jsonl`.
+_TITLE = f"""# What attacks leave of a method
+
+This page says what was measured with the built-in experiment `attacks`: 20 clients, of which some
+attack in every round, with and without a [rule]({_RULES}) against them.
+"""
+
+_HEAD = f"""Every number was written by `python -m evidence.attacks` from the results in
+`evidence/results.jsonl`.
 
 ## How to read the tables
 
+- **rule** names the steps before the rule, and the rule. [Protect a run]({_RULES}) explains them,
+  and [Simulate attacks](robustness.md#simulate-attacks) the attacks. "× 5" is a strength.
 - Each number is the mean over honest clients of the accuracy on the client's own test examples, in
   percent, then over seeds. Attackers are not evaluated.
 - **personal** is that of the clients' own models, **global** that of the shared one.

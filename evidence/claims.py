@@ -300,20 +300,29 @@ numbers and ours cannot be equal; what can be compared is which method is ahead.
 evidence.claims` writes this page from `evidence/claims.toml` and `evidence/results.jsonl`.
 
 Accuracies are those of each client's own model on its own test examples, in percent, at the round
-that validation chose: the mean over clients, then over seeds. The spread is the paired difference
-with a 95 % interval over seeds and clients (`report/paired.py`), or each seed's difference. A
-verdict follows from a rule:
+that validation chose: the mean over clients, then over seeds. The spread is a difference with its
+interval, each seed's difference, or "±", the standard deviation over seeds.
 
-- **holds**: the interval lies above 0; where the table says *within*, above minus that margin; for
-  one number a seed, each seed's difference is above 0; for a number, it is as near to the paper's
-  as the table says, or beyond it. One seed alone is not enough.
-- **holds in direction**: the mean difference alone is as claimed; a number goes the right way.
-- **not here**: neither, or the training of the method in question diverged. Seeds with which the
-  other method diverged are left out, and named.
-- **not run**: no run has ended yet.
+A claim **holds** if this is so:
+
+- two methods: the 95 % interval of their paired difference, over seeds and clients, lies above 0.
+  Where *what differs* says "within one point", it lies above -1;
+- one value a seed, such as the decile or a number of rounds: the difference favours the method with
+  every seed;
+- two gains: the first interval lies above the second;
+- a measured number: its mean over seeds is within a tolerance of the paper's number, or reaches a
+  bound. `evidence/claims.toml` has the tolerance or the bound of each;
+- a number that is counted, without training or from the bytes of a round: the same. It is exact, so
+  one seed is enough.
+
+It **holds in direction** if only the mean difference is as claimed, if a number misses its bound
+but goes the right way (or is within twice the tolerance), or if it holds with one seed alone.
+**Not here**: neither is so, or the method in question diverged. Seeds with which the other method
+diverged are left out, and named. **Not run**: no run has ended yet.
 
 Rates are chosen on validation data by runs with a seed of their own
-([how](evidence.md)). A row's command runs its methods with its seeds.
+([how](evidence.md)). A row's command runs its methods with its seeds. Give each command its own
+`--out`; a run directory holds one setting.
 """
 
 

@@ -388,8 +388,11 @@ def draw(found: Sequence[Cell], path: Path) -> None:
 _HEAD = """# Five systems and ten baselines on four data sets
 
 How good is each method, and what does it cost? On each data set all methods have the same clients
-and the same budget. The first five rows are the five systems, the other ten are baselines. What is
-not run yet says so. [cross.csv](cross.csv) has all numbers.
+and the same budget. The first five rows are the five systems, the other ten are baselines.
+[cross.csv](cross.csv) has all numbers.
+
+*not run*: no run has ended yet. *n/a*: the method can't train this network, or is too slow for it;
+the lists below say which.
 """
 
 _TAIL = """## How it was measured
@@ -417,7 +420,8 @@ _TAIL = """## How it was measured
 - A dash stands where a number was not taken: the memory in older results, and the processor time of
   runs that were interrupted.
 - Every number was written by `python -m evidence.cross` from the results in
-  `evidence/results.jsonl`; the experiment is `fedtailor run map`.
+  `evidence/results.jsonl`; the experiment is `fedtailor run map`. Give each command its own
+  `--out`; a run directory holds one setting.
 
 In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
 systems. A dot is open where seeds or trials are missing.

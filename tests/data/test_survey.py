@@ -89,10 +89,10 @@ def test_a_table_without_what_is_needed_is_told_in_one_line(
 
 
 def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no rows"):
+    with pytest.raises(InputError, match="has no rows; give a file with at least one row"):
         table(tmp_path, text=[], label=[])
     (tmp_path / "visits.csv").write_text("")
-    with pytest.raises(InputError, match="is empty"):
+    with pytest.raises(InputError, match="is empty; give a file with at least one row"):
         survey(str(tmp_path / "visits.csv"), tmp_path)
 
 

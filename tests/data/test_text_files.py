@@ -58,9 +58,13 @@ def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
     [
         ("a.csv", "text,label\na,b\nc,d,e\n", "line 3 has 3 cells, and the lines before it 2; put"),
         ("a.csv", 'text,label\na,b\n"c,d\n', "the quote that opens in row 2 after the header is"),
-        ("a.jsonl", '{"text": "a"}\nno\n', "the line after row 1 is not a JSON object"),
-        ("a.parquet", "no parquet file at all", "it is no whole parquet file"),
-        ("a.arrow", "no arrow file at all", "it is no whole Arrow file"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\nno\n',
+            "the line after row 1 is not a JSON object; write one object in each line",
+        ),
+        ("a.parquet", "no parquet file", "it is no whole parquet file; write or copy it again"),
+        ("a.arrow", "no arrow file at all", "it is no whole Arrow file; write or copy it again"),
     ],
 )
 def test_what_readers_say_is_told_in_plain_words(

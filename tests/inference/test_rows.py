@@ -72,15 +72,15 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "text,label\n", "a.csv has no rows; one is needed"),
-        ("a.csv", "", "a.csv has no rows; one is needed"),
+        ("a.csv", "text,label\n", "a.csv has no rows; give at least one row"),
+        ("a.csv", "", "a.csv has no rows; give at least one row"),
         ("a.csv", "note\nx\n", "no column of .* has a usual name for texts; name it with --text"),
         ("a.csv", "text,label\nx\n", "row 1 has not as many fields as the header"),
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
         ("a.jsonl", "[]\n", r"line 1 is no JSON object"),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
         ("a.xlsx", "x", r"this model reads texts; allowed: .csv, .jsonl, .txt files"),
-        ("a.txt", "", "a.txt is empty"),
+        ("a.txt", "", "a.txt is empty; write one text a line into it"),
     ],
 )
 def test_what_cant_be_read_is_said_in_one_line(
@@ -134,12 +134,12 @@ def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
     assert [line.partition(",")[0] for line in kept[1:]] == ["17", "18"]
     with pytest.raises(InputError, match=r"unknown column .no. in .*a\.csv.* columns: id, "):
         check_kept(rows, ["no"], made, ["a", "b"])
-    with pytest.raises(InputError, match="--keep label: the output has a column of its own with"):
+    with pytest.raises(InputError, match=r"--keep label: .* of its own .*; rename it in the input"):
         check_kept(rows, ["label"], made, ["a", "b"])
     with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
         check_kept(Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], by_client=True)
     uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'"):
+    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'; add it to the row, or"):
         check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"])
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
         check_kept(Rows(["one"]), ["id"], "-", ["a", "b"])

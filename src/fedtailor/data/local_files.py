@@ -44,7 +44,7 @@ def local_table(name: str, cache: Path) -> Any:
     if path.suffix not in FORMATS:
         raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
     if path.stat().st_size == 0:
-        raise InputError(f"can't read {name!r}: it is empty")
+        raise InputError(f"can't read {name!r}: it is empty; give a file with at least one row")
     if path.suffix in (".csv", ".jsonl"):
         check_text_file(path, name)
     from datasets import Features, Value, load_dataset
@@ -79,7 +79,7 @@ def local_table(name: str, cache: Path) -> Any:
             logging.set_verbosity(verbosity)
             enable_progress_bar()
     if "corresponds to no data" in problem:
-        raise InputError(f"{name!r} has no rows")
+        raise InputError(f"{name!r} has no rows; give a file with at least one row")
     raise InputError(f"can't read {name!r}: {reason_of(problem)}")
 
 

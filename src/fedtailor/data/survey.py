@@ -238,7 +238,7 @@ def survey(path: str, cache: Path | None = None) -> Survey:
     """
     table = local_table(path, cache_dir() if cache is None else cache)
     if len(table) == 0:
-        raise InputError(f"{path} has no rows")
+        raise InputError(f"{path} has no rows; give a file with at least one row")
     if cells.is_csv(path):
         table = _typed(table)
     arrow = table.with_format("arrow")[:]

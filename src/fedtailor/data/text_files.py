@@ -18,12 +18,25 @@ _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
     ),
     (
         r"EOF inside string starting at row (\d+)",
-        "the quote that opens in row {0} after the header is never closed",
+        "the quote that opens in row {0} after the header is never closed; close it",
     ),
-    (r"Buffer overflow caught", "a line does not end, or has far more cells than the others"),
-    (r"JSON parse error: .* in row (\d+)", "the line after row {0} is not a JSON object"),
-    (r"Parquet magic bytes not found|Parquet file size is", "it is no whole parquet file"),
-    (r"Not an Arrow file|metadata bytes|Invalid flatbuffers", "it is no whole Arrow file"),
+    (
+        r"Buffer overflow caught",
+        "a line does not end, or has far more cells than the others; put cells with commas or line "
+        "ends in quotes",
+    ),
+    (
+        r"JSON parse error: .* in row (\d+)",
+        "the line after row {0} is not a JSON object; write one object in each line",
+    ),
+    (
+        r"Parquet magic bytes not found|Parquet file size is",
+        "it is no whole parquet file; write or copy it again",
+    ),
+    (
+        r"Not an Arrow file|metadata bytes|Invalid flatbuffers",
+        "it is no whole Arrow file; write or copy it again",
+    ),
 )
 
 

@@ -93,11 +93,11 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     if kind == ".txt":
         texts = _lines(content)
         if not texts:
-            raise InputError(f"{source} is empty; one text a line is needed")
+            raise InputError(f"{source} is empty; write one text a line into it")
         return Rows(texts)
     table = _csv(content, source) if kind == ".csv" else _jsonl(content, source)
     if not table:
-        raise InputError(f"{source} has no rows; one is needed")
+        raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])
     name = _text_column(columns, text or data.text, source)
     label = usual_column("label", columns) if data.label is None else data.label
@@ -223,10 +223,16 @@ def check_kept(
         if column not in (present := list((rows.table or [{}])[0])):
             raise unknown("column", column, present, where=source, kind="columns")
         if column in own:
-            raise InputError(f"--keep {column}: the output has a column of its own with that name")
+            raise InputError(
+                f"--keep {column}: the output has a column of its own with that name; rename it in "
+                "the input"
+            )
         for number, row in enumerate(rows.table or (), 1):
             if column not in row:
-                raise InputError(f"{source}, row {number} has no {brief(column)}")
+                raise InputError(
+                    f"{source}, row {number} has no {brief(column)}; add it to the row, or leave "
+                    "the column out of --keep"
+                )
 
 
 def empty_texts(rows: Rows) -> str:
