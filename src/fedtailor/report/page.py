@@ -16,7 +16,8 @@ import numpy as np
 from ..errors import InputError, naming
 from . import drawing, select
 from .cells import ranked, text_tables
-from .charts.content import Group, Json, content, every_client, groups
+from .charts.content import Group, Json, content, groups
+from .charts.every_client import every_client
 from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table

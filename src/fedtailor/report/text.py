@@ -14,6 +14,7 @@ class TextTable:
 
     ``best`` has the positions (row, column) of the best cells of their columns. ``levels`` are by
     position, too: how strong the colour behind a cell is, in percent.
+    ``note`` says what the table leaves out.
     """
 
     title: str
@@ -22,6 +23,7 @@ class TextTable:
     best: frozenset[tuple[int, int]] = frozenset()
     keys: Sequence[str] = ()  # one a row, by which the page's script knows it
     levels: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def flat_header(self) -> list[str]:

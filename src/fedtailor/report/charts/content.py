@@ -32,7 +32,6 @@ from ..select import (
     values_of,
 )
 from ..table import Table
-from ..text import TextTable
 
 MAX_CLIENTS = 200  # of a group; of more, evenly spaced ones are shown
 _MAX_ROUNDS = 25  # of one client's curves
@@ -94,41 +93,6 @@ def content(entries: Sequence[Entry], comparison: Table, of: Sequence[Group]) ->
         "confusion": list(_confusions(entries)),
         "clientCurves": list(_client_curves(entries, metric, of, place)),
     }
-
-
-_MAX_ROWS = 400
-
-
-def every_client(shown: Json) -> TextTable:
-    """Show the results of the shown clients as a table: a row a client and group."""
-    labels, groups_of, metric = shown["methods"], shown["groups"], shown["metric"]
-    digits = 1 if metric["isPercentage"] else 3
-    found: dict[tuple[int, int], dict[int, float]] = {}
-    columns = shown["results"]
-    if columns:
-        for method, group, client, value in zip(
-            *(columns[name] for name in ("method", "group", "client", "value")), strict=True
-        ):
-            if value is not None:
-                found.setdefault((group, client), {})[method] = value
-    cells, keys = [], []
-    for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
-        of = groups_of[group]
-        shared = [of["title"]] if len(groups_of) > 1 else []
-        texts = [f"{values[k]:.{digits}f}" if k in values else "-" for k in range(len(labels))]
-        cells.append(
-            [
-                of["names"][client],
-                *shared,
-                str(of["train"][client]),
-                str(of["test"][client]),
-                *texts,
-            ]
-        )
-        keys.append(f"{group}:{client}")
-    header = ["client", *(["clients of"] if len(groups_of) > 1 else []), "train", "test", *labels]
-    title = f"Every client: examples, and test {metric['axis']} by method"
-    return TextTable(title, header, cells, keys=keys)
 
 
 def number(value: float | None, digits: int = 4) -> float | None:
