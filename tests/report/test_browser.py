@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,8 +251,11 @@ def test_clients_are_found_by_name(opened: Any) -> None:
     assert page.locator("#client-title").inner_text() == "Client 5, seed 0"
 
 
-def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
-    page = opened()
+@pytest.mark.parametrize(("theme", "ground"), [("light", "#ffffff"), ("dark", "#1b2127")])
+def test_charts_and_tables_can_be_saved(
+    opened: Any, tmp_path: Path, theme: str, ground: str
+) -> None:
+    page = opened(theme=theme)
     for name, start in (("CSV", "method,accuracy,weighted"), ("LaTeX", r"\begin{tabular}")):
         with page.expect_download() as download:
             page.locator("#results").get_by_role("link", name=name).first.click()
@@ -263,6 +267,7 @@ def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
     download.value.save_as(tmp_path / "chart.svg")
     saved = (tmp_path / "chart.svg").read_text()
     assert saved.startswith("<svg")
+    assert re.match(rf'<svg[^>]*><rect [^>]*fill="{ground}"', saved)
     assert all(f">{label}<" in saved for label in METHODS)
 
 
