@@ -137,6 +137,23 @@ def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
     assert rows.count() == len(METHODS)
 
 
+def test_the_front_is_that_of_the_shown_methods(opened: Any) -> None:
+    page = opened()
+    on_line = """() => {
+      const found = new Set();
+      const look = (item) => {
+        if (item.marktype === "line") item.items.forEach((one) => found.add(one.datum.method));
+        (item.items ?? []).forEach((one) => one.items && look(one));
+      };
+      look(document.querySelector('.chart[data-chart="pareto-bytes"]').view.scenegraph().root);
+      return [...found];
+    }"""
+    assert page.evaluate(on_line) == ["local", "fedsdg"]
+    page.get_by_role("checkbox", name="fedsdg").uncheck()
+    page.wait_for_timeout(300)
+    assert page.evaluate(on_line) == ["local", "fedavg"]
+
+
 def _place(page: Any, name: str, mark: str, test: str) -> tuple[float, float]:
     """Scroll to a chart, and return where its first mark with a ``test`` field is."""
     x, y = page.evaluate(
