@@ -239,6 +239,18 @@ def test_the_keyboard_chooses_a_client_and_a_round_and_sorts(opened: Any) -> Non
     assert sorted(first) == sorted(names.all_inner_texts())
 
 
+def test_columns_of_names_begin_upwards_and_those_of_numbers_downwards(opened: Any) -> None:
+    page = opened()
+    table = page.locator("#results table").first
+    table.get_by_role("button", name="method", exact=True).click()
+    assert table.locator("tbody th").all_inner_texts() == sorted(METHODS)
+    table.get_by_role("button", name="accuracy", exact=True).click()
+    cells = table.locator("tbody td:nth-child(2)").all_inner_texts()
+    values = [float(cell.partition("±")[0]) for cell in cells]
+    assert values == sorted(values, reverse=True)
+    assert table.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
+
+
 def test_tab_reaches_every_control(opened: Any) -> None:
     page = opened()
     wanted = page.evaluate(
