@@ -303,7 +303,8 @@ def test_charts_and_tables_can_be_saved(
 def test_without_scripts_there_are_figures_and_tables(opened: Any) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator(".live-only").first.is_hidden()
-    assert page.locator("figure svg:visible").count() >= 6
+    assert page.locator("figure svg:visible").count() >= 7
+    assert page.get_by_label("Ahead of training alone. The figure shows").is_visible()
     assert page.locator("#results table").first.locator("tbody tr").count() == len(METHODS)
     assert "is best on validation data" in page.locator("#verdict").inner_text()
     command = page.locator("#verdict code").first.inner_text()

@@ -72,8 +72,8 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Cost and time in detail",
         "Run: letters",
     ]
-    assert len(svgs) == 5
-    assert page.count("<figcaption>") == 11  # with those of the live charts
+    assert len(svgs) == 6
+    assert page.count("<figcaption>") == 12  # with those of the live charts
     for found in svgs:
         root = ElementTree.fromstring(found)
         assert root.get("role") == "img"

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..costs import COSTS, costs_of, front, is_wide
 from ..differences import Division, division_of
-from ..judge import cpu_seconds_of, seconds_of, simulated_seconds
 from ..numbers import scale_of
 from ..read import Trial
 from ..records import Partition
@@ -197,60 +197,31 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
 
 
-_COSTS = ("bytes", "flops", "simulated", "cpu", "seconds")
-
-
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """The mean test result beside what it cost: bytes and floating-point operations of a client,
-    and simulated seconds, until the reported round, and the seconds of the whole training; means
-    over seeds. What was not measured is None."""
+    """Results beside what they cost, means over seeds; None where a seed lacks a cost."""
     for position, entry in enumerate(entries):
-        traffic, flops, simulated, results = [], [], [], []
-        for trial, selected in _selected(entry):
-            rounds = [record for record in trial.history if record.round <= selected.round]
-            total = sum(record.bytes_down + record.bytes_up for record in rounds)
-            clients = entry.run.partitions[trial.seed].clients
-            traffic.append(total / clients)
-            if trial.costs is not None and trial.costs.flops is not None:
-                steps = sum(record.num_steps for record in rounds)
-                flops.append(trial.costs.flops * steps / clients)
-            if (seconds := simulated_seconds(rounds)) is not None:
-                simulated.append(seconds)
-            results.append(scale_of(metric)[0] * summary(selected.test, metric).mean)
+        of_trials = [
+            (costs_of(entry, trial, selected.round), summary(selected.test, metric).mean)
+            for trial, selected in _selected(entry)
+        ]
+        results = [scale_of(metric)[0] * result for _, result in of_trials]
         if results and math.isfinite(float(np.mean(results))):
             yield {
                 "method": position,
                 "value": number(float(np.mean(results))),
-                "bytes": number(float(np.mean(traffic))),
-                "flops": number(float(np.mean(flops))) if len(flops) == len(results) else None,
-                "simulated": number(float(np.mean(simulated)))
-                if len(simulated) == len(results)
-                else None,
-                "cpu": number(cpu_seconds) if (cpu_seconds := cpu_seconds_of(entry)) else None,
-                "seconds": number(seconds_of(entry)),
+                **{cost: _mean([costs[cost] for costs, _ in of_trials]) for cost in COSTS},
             }
 
 
-def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:
-    """Say of each point (cost, result) whether no other one is as cheap and better, or as good and
-    cheaper.
-
-    >>> front([(1, 0.5), (2, 0.4), (3, 0.9)], higher_is_better=True)
-    [True, False, True]
-    """
-    sign = 1 if higher_is_better else -1
-    return [
-        not any(
-            c <= cost and sign * v >= sign * value and (c, v) != (cost, value) for c, v in points
-        )
-        for cost, value in points
-    ]
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return number(float(np.mean(known))) if len(known) == len(values) else None
 
 
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
-    measured = [cost for cost in _COSTS if rows and all(row[cost] is not None for row in rows)]
+    measured = [cost for cost in COSTS if rows and all(row[cost] is not None for row in rows)]
     on = {
         cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
         for cost in measured
@@ -285,18 +256,6 @@ def _shares(values: Any) -> list[float]:
     x = np.asarray(values, dtype=np.float64)
     shares: list[float] = ((x - x.min()) / (np.ptp(x) or 1)).tolist()
     return shares
-
-
-def is_wide(costs: Sequence[float]) -> float:
-    """Return the least cost above 0 if costs differ so much that their axis is logarithmic, or else
-    0.
-
-    >>> is_wide([1, 7]), is_wide([1, 8]), is_wide([0, 2, 3])
-    (0, 1, 2)
-    """
-    positive = [cost for cost in costs if cost > 0]
-    alike = not positive or (min(costs) > 0 and max(costs) < 8 * min(costs))
-    return 0 if alike else min(positive)
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:

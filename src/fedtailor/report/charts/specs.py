@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..costs import COSTS
 from ..drawing import DASHES, SHAPES
 from ..select import Metric, higher_is_better, is_percentage, unit_of
 from .content import Json
@@ -249,15 +250,6 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
     }
     layers = {"layer": [whisker, box, median, dots, picked]}
     return chart("results", f"{axis} of every client", {"step": 40}, layers)
-
-
-COSTS = {  # what a chart of costs says below its axis, and the unit
-    "bytes": ("bytes per client (down and up)", "B"),
-    "flops": ("operations of a client's training", "FLOP"),
-    "simulated": ("simulated seconds until the reported round", "s"),
-    "cpu": ("processor seconds of all clients' training", "s"),
-    "seconds": ("seconds of the whole training", "s"),
-}
 
 
 def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
