@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.methods.pfedgate import label_correlation
+from fedtailor.report.methods.pfedgate import gating_tree
 from fedtailor.report.read import Partition, Trial
 from fedtailor.report.select import by_round, summary
 from fedtailor.report.tensors import tensors
@@ -23,7 +23,7 @@ def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:
     }
     values = {"curve": curve, "gates": _gates(trial), **_diagnostics(trial)}
     if trial.method == "pfedgate":
-        correlation = label_correlation(trial, partition)
+        correlation = gating_tree(trial, partition).label_correlation
         values["like_layers"] = None if correlation is None else round(correlation, 4)
     return {name: value for name, value in values.items() if value is not None}
 

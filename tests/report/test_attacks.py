@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,9 @@ def test_methods_by_attacks(make_run: MakeRun) -> None:
     assert max(personal.levels.values()) == 45
 
 
-def test_other_settings_have_a_row_of_their_own(make_run: MakeRun) -> None:
-    paths = [make_run("a", name="a", attack=FLIP), make_run("b", name="b", epochs=2)]
+@pytest.mark.parametrize("other", [{"epochs": 2}, {"rounds": 6, "attack": FLIP}])
+def test_other_settings_have_a_row_of_their_own(make_run: MakeRun, other: dict[str, Any]) -> None:
+    paths = [make_run("a", name="a", attack=FLIP), make_run("b", name="b", **other)]
     personal, _ = maps(paths)
     assert [row[0] for row in personal.cells] == [
         "fedavg (a)", "fedsdg (a)", "fedavg (b)", "fedsdg (b)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,23 @@ def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
     assert rows.count() == len(METHODS)
 
 
+def test_the_front_is_that_of_the_shown_methods(opened: Any) -> None:
+    page = opened()
+    on_line = """() => {
+      const found = new Set();
+      const look = (item) => {
+        if (item.marktype === "line") item.items.forEach((one) => found.add(one.datum.method));
+        (item.items ?? []).forEach((one) => one.items && look(one));
+      };
+      look(document.querySelector('.chart[data-chart="pareto-bytes"]').view.scenegraph().root);
+      return [...found];
+    }"""
+    assert page.evaluate(on_line) == ["local", "fedsdg"]
+    page.get_by_role("checkbox", name="fedsdg").uncheck()
+    page.wait_for_timeout(300)
+    assert page.evaluate(on_line) == ["local", "fedavg"]
+
+
 def _place(page: Any, name: str, mark: str, test: str) -> tuple[float, float]:
     """Scroll to a chart, and return where its first mark with a ``test`` field is."""
     x, y = page.evaluate(
@@ -221,6 +239,18 @@ def test_the_keyboard_chooses_a_client_and_a_round_and_sorts(opened: Any) -> Non
     assert sorted(first) == sorted(names.all_inner_texts())
 
 
+def test_columns_of_names_begin_upwards_and_those_of_numbers_downwards(opened: Any) -> None:
+    page = opened()
+    table = page.locator("#results table").first
+    table.get_by_role("button", name="method", exact=True).click()
+    assert table.locator("tbody th").all_inner_texts() == sorted(METHODS)
+    table.get_by_role("button", name="accuracy", exact=True).click()
+    cells = table.locator("tbody td:nth-child(2)").all_inner_texts()
+    values = [float(cell.partition("±")[0]) for cell in cells]
+    assert values == sorted(values, reverse=True)
+    assert table.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
+
+
 def test_tab_reaches_every_control(opened: Any) -> None:
     page = opened()
     wanted = page.evaluate(
@@ -250,8 +280,11 @@ def test_clients_are_found_by_name(opened: Any) -> None:
     assert page.locator("#client-title").inner_text() == "Client 5, seed 0"
 
 
-def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
-    page = opened()
+@pytest.mark.parametrize(("theme", "ground"), [("light", "#ffffff"), ("dark", "#1b2127")])
+def test_charts_and_tables_can_be_saved(
+    opened: Any, tmp_path: Path, theme: str, ground: str
+) -> None:
+    page = opened(theme=theme)
     for name, start in (("CSV", "method,accuracy,weighted"), ("LaTeX", r"\begin{tabular}")):
         with page.expect_download() as download:
             page.locator("#results").get_by_role("link", name=name).first.click()
@@ -263,13 +296,15 @@ def test_charts_and_tables_can_be_saved(opened: Any, tmp_path: Path) -> None:
     download.value.save_as(tmp_path / "chart.svg")
     saved = (tmp_path / "chart.svg").read_text()
     assert saved.startswith("<svg")
+    assert re.match(rf'<svg[^>]*><rect [^>]*fill="{ground}"', saved)
     assert all(f">{label}<" in saved for label in METHODS)
 
 
 def test_without_scripts_there_are_figures_and_tables(opened: Any) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator(".live-only").first.is_hidden()
-    assert page.locator("figure svg:visible").count() >= 6
+    assert page.locator("figure svg:visible").count() >= 7
+    assert page.get_by_label("Ahead of training alone. The figure shows").is_visible()
     assert page.locator("#results table").first.locator("tbody tr").count() == len(METHODS)
     assert "is best on validation data" in page.locator("#verdict").inner_text()
     command = page.locator("#verdict code").first.inner_text()

@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from fedtailor.report.figures import confusion, convergence, cost, distribution, labels
+from fedtailor.report.figures import ahead, confusion, convergence, cost, distribution, labels
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
+from fedtailor.report.table import table
 from tests.report.conftest import correct, hold
 
 MakeRun = Callable[..., Path]
@@ -72,12 +73,43 @@ def test_every_clients_result_is_a_dot_and_the_curves_sort_them(
 def test_costs_are_the_bytes_of_a_client_until_the_reported_round(
     shown: list[Entry], expected: Expected
 ) -> None:
-    (axis,) = cost(shown, "accuracy").figure.axes
+    (axis,) = cost(shown, "accuracy", ["bytes"]).figure.axes
     for at, (label, traffic) in enumerate(zip(METHODS, (4 * 12_000 / 6, 0.0), strict=True)):
         seeds, mean = axis.collections[2 * at : 2 * at + 2]
         results = 100 * expected(label, 4, "personal").mean(1)
         np.testing.assert_allclose(seeds.get_offsets(), [(traffic, result) for result in results])
         np.testing.assert_allclose(mean.get_offsets(), [(traffic, results.mean())])
+
+
+def test_each_cost_has_an_axis_with_the_front(shown: list[Entry], expected: Expected) -> None:
+    bytes_, flops, cpu, _ = cost(shown, "accuracy", ("bytes", "flops", "cpu")).figure.axes
+    results = [100 * expected(label, 4, "personal").mean() for label in METHODS]
+    # 4 rounds of 3 steps, over 6 clients; 8 rounds of 1.5 processor seconds
+    for axis, spent in ((bytes_, (8000, 0)), (flops, (12_000, 12_000)), (cpu, (12, 12))):
+        means = [axis.collections[at].get_offsets()[0] for at in (1, 3)]
+        np.testing.assert_allclose(means, list(zip(spent, results, strict=True)))
+        (line,) = axis.get_lines()
+        assert results[0] > results[1]
+        on_front = [1, 0] if axis is bytes_ else [0]  # by cost
+        np.testing.assert_allclose(line.get_xdata(), [spent[k] for k in on_front])
+        np.testing.assert_allclose(line.get_ydata(), [results[k] for k in on_front])
+
+
+def test_leads_over_training_alone_have_their_intervals(make_run: MakeRun) -> None:
+    comparison = table([read(make_run(methods=("fedavg", "local", "fedsdg")))])
+    drawing = ahead(comparison, ["fedsdg", "local", "fedavg"])
+    assert drawing is not None
+    (axis,) = drawing.figure.axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["fedsdg", "fedavg"]
+    (verdict,) = comparison.verdicts
+    found = {one.method: one for one in verdict.against_alone}
+    points = axis.get_lines()[1:]
+    for line, interval in zip(points, axis.collections, strict=True):
+        one = found[["fedsdg", "fedavg"][int(line.get_ydata()[0])]]
+        assert line.get_xdata()[0] == pytest.approx(100 * one.value)
+        ends = interval.get_segments()[0][:, 0]
+        np.testing.assert_allclose(ends, [100 * one.low, 100 * one.high])
+    assert ahead(table([read(make_run("b", methods=("fedavg",)))]), ["fedavg"]) is None
 
 
 def test_labels_are_counted_by_client_and_class_in_the_order_of_the_clusters(

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fedtailor import report
 from fedtailor.errors import InputError
 from fedtailor.report.page import write
-from tests.report.conftest import write_run
+from tests.report import conftest
+from tests.report.conftest import hold, write_run
 
 MakeRun = Callable[..., Path]
 
@@ -70,13 +72,35 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Cost and time in detail",
         "Run: letters",
     ]
-    assert len(svgs) == 5
-    assert page.count("<figcaption>") == 11  # with those of the live charts
+    assert len(svgs) == 6
+    assert page.count("<figcaption>") == 12  # with those of the live charts
     for found in svgs:
         root = ElementTree.fromstring(found)
         assert root.get("role") == "img"
         assert len(root.get("aria-label", "")) > 60
     assert len(page.encode()) < 2_000_000
+
+
+def test_the_scripts_that_draw_have_at_most_a_megabyte() -> None:
+    folder = Path(report.__file__).parent / "vega"
+    assert sum(path.stat().st_size for path in folder.glob("*.js")) <= 1_000_000
+
+
+@pytest.mark.slow
+def test_a_page_of_many_clients_has_at_most_three_megabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, seeds = 100, (0, 1, 2)
+    for values, value in (("K", n), ("TEST", [20] * n), ("VALIDATION", [5] * n)):
+        monkeypatch.setattr(conftest, values, value)
+    others = ("fedprox", "ditto", "apfl", "fedrep", "fedper", "ifca", "pfedme", "scaffold", "fedbn")
+    methods = ("local", "fedavg", "fedsdg", *others)
+    run = write_run(tmp_path / "large", methods=methods, seeds=seeds, rounds=50)
+    for seed in seeds:
+        hold(run, seed, train=[40] * n, labels=[[30, 20, 15]] * n)
+    page = write([run], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<tr data-key=") == n * len(seeds)
+    assert len(page.encode()) <= 3_000_000
 
 
 def test_one_point_is_no_curve(tmp_path: Path) -> None:

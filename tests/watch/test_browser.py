@@ -118,7 +118,12 @@ def test_charts_and_table_are_drawn_and_nothing_is_wider_than_the_window(
         assert page.locator("tbody tr").count() == 8
         row = page.locator("tbody tr").nth(3).locator("td").all_inner_texts()
         assert row[:6] == ["0", "interrupted", "5 of 8", "78.3", "78.3", "4"]
-        page.get_by_role("checkbox", name="fedsdg").uncheck()
+        box = page.get_by_role("checkbox", name="fedsdg")
+        for act, focus in ((box.focus, "fedsdg"), (box.blur, None)):
+            act()
+            found = page.evaluate("document.querySelector('.chart').view.signal('focus')")
+            assert found == focus
+        box.uncheck()
         page.emulate_media(color_scheme="dark" if theme == "light" else "light")
         page.wait_for_timeout(300)
 

@@ -14,7 +14,7 @@ from .select import ATTACK_SUCCESS, Entry, Metric, unit_of
 from .table import Result, Row, Table
 from .text import TextTable
 
-_APART = {"attack", "engine", "format", "methods", "name", "rounds", "seeds"}
+_APART = {"attack", "engine", "format", "methods", "name", "seeds"}
 _LEVELS = 45  # percent of the colour of the largest value, on which text can still be read
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .drawing import COLOURS, PAPER, Drawing, marker, new_figure, shared_legend, style
+from .costs import COSTS, costs_of, front, is_wide
+from .drawing import COLOURS, INK, PAPER, Drawing, marker, new_figure, shared_legend, style
 from .read import Run
 from .records import Counts, Partition
 from .select import (
@@ -16,6 +18,7 @@ from .select import (
     Metric,
     SelectedRound,
     by_round,
+    higher_is_better,
     is_percentage,
     select_by,
     select_round,
@@ -24,6 +27,7 @@ from .select import (
     unit_of,
     values_of,
 )
+from .table import Table
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -164,31 +168,50 @@ def ticks(low: float, high: float) -> list[float]:
     return [s * 10.0**p for p in powers for s in steps if low <= s * 10.0**p <= high]
 
 
-def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
-    """Draw test results against the traffic up to the selected round."""
-    from matplotlib.ticker import EngFormatter, NullLocator
+def cost(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Drawing:
+    """Draw test results against ``costs``, which all methods must have: an axis for each."""
+    rows = math.ceil(len(costs) / 2)
+    figure = new_figure(0.6 + 0.07 * len(entries) + (3.2 if len(costs) == 1 else 2.7 * rows))
+    columns = min(2, len(costs))
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    for axis, name in zip(axes, costs, strict=False):
+        _draw_cost(axis, entries, metric, name)
+    for axis in axes[len(costs) :]:
+        axis.set_axis_off()
+    for axis in axes[::columns]:
+        axis.set_ylabel(f"mean test {_axis(metric)}")
+    shared_legend(figure, *axes[0].get_legend_handles_labels())
+    return Drawing(
+        "Cost against result",
+        figure,
+        f"The figure shows the mean test {metric} of the personal models against what it costs. "
+        "Bytes and operations are those of a client until the reported round, seconds those of the "
+        "whole training unless the axis says otherwise. Each small mark is a seed; each large mark "
+        "is the mean over the seeds of a method. The dashed line joins the methods for which no "
+        "other one is both cheaper and better.",
+    )
 
-    figure = new_figure(3.8 + 0.07 * len(entries))
-    axis = figure.subplots()
-    traffic: list[float] = []
+
+def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+
+    means, every = [], []
     for index, entry in enumerate(entries):
-        points = []
-        for trial, selection in zip(entry.trials, _selected(entry), strict=True):
-            if selection is not None:
-                rounds = [record for record in trial.history if record.round <= selection.round]
-                total = sum(record.bytes_down + record.bytes_up for record in rounds)
-                clients = entry.run.partitions[trial.seed].clients
-                result = _scale(metric) * summary(selection.test, metric).mean
-                points.append((total / clients, result))
-        if not points:
+        points = [
+            (spent, _scale(metric) * summary(selection.test, metric).mean)
+            for trial, selection in zip(entry.trials, _selected(entry), strict=True)
+            if selection is not None
+            and (spent := costs_of(entry, trial, selection.round)[name]) is not None
+        ]
+        if not points or not np.isfinite(points).all():
             continue
         x, y = np.array(points).T
-        traffic += x.tolist()
+        means.append((float(x.mean()), float(y.mean())))
+        every += x.tolist()
         colour = style(index)["color"]
         axis.scatter(x, y, s=34, marker=marker(index), color=colour, alpha=0.4, linewidth=0)
         axis.scatter(
-            x.mean(),
-            y.mean(),
+            *means[-1],
             s=75,
             marker=marker(index),
             facecolor=colour if index < len(COLOURS) else PAPER,
@@ -196,23 +219,54 @@ def cost(entries: Sequence[Entry], metric: Metric) -> Drawing:
             linewidth=1.5,
             label=entry.label,
         )
-    if positive := [value for value in traffic if value > 0]:
-        low, high = min(positive) / 2, 2 * max(positive)
+    on_front = front(means, higher_is_better=higher_is_better(metric))
+    joined = np.array(sorted(p for p, on in zip(means, on_front, strict=True) if on)).T
+    axis.step(*joined, where="post", color=INK, linestyle=(0, (3, 3)), linewidth=1, zorder=0)
+    if least := is_wide(every):
+        low, high, has_free = least / 2, 2 * max(every), min(every) == 0
         axis.set_xscale("symlog", linthresh=low, linscale=0.4)
-        axis.set_xlim(-low / 4 if min(traffic) == 0 else low, high)
-        axis.set_xticks([0, *ticks(low, high)] if min(traffic) == 0 else ticks(low, high))
-    axis.xaxis.set_major_formatter(EngFormatter(unit="B", sep=" "))
+        axis.set_xlim(-low / 4 if has_free else low, high)
+        axis.set_xticks([0, *ticks(low, high)] if has_free else ticks(low, high))
+    else:
+        axis.set_xlim(0, 1.1 * max(every) or 1)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+    text, unit = COSTS[name]
+    axis.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" "))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set(xlabel="bytes per client, down and up, until the reported round")
-    axis.set_ylabel(f"mean test {_axis(metric)}")
+    axis.tick_params(axis="x", labelsize="small")
+    axis.set_xlabel(text)
     axis.grid(visible=True)
-    shared_legend(figure, *axis.get_legend_handles_labels())
+
+
+def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
+    """Draw how far each method is ahead of training alone, in the order ``ranked``; None if no run
+    has training alone."""
+    labels = [row.label for row in comparison.rows]
+    found = {one.method: one for verdict in comparison.verdicts for one in verdict.against_alone}
+    shown = [label for label in ranked if label in found]
+    if not shown:
+        return None
+    figure = new_figure(1.0 + 0.3 * len(shown))
+    axis = figure.subplots()
+    axis.axvline(0, color=INK, linestyle=(0, (4, 3)), linewidth=1)
+    factor = _scale(comparison.metric)
+    for y, label in enumerate(shown):
+        index, one = labels.index(label), found[label]
+        colour = style(index)["color"]
+        if math.isfinite(one.low) and math.isfinite(one.high):
+            axis.hlines(y, factor * one.low, factor * one.high, color=colour, linewidth=2.4)
+        axis.plot(factor * one.value, y, marker=marker(index), markersize=7, color=colour)
+    axis.set_yticks(range(len(shown)), shown)
+    axis.set_ylim(len(shown) - 0.5, -0.5)
+    unit = " (points)" if is_percentage(comparison.metric) else unit_of(comparison.metric)
+    axis.set_xlabel(f"ahead of training alone{unit}")
+    axis.grid(visible=True, axis="x")
     return Drawing(
-        "Cost against result",
+        "Ahead of training alone",
         figure,
-        f"The figure shows the mean test {metric} of the personal models against the bytes that "
-        "were sent and received until the reported round, divided by the number of clients. Each "
-        "small mark is a seed; each large mark is the mean over the seeds of a method.",
+        f"The figure shows how far the test {comparison.metric} of each method is ahead of that of "
+        "training alone, with its 95 % interval over clients and seeds. A lead or a loss whose "
+        "interval holds 0 may be chance.",
     )
 
 

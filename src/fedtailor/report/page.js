@@ -277,16 +277,18 @@
     all("thead th", table).forEach((head, column) => {
       const button = make("button", { type: "button", className: "plain", textContent: head.textContent });
       button.addEventListener("click", () => {
-        const up = head.getAttribute("aria-sort") === "descending";
+        const value = (row) => row.cells[column].textContent;
+        const rows = [...table.tBodies[0].rows], now = head.getAttribute("aria-sort");
+        const isText = column === 0 || rows.every((row) => parsed(value(row)) === null);
+        const up = now ? now === "descending" : isText;
         all("thead th", table).forEach((one) => one.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", up ? "ascending" : "descending");
-        const value = (row) => row.cells[column].textContent;
         const compare = (a, b) => {
           const x = parsed(value(a)), y = parsed(value(b));
           if (x === null && y === null) return value(a).localeCompare(value(b), "en", { numeric: true }) * (up ? 1 : -1);
           return x === null ? 1 : y === null ? -1 : up ? x - y : y - x;
         };
-        table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+        table.tBodies[0].append(...rows.sort(compare));
       });
       head.replaceChildren(button);
     });

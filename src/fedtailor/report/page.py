@@ -16,14 +16,15 @@ import numpy as np
 from ..errors import InputError, naming
 from . import drawing, select
 from .cells import ranked, text_tables
-from .charts.content import Group, Json, content, every_client, groups
+from .charts.content import Group, Json, content, groups
+from .charts.every_client import every_client
 from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
 from .notes import AT_MAJORITY, at_majority_notes
 from .numbers import si
 from .read import Run, StrPath, read_all
-from .sections import chart_specs, sections
+from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table
 from .text import TextTable, whole
@@ -137,7 +138,9 @@ def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Pa
     Path(folder).mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(drawing.RC | {"savefig.facecolor": "white"}):
-        for part in sections(runs, entries, comparison, shown, of):
+        first = ahead(comparison, [row.label for row in ranked(comparison)])
+        others = sections(runs, entries, comparison, shown, of)
+        for part in [*([first] if first else []), *others]:
             for number, one in enumerate(part.drawings):
                 for kind in ("svg", "pdf"):
                     name = f"{part.id}-{number}" if len(part.drawings) > 1 else part.id
@@ -179,8 +182,10 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     folder = Path(__file__).parent
     with matplotlib.rc_context(drawing.RC):
         parts = list(sections(runs, entries, comparison, shown, of))
-        numbered = ((part, one) for part in parts for one in part.drawings)
-        svgs: dict[str, list[tuple[str, str]]] = {part.id: [] for part in parts}
+        first = ahead(comparison, ranks)
+        drawn = [*([first] if first else []), *parts]
+        numbered = ((part, one) for part in drawn for one in part.drawings)
+        svgs: dict[str, list[tuple[str, str]]] = {part.id: [] for part in drawn}
         for number, (part, one) in enumerate(numbered, start=1):
             svgs[part.id].append((drawing.svg(one, f"figure{number}"), one.caption))
     environment = jinja2.Environment(
@@ -206,7 +211,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run, runs) for run in runs],
         labels=shown["methods"],
-        has_ahead=bool(shown["ahead"]),
+        ahead=first,
         colours=list(zip(drawing.COLOURS, drawing.DARK, strict=True)),
         dashes=drawing.DASHES,
         content=_json(shown),

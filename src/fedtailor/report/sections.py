@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from . import figures
 from .attacks import attack_maps
 from .charts import maps, specs
-from .charts.content import Group, Json, is_wide
+from .charts.content import Group, Json
+from .costs import COSTS, is_wide
 from .drawing import Drawing
 from .methods import FIGURES
 from .read import Run
-from .select import Entry
+from .select import Entry, Metric
 from .table import Table
 from .text import TextTable
 
@@ -65,7 +66,7 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         found["ahead"] = specs.ahead(labels, ranked, metric)
     if content["confusion"]:
         found["confusion"] = maps.confusion(longest=_longest(content["confusion"], "classes"))
-    for cost in [cost for cost in specs.COSTS if cost in costs]:
+    for cost in [cost for cost in COSTS if cost in costs]:
         found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
     for picture in content["pictures"]:
         found.setdefault(f"picture-{picture['method']}", maps.picture(picture))
@@ -116,18 +117,8 @@ def sections(
             [f"curves-{split}" for split in splits],
             drawings=[figures.convergence(entries, metric)],
         )
-    yield Section(
-        "cost",
-        "Cost against result",
-        f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
-        "until the reported round, the floating-point operations of its training until then "
-        "(matrix products and convolutions), the simulated seconds until then if time was "
-        "simulated, and the processor seconds and seconds of the whole training on the machine "
-        "that ran it. The dashed line joins the methods for which no other "
-        "one is both cheaper and better.",
-        [f"pareto-{cost}" for cost in specs.COSTS if cost in content["costs"]],
-        drawings=[figures.cost(entries, metric)],
-    )
+    if costs := [cost for cost in COSTS if cost in content["costs"]]:
+        yield _costs(entries, metric, costs)
     if maps := attack_maps(entries, comparison):
         yield Section(
             "attacks",
@@ -141,6 +132,36 @@ def sections(
         yield from _of_method(position, entry, content)
     yield from _confusion(entries, content)
     yield _labels(runs, content, groups)
+
+
+def _costs(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Section:
+    return Section(
+        "cost",
+        "Cost against result",
+        f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
+        "until the reported round, the floating-point operations of its training until then "
+        "(matrix products and convolutions), the simulated seconds until then if time was "
+        "simulated, and the processor seconds and seconds of the whole training on the machine "
+        "that ran it. The dashed line joins the methods for which no other "
+        "one is both cheaper and better.",
+        [f"pareto-{cost}" for cost in costs],
+        drawings=[figures.cost(entries, metric, costs)],
+    )
+
+
+def ahead(comparison: Table, ranked: Sequence[str]) -> Section | None:
+    """Return the figure below the verdict; None if no run has training alone."""
+    drawing = figures.ahead(comparison, ranked)
+    if drawing is None:
+        return None
+    return Section(
+        "ahead",
+        drawing.title,
+        "How far each method is ahead of training alone on test data, with its 95 % interval over "
+        "clients and seeds. A lead or a loss whose interval holds 0 may be chance.",
+        ["ahead"],
+        drawings=[drawing],
+    )
 
 
 def _sampled(groups: Sequence[Group]) -> str:

@@ -26,13 +26,24 @@ class ClientResults(Protocol):
     """The results of clients, one entry each; what is undefined is None."""
 
     @property
-    def num_examples(self) -> Sequence[int]: ...
+    def num_examples(self) -> Sequence[int]:
+        """The examples of each client."""
+        ...
+
     @property
-    def loss(self) -> Sequence[float | None]: ...
+    def loss(self) -> Sequence[float | None]:
+        """The mean loss of each client."""
+        ...
+
     @property
-    def accuracy(self) -> Sequence[float | None]: ...
+    def accuracy(self) -> Sequence[float | None]:
+        """The accuracy of each client."""
+        ...
+
     @property
-    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
+    def metrics(self) -> Mapping[str, Sequence[float | None]]:
+        """The values of each client, by the names of the experiment's own metrics."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ class TextTable:
 
     ``best`` has the positions (row, column) of the best cells of their columns. ``levels`` are by
     position, too: how strong the colour behind a cell is, in percent.
+    ``note`` says what the table leaves out.
     """
 
     title: str
@@ -22,6 +24,7 @@ class TextTable:
     best: frozenset[tuple[int, int]] = frozenset()
     keys: Sequence[str] = ()  # one a row, by which the page's script knows it
     levels: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def flat_header(self) -> list[str]:
@@ -29,9 +32,10 @@ class TextTable:
         return [name.replace("\n", " ") for name in self.header]
 
     def csv(self) -> str:
-        """Return the table as CSV."""
+        """Return the table as CSV; names that a spreadsheet would compute begin with a '."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.flat_header, *self.cells])
+        rows = ([_inert(cell) for cell in row] for row in [self.flat_header, *self.cells])
+        csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
     def latex(self) -> str:
@@ -67,6 +71,19 @@ class TextTable:
             [f"*{text}" if (y, x) in self.best else text for x, text in enumerate(row)]
             for y, row in enumerate(self.cells)
         ]
+
+
+_NUMBER = re.compile(r"[+-]?(\d[\d,]*(\.\d*)?(±[\d.]+)?( ?[kMGT]?(B|FLOP|s)?| ?%)|inf|nan)?")
+
+
+def _inert(text: str) -> str:
+    """Put a ' before a name that a spreadsheet would compute: clients choose their names.
+
+    >>> [_inert(text) for text in ("=1+1", "@SUM(A1)", "-2+3", "-3.2", "+1.5±0.2", "-")]
+    ["'=1+1", "'@SUM(A1)", "'-2+3", '-3.2', '+1.5±0.2', '-']
+    """
+    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{text}" if is_formula and not _NUMBER.fullmatch(text) else text
 
 
 def whole(text: str) -> str:

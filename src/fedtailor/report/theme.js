@@ -7,7 +7,7 @@ function chartTheme(element) {
   const get = (name) => css.getPropertyValue(name).trim();
   const ink = get("--ink"), soft = get("--soft"), line = get("--line");
   return {
-    background: null,
+    background: get("--card"), // a saved chart keeps the ground on which its ink can be read
     font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
     view: { stroke: null },
     axis: {

@@ -51,6 +51,7 @@
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },
     });
     views.set(element, view);
+    element.view = view; // for the browser's console
   }
   async function fill(element) {
     const view = views.get(element);
@@ -88,6 +89,8 @@
       const item = make("label", {}, [box, key, make("span", { textContent: label })]);
       item.addEventListener("pointerenter", () => signal("focus", label));
       item.addEventListener("pointerleave", () => signal("focus", null));
+      box.addEventListener("focus", () => box.matches(":focus-visible") && signal("focus", label));
+      box.addEventListener("blur", () => signal("focus", null));
       return item;
     }));
   }

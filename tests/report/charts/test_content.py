@@ -9,7 +9,8 @@ import pytest
 
 from fedtailor.report.charts import content as charts
 from fedtailor.report.charts import specs
-from fedtailor.report.charts.content import content, every_client, front, groups
+from fedtailor.report.charts.content import content, groups
+from fedtailor.report.costs import front
 from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
 from fedtailor.report.table import table
@@ -18,7 +19,7 @@ from tests.report.conftest import TEST, K, correct
 MakeRun = Callable[..., Path]
 
 
-def _content(*paths: Path) -> dict:
+def content_of(*paths: Path) -> dict:
     runs = read_all(paths)
     found = entries(runs)
     shown = content(found, table(runs), groups(found))
@@ -27,7 +28,7 @@ def _content(*paths: Path) -> dict:
 
 
 def test_every_client_has_its_result_at_the_reported_round(make_run: MakeRun) -> None:
-    shown = _content(make_run(methods=("fedavg", "local")))
+    shown = content_of(make_run(methods=("fedavg", "local")))
     rows = shown["results"]
     assert shown["methods"] == ["fedavg", "local"]
     assert len(rows["value"]) == 2 * 2 * 5  # methods, seeds, clients with test examples
@@ -39,7 +40,7 @@ def test_every_client_has_its_result_at_the_reported_round(make_run: MakeRun) ->
 
 
 def test_curves_are_means_over_clients_and_seeds(make_run: MakeRun) -> None:
-    curves = _content(make_run(methods=("fedavg",)))["curves"]
+    curves = content_of(make_run(methods=("fedavg",)))["curves"]
     at = [
         k
         for k, (split, when) in enumerate(zip(curves["split"], curves["round"], strict=True))
@@ -53,7 +54,7 @@ def test_curves_are_means_over_clients_and_seeds(make_run: MakeRun) -> None:
 
 
 def test_one_client_has_a_curve_with_each_method(make_run: MakeRun) -> None:
-    curves = _content(make_run(methods=("fedavg",), seeds=(0,)))["clientCurves"]
+    curves = content_of(make_run(methods=("fedavg",), seeds=(0,)))["clientCurves"]
     (curve,) = curves
     assert curve["rounds"] == [0, 2, 4, 6, 8]
     expected = [correct("fedavg", 0, "test", when, "personal") for when in curve["rounds"]]
@@ -62,16 +63,16 @@ def test_one_client_has_a_curve_with_each_method(make_run: MakeRun) -> None:
 
 
 def test_runs_with_the_same_clients_share_their_groups(make_run: MakeRun) -> None:
-    same = _content(make_run("a", methods=("fedavg",)), make_run("b", methods=("local",)))
+    same = content_of(make_run("a", methods=("fedavg",)), make_run("b", methods=("local",)))
     assert len(same["groups"]) == 2
-    other = _content(make_run("c"), make_run("d", digest="d2"))
+    other = content_of(make_run("c"), make_run("d", digest="d2"))
     assert len(other["groups"]) == 4
     assert other["groups"][0]["title"].endswith("c, seed 0")  # two runs have one name
 
 
 def test_of_many_clients_some_are_shown(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "MAX_CLIENTS", 3)
-    shown = _content(make_run(methods=("fedavg",), seeds=(0,)))
+    shown = content_of(make_run(methods=("fedavg",), seeds=(0,)))
     assert shown["groups"][0]["names"] == ["0", "2", "5"]
     assert shown["groups"][0]["all"] == K
     assert set(shown["results"]["client"]) == {0, 1, 2}
@@ -86,7 +87,7 @@ def test_the_front_has_what_nothing_beats_in_both() -> None:
 
 
 def test_costs_are_those_until_the_reported_round(make_run: MakeRun) -> None:
-    costs = _content(make_run(methods=("fedavg", "local")))["costs"]
+    costs = content_of(make_run(methods=("fedavg", "local")))["costs"]
     # 4 rounds of 2 clients, 4000 bytes down and 2000 up, over 6 clients
     assert costs["bytes"] == [pytest.approx(4 * 2 * 6000 / K), 0]
     assert (
@@ -107,7 +108,7 @@ def test_simulated_rounds_cost_what_all_who_trained_have_done(make_run: MakeRun)
     (folder / "history.jsonl").write_text(text)
     commit["bytes"]["history"] = len(text)
     (folder / "commit.json").write_text(json.dumps(commit))
-    costs = _content(out)["costs"]
+    costs = content_of(out)["costs"]
     assert (costs["simulated"], costs["simulatedFront"]) == ([4 * 2.5], [True])
     assert costs["flops"] == [pytest.approx(4 * 5 * 6000 / K)]
     (row,) = table(read_all([out])).rows
@@ -116,21 +117,12 @@ def test_simulated_rounds_cost_what_all_who_trained_have_done(make_run: MakeRun)
 
 
 def test_language_models_have_losses(make_run: MakeRun) -> None:
-    shown = _content(make_run(is_lm=True, seeds=(0,), methods=("fedavg",)))
+    shown = content_of(make_run(is_lm=True, seeds=(0,), methods=("fedavg",)))
     assert shown["metric"] == {
         "name": "loss", "axis": "loss (nats per token)", "isPercentage": False, "higher": False,
     }  # fmt: skip
     assert shown["groups"][0]["labels"] is None
     assert min(shown["results"]["value"]) > 1
-
-
-def test_the_table_of_every_client_names_rows_for_the_script(make_run: MakeRun) -> None:
-    shown = _content(make_run(methods=("fedavg", "local")))
-    found = every_client(shown)
-    assert found.keys[:2] == ["0:0", "0:1"]
-    assert found.header == ["client", "clients of", "train", "test", "fedavg", "local"]
-    assert found.cells[0][:4] == ["0", "seed 0", "60", "20"]
-    assert len(found.cells) == 10
 
 
 def test_a_linear_axis_of_costs_begins_at_0() -> None:

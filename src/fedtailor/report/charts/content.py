@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..costs import COSTS, costs_of, front, is_wide
 from ..differences import Division, division_of
-from ..judge import cpu_seconds_of, seconds_of, simulated_seconds
 from ..numbers import scale_of
 from ..read import Trial
 from ..records import Partition
@@ -32,7 +32,6 @@ from ..select import (
     values_of,
 )
 from ..table import Table
-from ..text import TextTable
 
 MAX_CLIENTS = 200  # of a group; of more, evenly spaced ones are shown
 _MAX_ROUNDS = 25  # of one client's curves
@@ -94,41 +93,6 @@ def content(entries: Sequence[Entry], comparison: Table, of: Sequence[Group]) ->
         "confusion": list(_confusions(entries)),
         "clientCurves": list(_client_curves(entries, metric, of, place)),
     }
-
-
-_MAX_ROWS = 400
-
-
-def every_client(shown: Json) -> TextTable:
-    """Show the results of the shown clients as a table: a row a client and group."""
-    labels, groups_of, metric = shown["methods"], shown["groups"], shown["metric"]
-    digits = 1 if metric["isPercentage"] else 3
-    found: dict[tuple[int, int], dict[int, float]] = {}
-    columns = shown["results"]
-    if columns:
-        for method, group, client, value in zip(
-            *(columns[name] for name in ("method", "group", "client", "value")), strict=True
-        ):
-            if value is not None:
-                found.setdefault((group, client), {})[method] = value
-    cells, keys = [], []
-    for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
-        of = groups_of[group]
-        shared = [of["title"]] if len(groups_of) > 1 else []
-        texts = [f"{values[k]:.{digits}f}" if k in values else "-" for k in range(len(labels))]
-        cells.append(
-            [
-                of["names"][client],
-                *shared,
-                str(of["train"][client]),
-                str(of["test"][client]),
-                *texts,
-            ]
-        )
-        keys.append(f"{group}:{client}")
-    header = ["client", *(["clients of"] if len(groups_of) > 1 else []), "train", "test", *labels]
-    title = f"Every client: examples, and test {metric['axis']} by method"
-    return TextTable(title, header, cells, keys=keys)
 
 
 def number(value: float | None, digits: int = 4) -> float | None:
@@ -233,60 +197,31 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
 
 
-_COSTS = ("bytes", "flops", "simulated", "cpu", "seconds")
-
-
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """The mean test result beside what it cost: bytes and floating-point operations of a client,
-    and simulated seconds, until the reported round, and the seconds of the whole training; means
-    over seeds. What was not measured is None."""
+    """Results beside what they cost, means over seeds; None where a seed lacks a cost."""
     for position, entry in enumerate(entries):
-        traffic, flops, simulated, results = [], [], [], []
-        for trial, selected in _selected(entry):
-            rounds = [record for record in trial.history if record.round <= selected.round]
-            total = sum(record.bytes_down + record.bytes_up for record in rounds)
-            clients = entry.run.partitions[trial.seed].clients
-            traffic.append(total / clients)
-            if trial.costs is not None and trial.costs.flops is not None:
-                steps = sum(record.num_steps for record in rounds)
-                flops.append(trial.costs.flops * steps / clients)
-            if (seconds := simulated_seconds(rounds)) is not None:
-                simulated.append(seconds)
-            results.append(scale_of(metric)[0] * summary(selected.test, metric).mean)
+        of_trials = [
+            (costs_of(entry, trial, selected.round), summary(selected.test, metric).mean)
+            for trial, selected in _selected(entry)
+        ]
+        results = [scale_of(metric)[0] * result for _, result in of_trials]
         if results and math.isfinite(float(np.mean(results))):
             yield {
                 "method": position,
                 "value": number(float(np.mean(results))),
-                "bytes": number(float(np.mean(traffic))),
-                "flops": number(float(np.mean(flops))) if len(flops) == len(results) else None,
-                "simulated": number(float(np.mean(simulated)))
-                if len(simulated) == len(results)
-                else None,
-                "cpu": number(cpu_seconds) if (cpu_seconds := cpu_seconds_of(entry)) else None,
-                "seconds": number(seconds_of(entry)),
+                **{cost: _mean([costs[cost] for costs, _ in of_trials]) for cost in COSTS},
             }
 
 
-def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:
-    """Say of each point (cost, result) whether no other one is as cheap and better, or as good and
-    cheaper.
-
-    >>> front([(1, 0.5), (2, 0.4), (3, 0.9)], higher_is_better=True)
-    [True, False, True]
-    """
-    sign = 1 if higher_is_better else -1
-    return [
-        not any(
-            c <= cost and sign * v >= sign * value and (c, v) != (cost, value) for c, v in points
-        )
-        for cost, value in points
-    ]
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return number(float(np.mean(known))) if len(known) == len(values) else None
 
 
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
-    measured = [cost for cost in _COSTS if rows and all(row[cost] is not None for row in rows)]
+    measured = [cost for cost in COSTS if rows and all(row[cost] is not None for row in rows)]
     on = {
         cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
         for cost in measured
@@ -321,18 +256,6 @@ def _shares(values: Any) -> list[float]:
     x = np.asarray(values, dtype=np.float64)
     shares: list[float] = ((x - x.min()) / (np.ptp(x) or 1)).tolist()
     return shares
-
-
-def is_wide(costs: Sequence[float]) -> float:
-    """Return the least cost above 0 if costs differ so much that their axis is logarithmic, or else
-    0.
-
-    >>> is_wide([1, 7]), is_wide([1, 8]), is_wide([0, 2, 3])
-    (0, 1, 2)
-    """
-    positive = [cost for cost in costs if cost > 0]
-    alike = not positive or (min(costs) > 0 and max(costs) < 8 * min(costs))
-    return 0 if alike else min(positive)
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:

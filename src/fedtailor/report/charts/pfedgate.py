@@ -28,11 +28,11 @@ def gating_layers(entries: Sequence[Entry], position: int, of: Sequence[Group]) 
     trial = entry.trials[0]
     of_trial = division_of(entry.run, trial.seed)
     place = next(k for k, group in enumerate(of) if group.division == of_trial)
-    tree = pfedgate.gating_tree(entry)
+    partition = of[place].partition
+    tree = pfedgate.gating_tree(trial, partition)
     order = tree.clients
     if len(order) < 2:
         return None
-    partition = of[place].partition
     shown = of[place].positions(order)
     joins = [
         {"join": k, "x": x, "y": number(y)}

@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..costs import COSTS
 from ..drawing import DASHES, SHAPES
-from ..select import Metric, is_percentage, unit_of
+from ..select import Metric, higher_is_better, is_percentage, unit_of
 from .content import Json
 
 _SHOWN = {"filter": "indexof(shown, datum.method) >= 0"}
@@ -251,18 +252,9 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
     return chart("results", f"{axis} of every client", {"step": 40}, layers)
 
 
-COSTS = {  # what a chart of costs says below its axis, and the unit
-    "bytes": ("bytes per client (down and up)", "B"),
-    "flops": ("operations of a client's training", "FLOP"),
-    "simulated": ("simulated seconds until the reported round", "s"),
-    "cpu": ("processor seconds of all clients' training", "s"),
-    "seconds": ("seconds of the whole training", "s"),
-}
-
-
 def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
-    """Results beside a cost; a line joins the methods that none beats in both. Without ``ticks``
-    the cost's axis is linear, and begins at 0."""
+    """Results beside a cost; a line joins the shown methods that no other shown one beats in both.
+    Without ``ticks`` the cost's axis is linear, and begins at 0."""
     axis = f"mean test {metric}{unit_of(metric)}"
     name, unit = COSTS[cost]
     number = "format(datum.value, '.4~s')"
@@ -278,15 +270,14 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     x = {"field": cost, "type": "quantitative", "scale": scale, "axis": axis_of_cost}
     tooltip = tip(
         ("method", "n", "method"), ("value", "q", axis),
-        (cost, "s", f"{name}, {unit}"), (f"{cost}Front", "n", "on the dashed line"),
+        (cost, "s", f"{name}, {unit}"), ("isOnFront", "n", "on the dashed line"),
     )  # fmt: skip
     front = {
-        "transform": [{"filter": f"datum.{cost}Front"}],
+        "transform": [{"filter": "datum.isOnFront"}],
         "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [3, 3]},
         "encoding": {"x": x, "y": _measure(axis), "order": {"field": cost, "type": "quantitative"}},
     }
     points = {
-        "transform": [_SHOWN],
         "mark": {"type": "point", "filled": True, "size": 120, "opacity": 1},
         "encoding": {
             "x": x, "y": _measure(axis), "shape": _shape(labels),
@@ -296,13 +287,30 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     }  # fmt: skip
     names = [
         {
-            "transform": [_SHOWN, {"filter": f"datum.{cost}Named == '{side}'"}],
+            "transform": [{"filter": f"datum.{cost}Named == '{side}'"}],
             "mark": {"type": "text", "align": align, "dx": dx, "dy": -8, "fontSize": 11},
             "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
         }
         for side, align, dx in (("right", "left", 8), ("left", "right", -8))
     ]
-    return chart("costs", f"{axis} against {name}", 280, {"layer": [front, points, *names]})
+    layers = {"transform": _on_front(metric, cost), "layer": [front, points, *names]}
+    return chart("costs", f"{axis} against {name}", 280, layers)
+
+
+def _on_front(metric: Metric, cost: str) -> list[Json]:
+    """Find the front of the shown methods: those that reach the best result so far, from the
+    cheapest method on, at the lowest cost."""
+    best, order = ("max", "descending") if higher_is_better(metric) else ("min", "ascending")
+    return [
+        _SHOWN,
+        {
+            "window": [{"op": best, "field": "value", "as": "best"}],
+            "sort": [{"field": cost}, {"field": "value", "order": order}],
+        },
+        {"joinaggregate": [{"op": "min", "field": cost, "as": "least"}], "groupby": ["best"]},
+        {"calculate": f"datum.value == datum.best && datum.{cost} == datum.least",
+         "as": "isOnFront"},
+    ]  # fmt: skip
 
 
 def client_labels() -> Json:

@@ -72,13 +72,12 @@ class GatingTree:
     sizes: list[int]  # clients below each bracket
     low: float  # where the axis of distances starts
     shares: Floats | None  # of the classes among a client's examples, [n, classes]
+    label_correlation: float | None  # of the clients' distances with those of their label shares
     caption: str
 
 
-def gating_tree(entry: Entry) -> GatingTree:
-    """Cluster the clients that took part, of the method's first seed, by Ward's method."""
-    trial = entry.trials[0]
-    partition = entry.run.partitions[trial.seed]
+def gating_tree(trial: Trial, partition: Partition) -> GatingTree:
+    """Cluster the clients that took part by Ward's method."""
     path = trial.folder / "private.safetensors"
     clients = _trained_clients(path)
     distances = _distances(path, clients)
@@ -93,15 +92,15 @@ def gating_tree(entry: Entry) -> GatingTree:
         "clients. The lower two branches meet, the more similar are the gating layers."
         f"{' The axis starts above 0.' if low else ''}"
     )
-    shares = None
+    shares, correlation = None, None
     if partition.labels is not None:
         of_labels = _label_shares(partition.labels, clients)
-        shares = of_labels[leaves]
+        shares, correlation = of_labels[leaves], _correlation(distances, of_labels)
         caption += (
             " The map below shows the labels of the same clients in the same order (empty means "
-            "none)." + _agreement(distances, of_labels)
+            "none)." + _agreement(correlation, len(clients))
         )
-    return GatingTree(clients[leaves].tolist(), brackets, sizes, low, shares, caption)
+    return GatingTree(clients[leaves].tolist(), brackets, sizes, low, shares, correlation, caption)
 
 
 def _tree(distances: Floats) -> tuple[list[int], list[Bracket], list[int]]:
@@ -125,17 +124,6 @@ def _tree(distances: Floats) -> tuple[list[int], list[Bracket], list[int]]:
     return leaves.tolist(), brackets, Z[:, 3].astype(int).tolist()
 
 
-def label_correlation(trial: Trial, partition: Partition) -> float | None:
-    """Return how much similar gating layers mean similar labels: the rank correlation, over all
-    pairs of clients that took part, of their gating layers' distance and the difference of their
-    label shares; None if there are few clients, or if the labels are unknown."""
-    if partition.labels is None:
-        return None
-    path = trial.folder / "private.safetensors"
-    clients = _trained_clients(path)
-    return _correlation(_distances(path, clients), _label_shares(partition.labels, clients))
-
-
 def _label_shares(labels: Counts, clients: NDArray[np.int64]) -> Floats:
     counts = labels[clients].astype(np.float64)  # [n, classes]
     shares: Floats = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -143,6 +131,8 @@ def _label_shares(labels: Counts, clients: NDArray[np.int64]) -> Floats:
 
 
 def _correlation(distances: Floats, shares: Floats) -> float | None:
+    """Return the rank correlation, over all pairs of clients, of their gating layers' distance and
+    the difference of their label shares; None for few clients or equal ones."""
     from scipy.spatial.distance import pdist, squareform
     from scipy.stats import spearmanr
 
@@ -153,12 +143,11 @@ def _correlation(distances: Floats, shares: Floats) -> float | None:
     return float(spearmanr(layer_distances, label_distances).statistic)
 
 
-def _agreement(distances: Floats, shares: Floats) -> str:
-    """Say how much similar gating layers mean similar labels; empty if there are few clients."""
-    rho = _correlation(distances, shares)
+def _agreement(rho: float | None, clients: int) -> str:
+    """Say how much similar gating layers mean similar labels; empty if that is unknown."""
     if rho is None:
         return ""
-    pairs = len(distances) * (len(distances) - 1) // 2
+    pairs = clients * (clients - 1) // 2
     return (
         f" Over all {pairs:,} pairs of clients, the distance of their gating layers and the "
         f"difference of their label shares have a rank correlation of {rho:.2f} (1 means that "
@@ -198,7 +187,7 @@ def clustering(entry: Entry) -> Drawing:
     """Draw clients clustered by their gating layers, above the labels of their examples."""
     trial = entry.trials[0]
     partition = entry.run.partitions[trial.seed]
-    tree = gating_tree(entry)
+    tree = gating_tree(trial, partition)
     order = tree.clients
     rows = 0 if partition.labels is None else len(partition.classes)
     strip = min(4.2, 0.7 + 0.22 * rows)

@@ -1,0 +1,64 @@
+"""What results cost, and the methods that no other one beats in result and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .judge import simulated_seconds
+from .read import Trial
+from .select import Entry
+
+COSTS = {  # what stands beside an axis of costs, and the unit
+    "bytes": ("bytes per client (down and up)", "B"),
+    "flops": ("operations of a client's training", "FLOP"),
+    "simulated": ("simulated seconds until the reported round", "s"),
+    "cpu": ("processor seconds of all clients' training", "s"),
+    "seconds": ("seconds of the whole training", "s"),
+}
+
+
+def costs_of(entry: Entry, trial: Trial, reported: int) -> Mapping[str, float | None]:
+    """Return each of ``COSTS``: bytes and floating-point operations of a client, and simulated
+    seconds, until the round ``reported``, and the seconds of the whole training; None where it was
+    not measured."""
+    rounds = [record for record in trial.history if record.round <= reported]
+    clients = entry.run.partitions[trial.seed].clients
+    steps = sum(record.num_steps for record in rounds)
+    flops = None if trial.costs is None else trial.costs.flops
+    timings = [timing for timing in trial.timings if timing.round]
+    known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
+    return {
+        "bytes": sum(record.bytes_down + record.bytes_up for record in rounds) / clients,
+        "flops": None if flops is None else flops * steps / clients,
+        "simulated": simulated_seconds(rounds),
+        "cpu": sum(known) or None if len(known) == len(timings) else None,
+        "seconds": sum(sum(timing.seconds.values()) for timing in trial.timings),
+    }
+
+
+def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:
+    """Say of each point (cost, result) whether no other one is as cheap and better, or as good and
+    cheaper.
+
+    >>> front([(1, 0.5), (2, 0.4), (3, 0.9)], higher_is_better=True)
+    [True, False, True]
+    """
+    sign = 1 if higher_is_better else -1
+    return [
+        not any(
+            c <= cost and sign * v >= sign * value and (c, v) != (cost, value) for c, v in points
+        )
+        for cost, value in points
+    ]
+
+
+def is_wide(costs: Sequence[float]) -> float:
+    """Return the least cost above 0 if costs differ so much that their axis is logarithmic, or else
+    0.
+
+    >>> is_wide([1, 7]), is_wide([1, 8]), is_wide([0, 2, 3])
+    (0, 1, 2)
+    """
+    positive = [cost for cost in costs if cost > 0]
+    alike = not positive or (min(costs) > 0 and max(costs) < 8 * min(costs))
+    return 0 if alike else min(positive)
