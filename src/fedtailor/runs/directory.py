@@ -85,7 +85,7 @@ OWN_FILES = frozenset(
     }
 )
 
-_GLANCE = 0.1  # seconds; who looks whether a run goes on holds the lock for far less
+_GLANCE = 1.0  # seconds; who looks whether a run goes on holds the lock for far less
 _locks: set[IO[str]] = set()  # of this process
 
 
@@ -153,14 +153,15 @@ def locked(folder: Path) -> Iterator[None]:
 
     make_folder(folder)
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_GLANCE)
+        end = time.monotonic() + _GLANCE
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             except BlockingIOError:
-                raise InputError(f"another process is writing to {folder}") from None
+                if time.monotonic() > end:
+                    raise InputError(f"another process is writing to {folder}") from None
+                time.sleep(_GLANCE / 20)
         _locks.add(file)
         try:
             yield
