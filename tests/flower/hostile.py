@@ -139,7 +139,6 @@ HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (first(lambda value: value.flatten()), "it must"),
     (first(lambda value: value[:0]), "it must"),
     (first(lambda value: value.new_zeros(0, 1 << 31, *value.shape[2:])), "it may have at most"),
-    (sends(lambda sent: {n: -v if "_var" in n else v for n, v in sent.items()}), "variances below"),
     (filled(float("nan")), "values that are not finite"),
     (filled(float("-inf")), "values that are not finite"),
     (result(loss=1e308), "its loss is 1e+308"),

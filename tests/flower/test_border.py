@@ -30,10 +30,16 @@ from tests.flower.hostile import HOSTILE, WILD, replies, sends
 from tests.small import digits_backbone
 
 
+MESSAGES = (
+    *HOSTILE,
+    (sends(lambda sent: {n: -v if "_var" in n else v for n, v in sent.items()}), "variances below"),
+)
+
+
 class BrokenGrid(DirectGrid):
     """Flower can't read the reply of a node to an order: as its own Grid, it raises."""
 
-    broken = 100 + len(HOSTILE)
+    broken = 100 + len(MESSAGES)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for number in message_ids:
@@ -47,15 +53,15 @@ class BrokenGrid(DirectGrid):
 
 
 def test_no_message_ends_the_run(tmp_path: Path) -> None:
-    honest = len(HOSTILE) + 1
+    honest = len(MESSAGES) + 1
     split = {"scheme": "iid", "clients": honest + 2, "max_examples": 12}
     chosen = experiment("fedavg", rounds=1, split=split, cohort={})
     direct = BrokenGrid(grid(chosen, tmp_path / "clients", nodes=honest + 2).apps)
 
     def change(message: Message, reply: Message) -> Message:
         client = message.metadata.dst_node_id - 100
-        if message.metadata.message_type == MessageType.TRAIN and client < len(HOSTILE):
-            reply.content = HOSTILE[client][0](reply.content)
+        if message.metadata.message_type == MessageType.TRAIN and client < len(MESSAGES):
+            reply.content = MESSAGES[client][0](reply.content)
         return reply
 
     direct.change = change
@@ -67,7 +73,7 @@ def test_no_message_ends_the_run(tmp_path: Path) -> None:
     lines = list(map(json.loads, (folder / "refused.jsonl").read_text().splitlines()))
     reasons = {line["client"]: line["reason"] for line in lines}
     assert reasons.keys() == set(range(honest))
-    for client, (_, reason) in enumerate(HOSTILE):
+    for client, (_, reason) in enumerate(MESSAGES):
         assert reason in reasons[client], client
         assert len(reasons[client]) <= 500
     assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
