@@ -29,7 +29,6 @@ from tests.flower.grid import ANY, QUICK, DirectGrid, experiment, grid
 from tests.flower.hostile import HOSTILE, WILD, replies, sends
 from tests.small import digits_backbone
 
-
 MESSAGES = (
     *HOSTILE,
     (sends(lambda sent: {n: -v if "_var" in n else v for n, v in sent.items()}), "variances below"),
