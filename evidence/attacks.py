@@ -20,7 +20,7 @@ from fedtailor.report.paired import Paired, paired
 from fedtailor.robustness.attacks import AttackConfig, Kind
 from fedtailor.robustness.rules import Robust
 
-from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved
+from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved, run_folder
 
 FILE = "attacks.toml"
 MANIFEST = HERE / "manifest-attacks.toml"
@@ -236,7 +236,8 @@ def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[s
             rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True
         )
         commands = dict.fromkeys(
-            f"`fedtailor run attacks{_flags(run)} --out {_folder(run)}`" for run in runs
+            f"`fedtailor run attacks{_flags(run)} --out {run_folder('attacks', run.settings)}`"
+            for run in runs
         )
         yield "\n" + "\n".join(f"- {command}" for command in commands) + "\n"
 
@@ -248,15 +249,6 @@ def _preset(run: Run) -> str:
 
 def _flags(run: Run) -> str:
     return "".join(f" --set {setting}" for setting in run.settings)
-
-
-def _folder(run: Run) -> str:
-    """A run directory of its own for each setting."""
-    parts = []
-    for setting in run.settings:
-        key, _, value = setting.partition("=")
-        parts.append(value if key == "preset" else f"{key.rpartition('.')[2]}-{value}")
-    return "-".join(["runs/attacks", *parts]).replace(",", "-")
 
 
 def _cells(found: Outcome | None, is_base: bool) -> tuple[str, str]:

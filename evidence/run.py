@@ -131,6 +131,19 @@ def _expanded(entry: Mapping[str, Any]) -> Iterator[Run]:
                 yield Run(entry["file"], (*entry.get("set", ()), *chosen), method, seed)
 
 
+def run_folder(name: str, settings: Sequence[str]) -> str:
+    """A run directory of its own for each of an experiment's settings.
+
+    >>> run_folder("map", ["preset=images,clean", "split.alpha=0.1"])
+    'runs/map-images-clean-alpha-0.1'
+    """
+    parts = [f"runs/{name}"]
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        parts += [value] if key == "preset" else [key.rpartition(".")[2], value]
+    return "-".join(parts).replace(",", "-")
+
+
 def lines(path: Path = RESULTS) -> list[dict[str, Any]]:
     """The lines of results."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

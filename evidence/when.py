@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from evidence.run import HERE, MAP, Run, lines, planned
-from fedtailor.advice.measured import Kind
+from evidence.run import HERE, MAP, Run, lines, planned, run_folder
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
@@ -208,7 +207,6 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "data", "clients × examples", "label overlap", "take", "over local", "as good",
     )  # fmt: skip
     return [
-        *_scope(found),
         f"- **Training together pays** in {sum(low > 0 for _, low, _ in chosen)} of {len(found)} "
         "settings: the method that is best on validation data is clearly ahead of training alone "
         "on test data.",
@@ -221,14 +219,6 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         tabulate(rows, headers=header, tablefmt="github", disable_numparse=True),
         "",
     ]
-
-
-def _scope(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What all settings have in common, if they are of one kind."""
-    if len({(cell["modality"], cell["pretrained"]) for cell in found}) > 1:
-        return []
-    kind = str(Kind(found[0]["modality"], found[0]["pretrained"])) if found else ""
-    return [f"So far all settings are of one kind: {kind}.\n"] if found else []
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[str, float, float, float]:
@@ -271,17 +261,8 @@ def _section(cell: Mapping[str, Any]) -> list[str]:
         f"### {title(cell)}\n",
         f"{sentence(cell)}\n",
         tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True),
-        f"\n`fedtailor run map{settings} --out runs/{_folder(cell)}`\n",
+        f"\n`fedtailor run map{settings} --out {run_folder('map', cell['settings'])}`\n",
     ]
-
-
-def _folder(cell: Mapping[str, Any]) -> str:
-    """A run directory of its own for each setting."""
-    parts = ["map"]
-    for setting in cell["settings"]:
-        key, _, value = setting.partition("=")
-        parts += [value] if key == "preset" else [key.rpartition(".")[2], value]
-    return "-".join(parts)
 
 
 def title(cell: Mapping[str, Any]) -> str:

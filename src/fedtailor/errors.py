@@ -88,7 +88,7 @@ def missing_file(path: str | Path, where: str = "") -> InputError:
     """
     wanted = Path(path).expanduser()
     try:
-        beside = [entry.name for entry in wanted.parent.iterdir()]
+        beside = [entry.name for entry in wanted.parent.iterdir() if entry.is_file()]
     except OSError:
         beside = []
     similar = difflib.get_close_matches(wanted.name[:100], beside, n=1)

@@ -10,7 +10,7 @@ from ..errors import InputError, unknown
 from . import columns as source_columns
 from .columns import Columns
 from .config import DataConfig
-from .local_files import one_line
+from .text_files import message_of
 
 _TIMEOUT = 5.0  # seconds for the hub to answer
 
@@ -25,9 +25,9 @@ def read_hub(config: DataConfig, cache: Path) -> Columns:
         _reach_hub()
         splits = load_dataset(config.name, config.subset, revision=config.revision)
     except (DatasetNotFoundError, HTTPError) as error:
-        raise ConnectionError(one_line(error)) from error
+        raise ConnectionError(message_of(error)) from error
     except (DatasetsError, ValueError, RuntimeError) as error:
-        raise InputError(f"can't load {config.name!r}: {one_line(error)}") from error
+        raise InputError(f"can't load {config.name!r}: {message_of(error)}") from error
     return source_columns.of_tables(*train_and_test_split(splits, config), config, cache)
 
 

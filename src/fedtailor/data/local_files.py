@@ -10,7 +10,7 @@ from ..errors import InputError, missing_file
 from . import cells
 from .config import DataConfig
 from .names import check_names
-from .text_files import check_text_file, reason_of
+from .text_files import check_text_file, message_of, reason_of
 
 FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 
@@ -71,7 +71,7 @@ def local_table(name: str, cache: Path) -> Any:
                 **options,
             )
         except (DatasetsError, ValueError, OSError) as error:
-            problem = one_line(error.__cause__ or error)
+            problem = message_of(error.__cause__ or error)
         else:
             check_names("column", table.column_names, name)
             return table
@@ -81,8 +81,3 @@ def local_table(name: str, cache: Path) -> Any:
     if "corresponds to no data" in problem:
         raise InputError(f"{name!r} has no rows; give a file with at least one row")
     raise InputError(f"can't read {name!r}: {reason_of(problem)}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's words in one line, or else its type."""
-    return " ".join(str(error).split()) or type(error).__name__

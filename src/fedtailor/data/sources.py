@@ -20,9 +20,10 @@ from . import packages
 from .columns import Columns
 from .config import DataConfig
 from .hub import read_hub
-from .local_files import local_tables, one_line
+from .local_files import local_tables
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
+from .text_files import message_of
 from .tokens import tokenise
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             names = [*BUILTIN]
             raise unknown("data set", str(config.name), names, kind="built-in") from error
         raise InputError(
-            f"data set {config.name!r} isn't in reach: {one_line(error)}; a data set that was "
+            f"data set {config.name!r} isn't in reach: {message_of(error)}; a data set that was "
             "downloaded before loads with HF_HUB_OFFLINE=1"
         ) from error
 

@@ -40,6 +40,11 @@ _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
 )
 
 
+def message_of(error: BaseException) -> str:
+    """Return an error's words in one line, or else its type."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def reason_of(problem: str) -> str:
     """Return what pandas or pyarrow say is wrong with a file, in words for who wrote the file.
 

@@ -165,9 +165,14 @@ def error_of(reply: ClientReply) -> str | None:
 
 
 def accept_upload(
-    method: Method, task: Task, schema: UploadSchema, reply: ClientReply, packed: Params
+    method: Method,
+    task: Task,
+    schema: UploadSchema,
+    received: Params,
+    reply: ClientReply,
+    packed: Params,
 ) -> Params:
-    """A client's upload, unpacked.
+    """A client's upload, unpacked; ``received`` is what the client has trained from.
 
     Raises:
         WireError: it can't be aggregated: not finite, or not of this ``schema``.
@@ -185,6 +190,7 @@ def accept_upload(
         raise WireError("its upload is not packed as the method packs it")
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
+    check_variances(method, task, received, upload)
     return upload
 
 

@@ -25,14 +25,7 @@ from ..errors import naming
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..task.task import Task
-from .border import (
-    accept_upload,
-    check_variances,
-    error_of,
-    evaluation_of,
-    read_reply,
-    reply_limits,
-)
+from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
 from .codec import WireError, pack
 from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
@@ -189,9 +182,8 @@ class GridExecutor:
         self, reply: ClientReply, payload: Params, send: Callable[[int], Params]
     ) -> ClientUpdate:
         packed = to_device(payload, self.task.device)
-        upload = accept_upload(self.method, self.task, self.schema, reply, packed)
         received = send(reply.client)
-        check_variances(self.method, self.task, received, upload)
+        accept_upload(self.method, self.task, self.schema, received, reply, packed)
         costs = measure(self.task, received, self.first_private, payload)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 

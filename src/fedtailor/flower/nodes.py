@@ -164,6 +164,8 @@ class Nodes:
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
         self._refuse_outliers()
+        for node in self.infos.keys() & {node for node, _ in new}:
+            self._counted.update(_counts(self.infos[node]))
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
         if more := problems[_MOST_NAMED:]:
             problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
@@ -187,13 +189,10 @@ class Nodes:
         forms = {node: {k: getattr(i, k) for k in _FORM} for node, i in self.infos.items()}
         usual = self._form or max(forms.values(), key=list(forms.values()).count, default={})
         for node, form in forms.items():
-            for name in _FORM:
-                if form[name] != usual[name]:
-                    reason = f"its {name} is {form[name]!r}, other nodes' is {usual[name]!r}"
-                    self._refused[node] = time.monotonic(), reason
-                    self.infos.pop(node, None)
-        for info in self.infos.values():
-            self._counted.update(_counts(info))
+            if name := next((name for name in _FORM if form[name] != usual[name]), None):
+                reason = f"its {name} is {form[name]!r}, other nodes' is {usual[name]!r}"
+                self._refused[node] = time.monotonic(), reason
+                del self.infos[node]
 
     def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
         """Of several nodes with the same new client, the one that was there first serves it."""

@@ -41,9 +41,11 @@ class UploadSchema:
     bytes: int
 
     def check_packed(self, packed: Params) -> None:
-        """Check what travels, before it is unpacked. Tensors may be smaller from client to client,
-        and those of one axis any size, which their bytes limit. Another one may be no longer along
-        any axis than it is here: a shape such as (0, 2^31) has no bytes, and unpacking fills it up.
+        """Check what travels, before it is unpacked.
+
+        Sizes may differ from client to client. Bytes limit tensors of one axis. Others may be no
+        longer along any axis than here: a shape such as (0, 2^31) has no bytes, and unpacking would
+        fill it up.
 
         Raises:
             WireError: it has other names or types, or is too large.

@@ -53,9 +53,11 @@ def choose(
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     count = int(sums["fitted"][0, 2])
     few = ", which are few to choose by" if count < _FEW else ""
-    tie = [name for name in present if sums[name][0, 1] == sums[best][0, 1]]
-    how = " by loss" if by_loss else " by accuracy, then by loss" if len(tie) > 1 else ""
-    return best, f"the best of {len(present)}{how} on its {count} validation examples{few}"
+    note = f"the best of {len(present)} on its {count} validation examples{few}"
+    as_accurate = [name for name in present if sums[name][0, 1] == sums[best][0, 1]]
+    if by_loss or len(as_accurate) == 1:
+        return best, note
+    return best, f"{note}; of equal accuracy, it has the lowest loss"
 
 
 def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
