@@ -82,7 +82,7 @@ def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
                 left = process.poll() is not None
             process.wait()
     rest = said.read_text()
-    assert code == 0, rest
+    assert code == 0, rest[-3000:]
     assert not left, "the page leaves processes behind"
     printed, now = {}, ""
     for block in blocks(page):

@@ -36,7 +36,7 @@ PAGES = [
 ]
 PROGRAM = re.compile(  # at the beginning of the first line that is no comment
     r"(#.*\n)*(\.venv/bin/)?"
-    r"(fedtailor|python|pip|make|torchrun|tensorboard|flwr|flower-\w+|mkdir|echo) "
+    r"(fedtailor|python3?|pip|make|source|torchrun|tensorboard|flwr|flower-\w+|mkdir|echo) "
 )
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NET = """
@@ -113,11 +113,11 @@ def check(command: Sequence[str]) -> None:
             assert options.module
             assert options.training_script == "fedtailor"
             check_fedtailor(options.training_script_args)
-        case "python" if arguments[0] == "-m":
+        case "python" | "python3" if arguments[0] == "-m":
             assert importlib.util.find_spec(arguments[1]), arguments[1]
         case "python":
             assert Path(arguments[0]).name == "use.py" or (ROOT / arguments[0]).exists()
-        case "mkdir" | "echo":
+        case "mkdir" | "echo" | "source":
             pass
         case other:  # another project's program
             assert other == "tensorboard" or shutil.which(other, path=Path(sys.executable).parent)

@@ -117,7 +117,7 @@ def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(
 def test_a_metric_that_the_run_lacks_is_named(make_run: MakeRun) -> None:
     message = "unknown metric 'macro_f1' in the run; allowed: accuracy, auc, loss"
     with pytest.raises(InputError, match=message):
-        compare([make_run(with_auc=True)], metric="macro-f1")
+        compare([make_run(with_auc=True)], metric="macro_f1")
 
 
 def test_a_metric_that_no_client_has_is_not_a_number(make_run: MakeRun) -> None:

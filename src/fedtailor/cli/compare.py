@@ -13,7 +13,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     add_json(parser)
     parser.add_argument(
-        "--metric", help="what to show, e.g. macro-f1 or loss; the reported rounds stay the same"
+        "--metric", help="what to show, e.g. macro_f1 or loss; the reported rounds stay the same"
     )
     parser.set_defaults(command=_compare)
 

@@ -290,7 +290,7 @@ def _mean_flops(costs: Sequence[Costs]) -> float | None:
 def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
     """Compare all methods in ``runs``, in the experiments' order, by ``metric``. With
     ``short_notes`` the notes name a few of many clients."""
-    metric = metric_of(runs) if metric is None else _known(metric)
+    metric = metric_of(runs) if metric is None else metric
     all_entries = entries(runs)
     chosen_by = metric_of(runs)
     rows = [_row(entry, metric, chosen_by) for entry in all_entries]
@@ -317,12 +317,6 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
         verdicts=found,
         chosen_by=chosen_by,
     )
-
-
-def _known(metric: Metric) -> Metric:
-    """A built-in metric may be written with a hyphen."""
-    name = metric.replace("-", "_")
-    return name if name == "macro_f1" else metric
 
 
 def _undefined(results: Sequence[Result]) -> list[str]:
