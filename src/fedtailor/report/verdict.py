@@ -232,6 +232,8 @@ def _difference(metric: Metric, d: Difference, name: str) -> str:
     text = f"{metric} is {amount(metric, abs(d.value))} {side} than with {name}"
     if value == bare(metric, 0):
         text = f"{metric} is as good as with {name}"
+    if d.value == d.low == d.high == 0:
+        return f"{text}, for every client."
     if d.num_clients < FEWEST:
         clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
         return f"{text}; {clients} too few to tell whether that is chance."
