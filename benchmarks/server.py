@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedtailor import random
 from fedtailor.engine.aggregation import UploadStack
-from fedtailor.layers.lora import recompress
+from fedtailor.layers.low_rank import recompress
 from fedtailor.methods.fedmerge import merge, merge_backward
 from fedtailor.methods.fedsdg import alignment_weights
 from fedtailor.params import Params, flat

@@ -17,14 +17,16 @@ from fedtailor.layers.lora import (
     pack_rank,
     pack_rows,
     pad_rank,
+    truncate_rank,
+    unpack_rank,
+    unpack_rows,
+)
+from fedtailor.layers.low_rank import (
     product_gram,
     product_norm,
     product_svd,
     recompress,
     side_by_side,
-    truncate_rank,
-    unpack_rank,
-    unpack_rows,
     with_updates,
 )
 from fedtailor.layers.parts import projections

@@ -60,11 +60,9 @@ from ..layers.lora import (
     initial_factor,
     max_rank,
     pack_rows,
-    product_gram,
-    recompress,
     unpack_rows,
-    with_updates,
 )
+from ..layers.low_rank import product_gram, recompress, with_updates
 from ..layers.masks import drop_least
 from ..layers.mixing import fit_logits
 from ..layers.parts import projections, train_head_and

@@ -35,11 +35,10 @@ from ..layers.lora import (
     max_rank,
     pack_rank,
     pad_rank,
-    product_svd,
-    side_by_side,
     truncate_rank,
     unpack_rank,
 )
+from ..layers.low_rank import product_svd, side_by_side
 from ..layers.per_client import entry_of
 from ..layers.trainable import choose_trainable
 from ..method import Cohort, Method, Server

@@ -38,9 +38,9 @@ from ..layers.lora import (
     lora_names,
     max_rank,
     pack_rank,
-    side_by_side,
     unpack_rank,
 )
+from ..layers.low_rank import side_by_side
 from ..layers.parts import projections
 from ..layers.per_client import entry_of
 from ..layers.trainable import choose_trainable

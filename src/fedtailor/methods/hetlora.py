@@ -41,10 +41,10 @@ from ..layers.lora import (
     max_rank,
     pack_rank,
     pad_rank,
-    product_norm,
     truncate_rank,
     unpack_rank,
 )
+from ..layers.low_rank import product_norm
 from ..layers.per_client import entry_of
 from ..layers.trainable import choose_trainable
 from ..method import Cohort, Method, Server
