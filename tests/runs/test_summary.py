@@ -12,8 +12,8 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data.table import Dataset
+from fedtailor.runs.estimate import rounds_left
 from fedtailor.runs.run import dry_run
-from fedtailor.runs.summary import rounds_left
 from tests.runs.conftest import EXPERIMENT, FOLDER
 from tests.small import digits, digits_backbone, without_checksum
 

@@ -26,11 +26,11 @@ from ..run_format import seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
 from ..runs.committed import read_server
 from ..runs.directory import RunDirectory
+from ..runs.estimate import rounds_left, start_summary
 from ..runs.experiment import Experiment
 from ..runs.files import read_record, record, write_atomically
 from ..runs.manifest import check_same
 from ..runs.parts import Part, commit_rounds, run_parts
-from ..runs.summary import rounds_left, start_summary
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates

@@ -17,11 +17,12 @@ from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked
+from .estimate import rounds_left
 from .experiment import Experiment
 from .files import read_record
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
-from .summary import StartSummary, rounds_left
+from .summary import StartSummary
 
 
 @dataclass(frozen=True)

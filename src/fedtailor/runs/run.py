@@ -24,6 +24,7 @@ from .build import Inputs, device_of, named, with_metrics
 from .callbacks import OnRound
 from .committed import PRIVATE_FILE
 from .directory import check_removable, remove_run
+from .estimate import rounds_left, start_summary
 from .experiment import Experiment, load
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
@@ -31,7 +32,7 @@ from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .settings import Settings
 from .start import Start, check_old_parts, check_starts, open_start
-from .summary import StartSummary, rounds_left, start_summary
+from .summary import StartSummary
 from .trained import check_private_states
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]

@@ -1,0 +1,229 @@
+"""Works out what a run is going to cost, from a step of every method and the clients' sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data.federation import Federation
+from ..data.names import FEW
+from ..engine.config import Plan
+from ..engine.costs import Costs, peak_memory_mb
+from ..engine.executors.processes import can_fork, cores
+from ..engine.executors.sequential import Sequential
+from ..engine.prepare import draw_cohort, first_steps, with_example_cache
+from ..method import FineTuning, Method
+from ..run_format import has_commit
+from ..task.backbone import Backbone
+from ..user_code import portable
+from .build import Inputs
+from .committed import read_commit
+from .experiment import Experiment
+from .manifest import evaluated_clients
+from .summary import MethodSummary, PartSummary, Sizes, StartSummary
+
+_LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up
+_FORWARD = 1 / 3  # of a training step's time
+
+Left = Mapping[tuple[str, int], int]  # rounds that are left, by label and seed
+
+
+def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
+    """Describe a run. Every method trains one client for two steps, whose results are dropped.
+
+    Args:
+        inputs: what the run has loaded.
+        left: the rounds that are left of each part.
+        ranks: the processes that torchrun has started.
+    """
+    experiment = inputs.experiment
+    federation = inputs.federations[experiment.seeds[0]]
+    dataset, plan = federation.dataset, experiment.plan
+    cohort = draw_cohort(federation, plan, 1)
+    backbone = inputs.backbone(experiment.seeds[0])
+    labels = [
+        label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
+    ]
+    names = federation.names or ()
+    methods = []
+    if not federation.remote:
+        methods = [_method(inputs, label, left, ranks) for label in labels]
+    return StartSummary(
+        name=experiment.name,
+        data=_data(experiment, federation),
+        rows=dataset.num_train,
+        test_rows=len(dataset.inputs) - dataset.num_train,
+        classes=_class_shares(federation),
+        clients=federation.num_clients,
+        client_names=names if len(names) <= FEW else (),
+        train=_size_summary(federation.partition.train.sizes()),
+        test=_size_summary(federation.partition.test.sizes()),
+        cohort=len(cohort.clients),
+        evaluated=len(evaluated_clients(experiment, federation)),
+        omissions=[one.text for one in federation.omissions],
+        model=portable(experiment.model.factory or experiment.model.name),
+        parameters=sum(value.numel() for value in backbone.model.parameters()),
+        device=_device(experiment),
+        executor=_executor(plan, ranks, remote=federation.remote),
+        rounds=experiment.rounds,
+        seeds=experiment.seeds,
+        parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
+        methods=methods,
+        hints=_hints(experiment, labels, backbone),
+        memory_mb=peak_memory_mb(),
+        processes=1 if federation.remote or ranks > 1 else _at_once(plan, len(cohort.clients), 1),
+    )
+
+
+def _hints(experiment: Experiment, labels: Sequence[str], backbone: Backbone) -> list[str]:
+    """Point out the methods that train all of a pretrained model that could have an adapter."""
+    if not (backbone.pretrained and backbone.blocks):
+        return []
+    methods = {label: experiment.methods[label] for label in labels}
+    whole = [
+        label
+        for label, method in methods.items()
+        if isinstance(method, FineTuning) and method.trainable == "full" and not method.layers
+    ]
+    if not whole:
+        return []
+    what = "trains" if len(whole) == 1 else "train"
+    return [
+        f"{', '.join(whole)} {what} the whole pretrained model; an adapter is trained with "
+        f'methods.{whole[0]}.trainable = "lora"'
+    ]
+
+
+def rounds_left(
+    experiment: Experiment, out: Path | None, parts: Sequence[tuple[int, str]] | None = None
+) -> Left:
+    """Return how many rounds each part of a run has left, in the order in which parts run.
+
+    ``parts`` are (seed, label) of those that this process runs; None: all. Without ``out`` none has
+    begun.
+    """
+    left = {}
+    all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
+    for seed, label in all_parts if parts is None else parts:
+        done = 0
+        if out is not None:
+            folder = out / "methods" / label / f"seed-{seed}"
+            done = read_commit(folder).round if has_commit(folder) else 0
+        left[label, seed] = max(0, experiment.rounds - done)
+    return left
+
+
+def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary:
+    """Measure one client's step of a method, and count what all rounds come to."""
+    experiment = inputs.experiment
+    method, plan = experiment.methods[label], experiment.plan
+    federation = inputs.federations[experiment.seeds[0]]
+    costs, step = _step(inputs, method, federation)
+    rounds = sum(left.get((label, seed), 0) for seed in experiment.seeds)
+    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    down, up = sum(costs.down.values()), sum(costs.up.values())
+    seconds = _round_seconds(experiment, method, federation, step) / _at_once(plan, cohort, ranks)
+    return MethodSummary(
+        label=label,
+        trained=costs.trained,
+        communicated=costs.communicated,
+        private=costs.private,
+        bytes_down=down,
+        bytes_up=up,
+        step_seconds=step,
+        round_seconds=seconds,
+        rounds=rounds,
+        bytes_total=float(rounds * cohort * (down + up)),
+        upload_bytes=float(up if method.needs_only_mean else cohort * up),
+        private_bytes=4.0 * costs.private * federation.num_clients * len(experiment.seeds),
+    )
+
+
+def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float]:
+    """Return what a client's round costs, and the seconds of one of its steps. The first step also
+    warms up, so it is the second one that is measured."""
+    plan = inputs.experiment.plan
+    task = inputs.task(method, federation.seed)
+    federation = with_example_cache(method, task, federation, plan.engine)
+    works, server, request = first_steps(method, task, federation, plan)
+    # one thread, as `processes` has it: a pool of threads would not survive a fork
+    threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
+    runner = Sequential(works, threads)
+
+    def timed() -> tuple[Costs, float]:
+        start = time.perf_counter()
+        ((_, update),) = runner.map("train", server, [request])
+        return update.costs, time.perf_counter() - start
+
+    costs, seconds = timed()
+    return (costs, seconds) if seconds > _LONG_STEP else timed()
+
+
+def _round_seconds(
+    experiment: Experiment, method: Method, federation: Federation, step: float
+) -> float:
+    """Return the seconds of a round, one client after the other, with its share of the
+    evaluations."""
+    plan, parts = experiment.plan, federation.partition
+    local, evaluate = plan.local, plan.evaluate
+    sizes = parts.train.sizes()
+    steps = float(local.steps or np.mean(local.epochs * -(-sizes // local.batch_size)))
+    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    evaluated = len(evaluated_clients(experiment, federation))
+    held_out = float(np.mean(parts.validation.sizes() + parts.test.sizes()))
+    models = 1 + evaluate.global_model
+    batches = models * held_out / plan.local.batch_size
+    scoring = evaluated * (batches * _FORWARD + method.finetune_passes * steps)
+    return step * (cohort * steps + scoring / evaluate.every)
+
+
+def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
+    """Return how many clients an executor is expected to run at a time."""
+    if ranks > 1:
+        return min(ranks, cohort)
+    if plan.engine.executor in ("auto", "processes") and can_fork():
+        return min(plan.engine.processes or cores(), cohort)
+    return 1
+
+
+def _data(experiment: Experiment, federation: Federation) -> str:
+    if federation.remote:
+        return "at the clients' sites"
+    data = experiment.data
+    return str(data.name or data.path)
+
+
+def _class_shares(federation: Federation) -> dict[str, float]:
+    dataset = federation.dataset
+    if dataset.labels is None:
+        return {}
+    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    return dict(zip(dataset.classes, (counts / counts.sum()).tolist(), strict=True))
+
+
+def _size_summary(sizes: np.ndarray) -> Sizes:
+    return Sizes(int(sizes.min()), float(np.median(sizes)), int(sizes.max()))
+
+
+def _device(experiment: Experiment) -> str:
+    device = experiment.engine.device
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _executor(plan: Plan, ranks: int, *, remote: bool) -> str:
+    if remote:
+        return "flower"
+    if ranks > 1:
+        return f"{ranks} ranks"
+    name, most = plan.engine.executor, plan.engine.processes or cores()
+    return {
+        "auto": "auto (times one client at a time against several, goes on with the faster; "
+        f"{most} cores)",
+        "processes": f"up to {most} processes",
+    }.get(name, name)
