@@ -71,6 +71,7 @@ class Cell:
             "modality": BUILTIN[settings["data"]["name"]].modality,
             "model": settings["model"]["name"],
             "pretrained": settings["model"]["pretrained"],
+            "targets": settings["model"]["targets"],
             "alpha": settings["split"]["alpha"],
             "rounds": settings["rounds"],
             "settings": list(self.settings),

@@ -34,7 +34,7 @@ def setting(clients: Clients, **methods: Measured) -> Setting:
     named = {name.replace("_", "-"): one for name, one in methods.items()}
     settings = ("split.alpha=0.3",)
     chosen = next(iter(named))
-    return Setting("digits", "image", "lenet", False, 0.3, 10, settings, clients, chosen, named)
+    return Setting("digits", "image", "lenet", False, (), 0.3, 10, settings, clients, chosen, named)
 
 
 SETTINGS = (
@@ -115,6 +115,26 @@ def test_figures_of_another_kind_are_an_order_alone() -> None:
     assert row.split() == ["ditto", "+5.0", "[+3.0,", "+7.0]", "25", "%", "of", "clients"]
 
 
+def test_other_layers_are_trained_at_the_rate_of_ones_own_file() -> None:
+    """A rate that was measured for two blocks is too high for all of them."""
+    one = replace(
+        setting(
+            MINE, local=method(0.7, 0, 0.1),
+            fedper=method(0.8, 0.1, 0, **{"optimiser.lr": "0.01", "head_passes": "2"}),
+        ),
+        modality="text", model="minilm", pretrained=True, targets=("layer.5",),
+    )  # fmt: skip
+    advice = advise_for(MINE, "text", TEXTS, [one])
+    assert advice.settings_of("fedper") == (
+        "trainable=lora", "optimiser.name=adam", "optimiser.lr=0.003", "head_passes=2",
+    )  # fmt: skip
+    assert any("the adapter of your experiment" in line for line in advice.lines("x"))
+    same = replace(TEXTS, model=replace(TEXTS.model, targets=("layer.5",)))
+    assert advise_for(MINE, "text", same, [one]).settings_of("fedper") == (
+        "optimiser.lr=0.01", "head_passes=2",
+    )  # fmt: skip
+
+
 def test_settings_of_the_same_kind_come_first() -> None:
     far, ditto = Clients(500, 9, 0.9), {"ditto": method(0.8, 0.1, 0), "local": method(0.7, 0, 0.1)}
     pictures = setting(MINE, **ditto)
@@ -125,7 +145,7 @@ def test_settings_of_the_same_kind_come_first() -> None:
         advice = advise_for(MINE, "text", TEXTS, left)
         assert advice.setting is nearest
         said = "\n".join(advice.lines("x.toml"))
-        assert ("accuracy there" in said) == (nearest is same)
+        assert ("accuracy measured" in said) == (nearest is same)
         assert ("Nothing was measured with" in said) == (nearest is not same)
 
 

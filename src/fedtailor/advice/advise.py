@@ -24,6 +24,7 @@ from .measured import ALONE, Clients, Kind, Measured, Setting, measured_settings
 _MOST = 3  # methods that are named
 _FAR = 1.0
 _CLEAR = 0.01  # a difference worth a federation: one point
+_OF_THE_MODEL = ("trainable=", "rank=", "lora_alpha=", "layers=", "optimiser.")  # settings
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Advice:
 
     ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
-    ``own`` are the labels that the experiment has: their settings are its own. Where the setting is
-    of another kind than the experiment's ``kind``, the methods that the experiment lacks get
-    ``fine_tuning``: what its own train, and how; and ``left_out`` are those that would be named and
-    can only train a whole model, which nobody has measured with a pretrained one.
+    ``own`` are the labels that the experiment has: their settings are its own. The methods that it
+    lacks get those of the measurement; where that trained another model or other layers, or is of
+    another kind than the experiment's ``kind``, they get ``fine_tuning``: what the experiment's own
+    methods train, and how. ``left_out`` are those that would be named and can only train a whole
+    model, which nobody has measured with a pretrained one.
     """
 
     clients: Clients
@@ -55,7 +57,7 @@ class Advice:
 
     @property
     def alone_is_as_good(self) -> bool:
-        """No method was clearly ahead of training alone there, by a point or more."""
+        """In the measurement no method was clearly ahead of training alone, by a point or more."""
         return self.setting is not None and not any(
             one.over_alone[0] >= _CLEAR and one.over_alone[1] > 0
             for one in self.setting.methods.values()
@@ -80,10 +82,9 @@ class Advice:
             )
         said.append("")
         if self.alone_is_as_good:
-            said += ["There training alone was as good as any method.", ""]
+            said += ["In that measurement, training alone was as good as any method.", ""]
         said += [*self._table(self.setting), ""]
-        settings = ". These are the settings of there:" if self.is_like_yours else ":"
-        said.append(f"Compare them on your own validation data{settings}")
+        said.append(f"Compare them on your own validation data{self._whose_settings}:")
         said += [f"  {line}" for line in self.command(source, changes)]
         said.append(
             "If the experiment has already run, this adds the missing methods to its table."
@@ -92,8 +93,15 @@ class Advice:
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
 
+    @property
+    def _whose_settings(self) -> str:
+        """The end of a sentence: where the command's settings come from."""
+        if self.fine_tuning:
+            return ", with the optimiser and the adapter of your experiment"
+        return ", with the settings of the measurement" if self.is_like_yours else ""
+
     def _doubts(self, setting: Setting) -> Iterator[str]:
-        """Why the figures of there are no promise."""
+        """Why the measured figures are no promise."""
         if not self.is_like_yours:
             yield f"Nothing was measured with {self.kind}. The figures below"
             yield f"are of {setting.kind}: only their order is a hint."
@@ -102,7 +110,7 @@ class Advice:
 
     def _table(self, setting: Setting) -> list[str]:
         """What the named methods came to; the accuracy only where the kind is the same."""
-        header = ["method", "accuracy there", "over local there, 95 % interval", "worse off there"]
+        header = ["method", "accuracy measured", "lead over local, 95 % interval", "worse off than alone"]
         rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:
             del header[1]
@@ -126,14 +134,18 @@ class Advice:
         return [*(f"{part} \\" for part in parts[:-1]), parts[-1]]
 
     def settings_of(self, label: str) -> tuple[str, ...]:
-        """The settings of a method that the experiment lacks: those with which it was measured,
-        where they are not its defaults; for another kind of model those of `fine_tuning`."""
+        """The settings of a method that the experiment lacks, where they are not its defaults: those
+        with which it was measured; those of `fine_tuning` instead of what depends on the model."""
         if label in self.own:
             return ()
-        if not self.is_like_yours:
-            return tuple(self.fine_tuning) if issubclass(METHODS[label], FineTuning) else ()
-        measured = {} if self.setting is None else self.setting.methods
-        return measured[label].settings if label in measured else ()
+        known = {} if self.setting is None or not self.is_like_yours else self.setting.methods
+        measured = known[label].settings if label in known else ()
+        if not self.fine_tuning:
+            return measured
+        kept = [one for one in measured if not one.startswith(_OF_THE_MODEL)]
+        whole = issubclass(METHODS[label], FineTuning)
+        mine = [one for one in self.fine_tuning if whole or one.startswith("optimiser.")]
+        return (*mine, *kept)
 
 
 def _set(change: str) -> str:
@@ -202,7 +214,7 @@ def advise_for(
         nearest.distance(clients),
         named,
         own=tuple(experiment.methods),
-        fine_tuning=_fine_tuning(experiment, kind),
+        fine_tuning=_fine_tuning(experiment, kind, nearest),
         left_out=[name for name in order[:_MOST] if name in whole],
     )
 
@@ -212,17 +224,21 @@ def _can_adapt(label: str) -> bool:
     return "rank" in {field.name for field in fields(METHODS[label])}
 
 
-def _fine_tuning(experiment: Experiment, kind: Kind) -> tuple[str, ...]:
-    """What the experiment's first method with an adapter, or a head alone, trains, and how. Where
-    no method can say it, an adapter is for a pretrained model of texts."""
-    if not any(isinstance(method, FineTuning) for method in experiment.methods.values()):
-        return ("trainable=lora",) if kind == Kind("text", True) else ()
-    usual = _fields(FineTuning())
-    for method in experiment.methods.values():
+def _fine_tuning(experiment: Experiment, kind: Kind, nearest: Setting) -> tuple[str, ...]:
+    """What the experiment's first method with an adapter, or a head alone, trains, and how; nothing
+    where the nearest setting trained the same layers of the same model. Where no method can say it,
+    and nothing of the kind was measured, an adapter is for a pretrained model of texts."""
+    model = experiment.model
+    measured = (nearest.kind, nearest.model, nearest.targets)
+    if measured == (kind, model.name, model.targets):
+        return ()
+    usual, own = _fields(FineTuning()), experiment.methods.values()
+    for method in own:
         if isinstance(method, FineTuning) and method.trainable != "full":
             mine = _fields(method)
             return tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
-    return ()
+    is_new = nearest.kind != kind and kind == Kind("text", True)
+    return ("trainable=lora",) if is_new and not any(isinstance(m, FineTuning) for m in own) else ()
 
 
 def _fields(method: FineTuning) -> dict[str, Any]:

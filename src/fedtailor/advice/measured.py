@@ -75,6 +75,7 @@ class Setting:
     modality: Literal["text", "image"]
     model: str
     pretrained: bool
+    targets: tuple[str, ...]
     alpha: float
     rounds: int
     settings: tuple[str, ...]
@@ -113,6 +114,7 @@ def measured_settings() -> tuple[Setting, ...]:
 
 def _setting(content: Mapping[str, Any]) -> Setting:
     parts = {
+        "targets": tuple(content["targets"]),
         "settings": tuple(content["settings"]),
         "clients": Clients(**content["clients"]),
         "methods": {name: _method(one) for name, one in content["methods"].items()},
