@@ -321,6 +321,12 @@ def test_few_clients_have_no_interval(tmp_path: Path) -> None:
         "On test data its accuracy is 80.0 points better than with training alone; 5 clients are "
         "too few to tell whether that is chance."
     )
+    test = {"fedsdg": [0.9] * 5, "local": [0.8] * 5, "ditto": [0.1] * 5}
+    few = _verdict(_run(tmp_path / "few", test, majority=0.3))
+    assert few.text[0] == (  # ditto has not learned, so it is no tie
+        "fedsdg is best on validation data (90.0 %). 5 clients are too few to tell whether its "
+        "lead over local (80.0 %) is chance."
+    )
     six = _verdict(_run(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
     assert six.alone is not None
     assert six.alone.reading == "better"

@@ -110,7 +110,12 @@ class Advice:
 
     def _table(self, setting: Setting) -> list[str]:
         """What the named methods came to; the accuracy only where the kind is the same."""
-        header = ["method", "accuracy measured", "lead over local, 95 % interval", "worse off than alone"]
+        header = [
+            "method",
+            "accuracy measured",
+            "lead over local, 95 % interval",
+            "worse off",
+        ]
         rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:
             del header[1]
@@ -134,8 +139,8 @@ class Advice:
         return [*(f"{part} \\" for part in parts[:-1]), parts[-1]]
 
     def settings_of(self, label: str) -> tuple[str, ...]:
-        """The settings of a method that the experiment lacks, where they are not its defaults: those
-        with which it was measured; those of `fine_tuning` instead of what depends on the model."""
+        """The settings of a method that the experiment lacks, where they are not its defaults:
+        those of the measurement, and of `fine_tuning` instead of those that depend on the model."""
         if label in self.own:
             return ()
         known = {} if self.setting is None or not self.is_like_yours else self.setting.methods

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import COSTS, costs_of, front, is_wide
+from .differences import FEWEST, Difference
 from .drawing import COLOURS, INK, PAPER, Drawing, marker, new_figure, shared_legend, style
+from .metrics import box_of
 from .read import Run
 from .records import Counts, Partition
 from .select import (
@@ -127,12 +129,12 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
             continue
         colour = style(index)["color"]
         line = {"color": colour, "linewidth": 1.4}
-        box.boxplot(
-            x,
+        names = ("whislo", "q1", "med", "q3", "whishi")
+        box.bxp(
+            [dict(zip(names, box_of(x.tolist()), strict=True))],
             positions=[index],
             orientation="horizontal",
             widths=0.55,
-            whis=(10, 90),
             showfliers=False,
             boxprops=line,
             whiskerprops=line,
@@ -156,7 +158,7 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
         figure,
         f"The figure shows the test {metric} of each client's personal model at the round that the "
         "table reports, with all seeds together. On the left, boxes show the median and the "
-        "quartiles, whiskers reach from the 10th to the 90th percentile, and each dot is a client "
+        "quartiles, whiskers reach from the worst to the best tenth, and each dot is a client "
         f"(for methods with up to {_MAX_DOTS} dots). On the right, the same results are sorted.",
     )
 
@@ -253,7 +255,8 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
     for y, label in enumerate(shown):
         index, one = labels.index(label), found[label]
         colour = style(index)["color"]
-        if math.isfinite(one.low) and math.isfinite(one.high):
+        has_interval = one.num_clients >= FEWEST and math.isfinite(one.high - one.low)
+        if has_interval:
             axis.hlines(y, factor * one.low, factor * one.high, color=colour, linewidth=2.4)
         axis.plot(factor * one.value, y, marker=marker(index), markersize=7, color=colour)
     axis.set_yticks(range(len(shown)), shown)
@@ -265,8 +268,18 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
         "Ahead of training alone",
         figure,
         f"The figure shows how far the test {comparison.metric} of each method is ahead of that of "
-        "training alone, with its 95 % interval over clients and seeds. A lead or a loss whose "
-        "interval holds 0 may be chance.",
+        f"training alone{of_intervals(list(found.values()))}",
+    )
+
+
+def of_intervals(differences: Sequence[Difference]) -> str:
+    """The end of a sentence on differences from training alone: what their intervals say."""
+    if (clients := max(one.num_clients for one in differences)) < FEWEST:
+        are = "client is" if clients == 1 else "clients are"
+        return f". {clients} {are} too few to tell which lead or loss is chance."
+    return (
+        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval holds 0 "
+        "may be chance."
     )
 
 

@@ -157,8 +157,8 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Section | None:
     return Section(
         "ahead",
         drawing.title,
-        "How far each method is ahead of training alone on test data, with its 95 % interval over "
-        "clients and seeds. A lead or a loss whose interval holds 0 may be chance.",
+        "How far each method is ahead of training alone on test data"
+        + figures.of_intervals([one for v in comparison.verdicts for one in v.against_alone]),
         ["ahead"],
         drawings=[drawing],
     )

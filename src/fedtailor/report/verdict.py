@@ -161,13 +161,16 @@ def _choice(v: Verdict) -> str:
     if v.is_alone and not so_far:
         name = name.capitalize()
     near = sorted(v.ties, key=lambda tie: abs(v.validation[tie] - v.validation[v.best or ""]))
+    near = [tie for tie in near if not v.has_learned or tie not in v.not_learned]
     equal = [tie for tie in near if v.validation[tie] == v.validation[v.best]]
     behind = [f"{tie} ({_result(v, tie)})" for tie in near if tie not in equal]
     text = f"{so_far}{name} is best on validation data ({_result(v, v.best)})"
     if equal:
         verb = "is" if len(equal) == 1 else "are"
         text += f", and {_and(_capped(equal))} {verb} just as good there"
-    if behind:
+    if behind and v.baseline is not None and v.baseline.num_clients < FEWEST:
+        text += f". {_too_few(v.baseline)} whether its lead over {_and(_capped(behind))} is chance"
+    elif behind:
         text += f"{';' if equal else ', but'} its lead over {_and(_capped(behind))} may be chance"
     return f"{text}."
 
@@ -235,13 +238,18 @@ def _difference(metric: Metric, d: Difference, name: str) -> str:
     if d.value == d.low == d.high == 0:
         return f"{text}, for every client."
     if d.num_clients < FEWEST:
-        clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
-        return f"{text}; {clients} too few to tell whether that is chance."
+        return f"{text}; {_too_few(d)} whether that is chance."
     if d.reading == "no difference":
         reach = f"{_sided(metric, d.low)} to {_sided(metric, d.high)}"
         return f"{text}; that may be chance (95 % interval {reach})."
     low, high = (d.low, d.high) if d.reading == "better" else (-d.high, -d.low)
     return f"{text} (95 % interval {_interval(metric, low, high)})."
+
+
+def _too_few(d: Difference) -> str:
+    """Begin a sentence on a difference of fewer clients than can be told from chance."""
+    clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
+    return f"{clients} too few to tell"
 
 
 def _sided(metric: Metric, value: float) -> str:
@@ -374,16 +382,16 @@ def _steps(v: Verdict) -> Iterator[Step]:
 def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
     better = "training together" if v.is_alone else v.best
     pays = f"Whether {better} is better than training alone is open."
+    narrower = "More test examples narrow the interval, and so do more seeds:"
     if d.num_clients < FEWEST:
-        yield Step(
-            f"{pays} With so few clients look at the result of each one, and test it on as many "
-            "examples as you can."
+        narrower = (
+            "With so few clients, look at the result of each one. More seeds test each of them on "
+            "other examples:"
         )
-        return
     seeds = ",".join(map(str, range(max(3, d.num_seeds + 2))))
     run = v.best_model.run if v.best_model else "RUN"
     yield Step(
-        f"{pays} More test examples narrow the interval, and so do more seeds:",
+        f"{pays} {narrower}",
         f"fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]'",
     )
     client = None if v.is_one_model else "CLIENT"

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..costs import COSTS, costs_of, front, is_wide
-from ..differences import Division, division_of
+from ..differences import FEWEST, Division, division_of
+from ..metrics import box_of
 from ..numbers import scale_of
 from ..read import Trial
 from ..records import Partition
@@ -191,10 +192,9 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             if count and value is not None and math.isfinite(value)
         ]
         if x:
-            low, lower, middle, upper, high = np.percentile(x, (10, 25, 50, 75, 90)).tolist()
             names = ("p10", "p25", "p50", "p75", "p90")
-            values = map(number, (low, lower, middle, upper, high))
-            yield {"method": position, **dict(zip(names, values, strict=True)), "clients": len(x)}
+            box = dict(zip(names, map(number, box_of(x)), strict=True))
+            yield {"method": position, **box, "clients": len(x)}
 
 
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
@@ -259,7 +259,8 @@ def _shares(values: Any) -> list[float]:
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:
-    """How far each method is ahead of training alone, with its interval."""
+    """How far each method is ahead of training alone, with its interval if there are enough
+    clients for one."""
     factor = scale_of(comparison.metric)[0]
     labels = [row.label for row in comparison.rows]
     for verdict in comparison.verdicts:
@@ -267,11 +268,11 @@ def _ahead(comparison: Table) -> Iterator[Json]:
             yield {
                 "method": labels.index(one.method),
                 "value": number(factor * one.value),
-                "low": number(factor * one.low),
-                "high": number(factor * one.high),
+                "low": number(factor * one.low) if one.num_clients >= FEWEST else None,
+                "high": number(factor * one.high) if one.num_clients >= FEWEST else None,
                 "clients": one.num_clients,
                 "worseOff": one.num_worse_off,
-                "reading": one.reading,
+                "reading": one.reading if one.num_clients >= FEWEST else "too few clients to tell",
             }
 
 

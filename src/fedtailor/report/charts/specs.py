@@ -160,7 +160,7 @@ def ahead(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
     }
     y = _by_method(ranked)
     interval = {
-        "transform": [_SHOWN],
+        "transform": [_SHOWN, {"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 3},
         "encoding": {
             "y": y,
