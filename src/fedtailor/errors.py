@@ -75,13 +75,14 @@ def unknown(
     return InputError(f"unknown {what} {brief(name)}{place}{hint} {kind}: {', '.join(names)}")
 
 
-def missing_file(path: str | Path, where: str = "") -> InputError:
+def missing_file(path: str | Path, where: str = "", what: str = "file") -> InputError:
     """Return the error for a file that isn't there; the message has one of its folder with a name
     much like it.
 
     Args:
         path: the missing file.
         where: the places that were looked at, or what files there can be.
+        what: the kind of file.
 
     >>> print(missing_file("data/visit.csv"))
     no file 'data/visit.csv'
@@ -93,7 +94,7 @@ def missing_file(path: str | Path, where: str = "") -> InputError:
         beside = []
     similar = difflib.get_close_matches(wanted.name[:100], beside, n=1)
     hint = f"; did you mean {str(Path(path).parent / similar[0])!r}?" if similar else ""
-    return InputError(f"no file {brief(str(path))}{where}{hint}")
+    return InputError(f"no {what} {brief(str(path))}{where}{hint}")
 
 
 @contextmanager

@@ -114,6 +114,28 @@ def test_rows_without_a_client_are_left_out_by_new_and_by_run(
     assert [one.text for one in data.omissions] == ["2 rows without a client, left out"]
 
 
+def test_a_column_that_may_name_the_clients_comes_with_the_command(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visits.write_text(visits.read_text().replace("hospital", "praxis", 1))
+    assert main(["new", str(visits), "--label", "outcome"]) == 0
+    said = capsys.readouterr().out
+    hint = next(line for line in said.splitlines() if line.startswith("if column praxis"))
+    command = hint.partition(": fedtailor ")[2].split()
+    assert main(command) == 0
+    assert "clients: 3, by 'praxis'" in capsys.readouterr().out
+
+
+def test_rows_of_many_lines_are_pointed_out(
+    visits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with visits.open("a") as file:
+        file.write('"the ward was\nclean\nand kind",ok,oslo\n')
+    assert main(["new", str(visits)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("visits.csv: 62 rows in 64 lines: cells have line ends, or a quote was")
+
+
 def test_without_labels_it_writes_a_language_models_experiment(
     visits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

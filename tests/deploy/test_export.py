@@ -51,7 +51,7 @@ def test_the_client_of_a_site_that_was_added_is_found_and_named(
     deployment = add_site(deployment, "lagos")
     fill(deployment.site("lagos") / "states/run/fedavg/seed-0", trained, 1)
     out = export(deployment, "lagos", tmp_path / "out", client=client)
-    assert (out / "README.md").read_text().count("the model of client lagos\n") == 1
+    assert (out / "README.md").read_text().count("the model of lagos\n") == 1
     with pytest.raises(InputError, match=r"no client 2; allowed: 0 to 1"):
         export(deployment, "lagos", tmp_path / "other", client="2")
 
@@ -67,7 +67,7 @@ def test_an_older_site_with_names_of_its_own_need_not_know_the_site_that_was_add
     deployment = add_site(deployment, "lagos")
     for number, client in enumerate(["rome", "ward 3", None]):
         out = export(deployment, "rome", tmp_path / str(number), client=client)
-        assert "the model of client ward 3\n" in (out / "README.md").read_text()
+        assert "the model of ward 3\n" in (out / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -60,21 +60,21 @@ TOGETHER = "that 7 clients trained together, each on its own data, with federate
         ("fedsdg", None, f"A model {TOGETHER}.", "sites.csv, divided at random among 7 clients"),
         (
             "fedsdg", "fitted",
-            f"A model fitted to the data of client oslo, starting from a model {TOGETHER}.",
-            "sites.csv, divided at random among 7 clients; then those of client oslo",
+            f"A model fitted to the data of oslo, starting from a model {TOGETHER}.",
+            "sites.csv, divided at random among 7 clients; then those of oslo",
         ),
         (
             "fedsdg", "global",
-            f"A model {TOGETHER}; client oslo joined afterwards and uses it unchanged.",
+            f"A model {TOGETHER}; oslo joined afterwards and uses it unchanged.",
             "sites.csv, divided at random among 7 clients",
         ),
         (
-            "local", None, "A model that client oslo trained alone, on its own data.",
+            "local", None, "A model that oslo trained alone, on its own data.",
             "sites.csv, divided at random among 7 clients",
         ),
         (
-            "local", "fitted", "A model that client oslo trained alone, on its own data.",
-            "those of client oslo",
+            "local", "fitted", "A model that oslo trained alone, on its own data.",
+            "those of oslo",
         ),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ def test_what_one_rank_alone_lacks_is_said_by_it(file: Path) -> None:
 
     assert forked.run(2, work, said) == [2, 2]
     assert said.read_text().splitlines() == [
-        f"fedtailor: no experiment file {file.with_name('not here.toml')} "
+        f"fedtailor: no experiment file '{file.with_name('not here.toml')}' "
         f"(rank 1 on {socket.gethostname()})"
     ]
 

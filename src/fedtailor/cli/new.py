@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def _new(options: argparse.Namespace) -> None:
     if not options.data.is_file():
         raise missing_file(options.data, " (new reads csv, jsonl, parquet and arrow files)")
     from ..data.survey import survey
+    from ..models import BUILTIN
     from ..runs import draft
 
     table = survey(str(options.data))
@@ -86,6 +88,13 @@ def _new(options: argparse.Namespace) -> None:
         print(json.dumps(_as_dict(table, roles, clients, out), indent=2))
     else:
         print("\n".join(_described(table, roles, clients)))
+        if hint := _client_hint(table, roles, options):
+            print(hint)
+        if table.column(roles.source).kind == "text" and model in BUILTIN:
+            print(
+                f"model: {model}, which has learned from English texts; for another language give "
+                "one of the hub (--model owner/model)"
+            )
         print(f"\nwrote {out}; now: fedtailor run {out}")
 
 
@@ -130,7 +139,7 @@ def _taken(roles: Roles) -> dict[str | None, str]:
 
 
 def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
-    yield f"{table.path}: {table.rows:,} rows"
+    yield f"{table.path}: {table.rows:,} rows{_lines(table)}"
     yield _columns(table, roles)
     if roles.label is None:
         yield "\na language model, trained on the texts alone"
@@ -147,9 +156,7 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         missing = table.column(roles.label).missing
         yield from _unused(missing, "label")
     if roles.client is None:
-        candidates = [c.name for c in table.client_candidates({roles.source, roles.label})]
-        hint = f"; --client takes {_listed(candidates)}" if candidates else ""
-        yield f"clients: no column names them, so the rows are divided at random{hint}"
+        yield "clients: no column is known to name them, so the rows are divided at random"
         return
     nobodys = table.rows - sum(table.counts(roles.client).values())
     yield from _unused(nobodys, "client")
@@ -158,6 +165,32 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
         yield f"left out, with fewer than 10 rows: {_listed(small)}"
+
+
+def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> str:
+    """Say how to name the client's column; empty if none can be the client's, or an option or an
+    answer has said that there is none."""
+    found = [c.name for c in table.client_candidates({roles.source, roles.label})]
+    if roles.client is not None or options.client is not None or not found:
+        return ""
+    words = ["fedtailor", "new", str(options.data)]
+    for name in ("text", "label", "model", "methods", "out"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name}", str(value)]
+    again = shlex.join([*words, "--client", found[0], "--overwrite"])
+    others = f" (or {_listed(found[1:])})" if found[1:] else ""
+    return f"if column {found[0]}{others} names the clients: {again}"
+
+
+def _lines(table: Survey) -> str:
+    """How many lines the rows of a csv file have, if they are more: after a quote that is left
+    open, many lines are one cell."""
+    from ..data.cells import is_csv
+    from ..data.text_files import written_lines
+
+    if not is_csv(table.path) or (lines := written_lines(Path(table.path)) - 1) <= table.rows:
+        return ""
+    return f" in {lines:,} lines: cells have line ends, or a quote was left open"
 
 
 def _unused(rows: int, what: str) -> Iterator[str]:

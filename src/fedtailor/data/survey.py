@@ -109,8 +109,13 @@ class Survey:
         return Roles(source, label, named)
 
     def source_candidates(self) -> list[Column]:
-        """Columns of texts or pictures, the likeliest first."""
-        found = [column for column in self.columns if column.kind in ("text", "picture")]
+        """Columns of texts or pictures, the likeliest first; none with a client's name."""
+        found = [
+            column
+            for column in self.columns
+            if column.kind in ("text", "picture")
+            and (_is_called(column.name, _TEXTS) or not _is_called(column.name, _CLIENTS))
+        ]
         found.sort(key=lambda c: (c.kind != "picture", not _is_called(c.name, _TEXTS), -c.long))
         return found
 

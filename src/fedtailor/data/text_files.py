@@ -14,7 +14,8 @@ _SEPARATORS = (",", ";", "\t")
 _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
     (
         r"Expected (\d+) fields in line (\d+), saw (\d+)",
-        "line {1} has {2} cells, and the lines before it {0}; put cells with commas in quotes",
+        "line {1} has {2} cells, and the lines before it {0}; is a comma not in quotes, or a quote "
+        "left open?",
     ),
     (
         r"EOF inside string starting at row (\d+)",
@@ -49,7 +50,7 @@ def reason_of(problem: str) -> str:
     """Return what pandas or pyarrow say is wrong with a file, in words for who wrote the file.
 
     >>> reason_of("Error tokenizing data. C error: Expected 2 fields in line 3, saw 4")
-    'line 3 has 4 cells, and the lines before it 2; put cells with commas in quotes'
+    'line 3 has 4 cells, and the lines before it 2; is a comma not in quotes, or a quote left open?'
     """
     for pattern, words in _REASONS:
         if found := re.search(pattern, problem):
@@ -65,6 +66,12 @@ def separator_of(header: str) -> str:
     (';', ',')
     """
     return max(_SEPARATORS, key=header.count)
+
+
+def written_lines(path: Path) -> int:
+    """Count a file's lines that are not blank."""
+    with path.open("rb") as file:
+        return sum(not line.isspace() for line in file)
 
 
 def check_text_file(path: Path, name: str) -> None:

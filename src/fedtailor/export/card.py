@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
+from ..report.verdict import client_name
 from ..runs.experiment import Experiment
 from .scores import Score
 
@@ -68,7 +69,8 @@ def card(
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
-    whose = f"client {about['client']}" if about["client"] is not None else "all clients (global)"
+    is_global = about["client"] is None
+    whose = "all clients (global)" if is_global else client_name(str(about["client"]), None)
     owner, client = whose, whose
     if is_shared:
         owner, client = "all clients (global)", f"{whose}; all clients have this same model"
@@ -116,7 +118,7 @@ def card(
 
 def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
     """Who trained the model, in a sentence."""
-    client = f"client {about['client']}"
+    client = client_name(str(about["client"]), None)
     together = f"{about['clients']} clients trained together, each on its own data, with federated"
     if experiment.methods[about["label"]].family == "local":
         if joined == "guess":
@@ -137,7 +139,7 @@ def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None
 def _data(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
     """The data of those who trained the model."""
     divided = division(experiment.data, experiment.split, about["clients"])
-    own = f"those of client {about['client']}"
+    own = f"those of {client_name(str(about['client']), None)}"
     if experiment.methods[about["label"]].family == "local" and joined is not None:
         return own if joined == "fitted" else "none"
     return f"{divided}; then {own}" if joined == "fitted" else divided

@@ -249,14 +249,17 @@ def as_objects(
     clients: Sequence[str] | None = None,
     kept: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """A JSON object for each result; pictures have the name of their ``file``, and rows that
-    ``clients`` predicted the name of theirs. The input's columns ``kept`` come first."""
+    """A JSON object for each result; pictures have the name of their ``file``, lines that were
+    classified their ``text``, and rows that ``clients`` predicted the name of theirs. The input's
+    columns ``kept`` come first."""
     whose = [None] * len(rows.inputs) if clients is None else clients
     table = rows.table or [{}] * len(rows.inputs)
     for value, result, client, row in zip(rows.inputs, results, whose, table, strict=True):
         of = {name: row[name] for name in kept}
         of |= {"file": str(value)} if rows.are_pictures else {}
         of |= {} if client is None else {"client": client}
+        if rows.table is None and not rows.are_pictures and not isinstance(result, str):
+            of["text"] = value
         if isinstance(result, str):
             yield {**of, "text": result}
         else:

@@ -37,7 +37,7 @@ def _bytes(sizes: Mapping[str, int]) -> tuple[str, str]:
 
 
 def _ledger(entries: Sequence[Entry]) -> TextTable:
-    header = ["method", "seeds", "down", "in all", "up", "in all"]
+    header = ["method", "seed", "down", "in all", "up", "in all"]
     cells = []
     for entry in entries:
         seeds_by_costs: dict[tuple[str, ...], list[str]] = {}

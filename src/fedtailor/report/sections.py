@@ -59,13 +59,13 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         "clients": specs.clients(labels, ranked, metric),
         "client-labels": specs.client_labels(),
         "client-curves": specs.client_curves(labels, metric),
-        "labels": maps.labels_of_clients(longest=_longest(content["groups"], "names")),
+        "labels": maps.labels_of_clients(_most(content["groups"], "names")),
         **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
     }
     if content["ahead"]:
         found["ahead"] = specs.ahead(labels, ranked, metric)
     if content["confusion"]:
-        found["confusion"] = maps.confusion(longest=_longest(content["confusion"], "classes"))
+        found["confusion"] = maps.confusion(_most(content["confusion"], "classes"))
     for cost in [cost for cost in COSTS if cost in costs]:
         found[f"pareto-{cost}"] = specs.pareto(labels, metric, cost, _ticks(costs[cost]))
     for picture in content["pictures"]:
@@ -73,8 +73,9 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
     return found
 
 
-def _longest(of: Sequence[Json], names: str) -> int:
-    return max((len(name) for one in of for name in one[names]), default=0)
+def _most(of: Sequence[Json], names: str) -> Sequence[str]:
+    """The names of the one that has most of them."""
+    return max((one[names] for one in of), key=len, default=())
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import InputError, unknown
+from ..errors import InputError, missing_file, unknown
 
 _FOLDER = Path(__file__).parent.parent / "experiments"
 
@@ -58,7 +58,7 @@ def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> P
     hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""
     if what == "experiment" and not path.suffix:
         raise InputError(f"{path} is neither an experiment file nor a run directory{hint}")
-    raise InputError(f"no {what} file {path}{hint}")
+    raise missing_file(path, hint, what=f"{what} file")
 
 
 def purpose(file: Path) -> str:

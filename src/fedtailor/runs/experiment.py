@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from ..data.config import DataConfig, LocalConfig, SplitConfig
 from ..engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan, ScheduleConfig
-from ..errors import InputError, brief, unknown
+from ..errors import InputError, brief, missing_file, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
@@ -251,7 +251,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         InputError: no such file, or not TOML.
     """
     if not path.is_file():
-        raise InputError(f"no experiment file {path}")
+        raise missing_file(path, what="experiment file")
     if path.suffix in (".csv", ".jsonl", ".parquet", ".arrow"):
         raise InputError(
             f"{path} is a table; write an experiment file for it: fedtailor new {path}"

@@ -63,10 +63,9 @@ def check_extends(
         old, new = schedule.factor(number, before), schedule.factor(number, after)
         if old != new:
             raise InputError(
-                f"rounds is {before} in {out} and {after} now: with schedule.name = "
-                f'"{schedule.name}" that would change the learning rate of round {number}, which '
-                f"is done (its factor {old:.3g} would be {new:.3g}); {_WAY_OUT}; under a constant "
-                f"schedule rounds can be added, and start_from goes on from a finished run"
+                f"rounds is {before} in {out} and {after} now: under the {schedule.name} schedule "
+                f"that would change the learning rates of rounds that are done; {_WAY_OUT}, or go "
+                "on from its models with start_from"
             )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from ..data import Data, Dataset
-from ..data.sources import task_of_data
+from ..data.sources import read_columns, task_of_data
+from ..disk_cache import cache_dir
 from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
@@ -96,7 +97,7 @@ def run(
     if is_leader and overwrite:
         check_removable(out)
     elif is_leader:
-        check_same(named(experiment, data, backbone), out)
+        _check_same(experiment, data, backbone, out)
     in_files = data is None and backbone is None and not metrics and group is None
     may_end = in_files and not overwrite and is_as_it_was(experiment, out)
     if may_end and nothing_left(experiment, out, parts):
@@ -132,6 +133,19 @@ def run(
         raise
     leader.end()
     return out
+
+
+def _check_same(
+    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None, out: Path
+) -> None:
+    """Check that ``out`` holds no other experiment. If it does since this one names a file or a
+    column that is not there, that is what the error says."""
+    try:
+        check_same(named(experiment, data, backbone), out)
+    except InputError:
+        if data is None and experiment.data.path is not None:
+            read_columns(experiment.data, cache_dir())
+        raise
 
 
 def _check_settings(
@@ -231,7 +245,7 @@ def dry_run(
     if overwrite:
         check_removable(out)
     else:
-        check_same(named(experiment, data, backbone), out)
+        _check_same(experiment, data, backbone, out)
     _check_settings(named(experiment, data, backbone), data, {})
     check_old_parts(named(experiment, data, backbone), out, parts, anew=overwrite)
     inputs = Inputs.load(experiment, data, backbone)

@@ -56,6 +56,7 @@ class StartSummary:
     data: str
     rows: int
     test_rows: int  # of the official test split
+    client_rows: int  # that some client has, of both
     classes: Mapping[str, float]  # the share of the rows
     clients: int
     client_names: Sequence[str]  # a few of them, at most; empty: they have none
@@ -114,6 +115,8 @@ class StartSummary:
         classes = f"; {len(shares)} classes: {listed}{more}" if shares else ""
         test = f" and {self.test_rows:,} test rows" if self.test_rows else ""
         rows = f", {self.rows:,} rows{test}" if self.rows else ""
+        if 0 < self.client_rows < self.rows + self.test_rows:
+            rows += f", of which the clients have {self.client_rows:,}"
         yield f"data      {self.data}{rows}{classes}"
         for text in self.omissions:
             yield f"          {text}"

@@ -15,7 +15,8 @@ from ..report.numbers import seconds_text, si
 from .state import DIVERGED, FINISHED, INTERRUPTED, RUNNING, STOPPED, PartState, Points, RunState
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDE = 110  # columns of a terminal that has room for all of the table
+# columns of a terminal that has room for all of the table, and for all but two columns of it
+_WIDE, _USUAL = 110, 96
 _LOG = 5  # lines
 _DAY = re.compile(r"^\d+-\d+-\d+ (\d+:\d+:\d+)\S*")  # of a line of the log, and its time
 _COLOURS = {
@@ -112,39 +113,45 @@ def _around(parts: Sequence[PartState], room: int) -> Sequence[PartState]:
 
 
 def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
-    is_wide = width >= _WIDE
+    is_wide, is_usual = width >= _WIDE, width >= _USUAL
     has_refused = any(part.refused for part in state.parts)
+    has_seeds = len({part.seed for part in state.parts}) > 1
+    rows = [_row(state, part, 24 if is_wide else 10) for part in parts]
+    left_out = {
+        *(() if is_wide else ("global", "training loss")),
+        *(() if is_usual else ("after", "curve")),
+        *(() if has_refused else ("refused",)),
+        *(() if has_seeds or is_usual else ("seed",)),
+        *(("s/round",) if has_refused and not is_usual else ()),
+    }
     table = Table(box=None, padding=(0, 1), header_style="dim", caption_style="dim")
     table.title, table.title_justify, table.title_style = state.measure, "left", "dim"
-    table.add_column("method", overflow="ellipsis", min_width=8)
-    for name in ("seed", "round", "latest", "best", "after"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if is_wide:
-        table.add_column("global", justify="right", no_wrap=True)
-    table.add_column("curve", no_wrap=True)
-    if is_wide:
-        table.add_column("training loss", justify="right", no_wrap=True)
-    table.add_column("s/round", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    if has_refused:
-        table.add_column("refused", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for part in parts:
-        loss = "-" if part.train_loss is None else f"{part.train_loss:.3f}"
-        pace = "-" if part.seconds_a_round is None else seconds_text(part.seconds_a_round)
-        table.add_row(
-            part.method,
-            str(part.seed),
-            f"{part.round}/{part.rounds}",
-            state.score(part.latest),
-            state.score(part.best),
-            "-" if part.best is None else str(part.best.round),
-            *([state.score(part.latest_global)] if is_wide else []),
-            sparkline(part.curve, 24 if is_wide else 10),
-            *([loss] if is_wide else []),
-            pace,
-            si(part.bytes, "B") if part.round else "-",
-            *([str(part.refused)] if has_refused else []),
-            Text(part.state, style=_COLOURS.get(part.state, "dim")),
-        )
+    shown = [name for name in rows[0] if name not in left_out] if rows else []
+    for name in shown:
+        if name == "method":
+            table.add_column(name, overflow="ellipsis", min_width=8)
+        else:
+            is_text = name in ("curve", "state")
+            table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
     return table
+
+
+def _row(state: RunState, part: PartState, bars: int) -> dict[str, RenderableType]:
+    """What the table can show of a method with a seed, by column."""
+    return {
+        "method": part.method,
+        "seed": str(part.seed),
+        "round": f"{part.round}/{part.rounds}",
+        "latest": state.score(part.latest),
+        "best": state.score(part.best),
+        "after": "-" if part.best is None else str(part.best.round),
+        "global": state.score(part.latest_global),
+        "curve": sparkline(part.curve, bars),
+        "training loss": "-" if part.train_loss is None else f"{part.train_loss:.3f}",
+        "s/round": "-" if part.seconds_a_round is None else seconds_text(part.seconds_a_round),
+        "bytes": si(part.bytes, "B") if part.round else "-",
+        "refused": str(part.refused),
+        "state": Text(part.state, style=_COLOURS.get(part.state, "dim")),
+    }

@@ -3,13 +3,17 @@ cells."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .content import Json
 from .specs import chart, tip
 
+_FEW = 14  # names that have room beside each other on a phone
 
-def confusion(longest: int) -> Json:
-    """One method's confusion matrix: the script gives the cells of the chosen method. ``longest``
-    is the length of the longest name."""
+
+def confusion(names: Sequence[str]) -> Json:
+    """One method's confusion matrix: the script gives the cells of the chosen method. ``names`` are
+    those of the classes."""
     tooltip = tip(
         ("true", "n", "true class"), ("predicted", "n", "predicted"), ("count", "q", "examples"),
         ("share", "q", "% of the true class"),
@@ -17,18 +21,19 @@ def confusion(longest: int) -> Json:
     scale = {"type": "sqrt", "domain": [0, 100]}
     colour = {"field": "share", "title": "% of the true class", "scale": scale}
     x, y = ("predicted", "predicted class"), ("true", "true class")
-    return _map("confusion", x, y, tooltip, colour, 20, longest)
+    return _map("confusion", x, y, tooltip, colour, 20, names)
 
 
-def labels_of_clients(longest: int) -> Json:
-    """Examples by client and class; the script gives the cells of the chosen group."""
+def labels_of_clients(names: Sequence[str]) -> Json:
+    """Examples by client and class; the script gives the cells of the chosen group. ``names`` are
+    those of the clients."""
     tooltip = tip(
         ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
         ("share", "q", "% of the client's"),
     )  # fmt: skip
     return _without(0, "count", _map(
         "labels", ("name", "client"), ("class", "class"), tooltip,
-        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18, longest,
+        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18, names,
     ), "transparent")  # fmt: skip
 
 
@@ -96,13 +101,15 @@ def _map(
     tooltip: list[Json],
     colour: Json,
     step: int,
-    longest: int = 0,
+    names: Sequence[str] = (),
 ) -> Json:
-    """A map of coloured cells; ``x`` and ``y`` are a field and its title, and ``longest`` is the
-    length of the longest name along x."""
+    """A map of coloured cells; ``x`` and ``y`` are a field and its title, and ``names`` are those
+    along x. If they are few, none is left out."""
+    longest = max(map(len, names), default=0)
 
     def axis(field: str, title: str, angle: int) -> Json:
-        shown: Json = {"title": title, "labelOverlap": True, "labelLimit": 110, "grid": False}
+        may_skip = not angle or len(names) > _FEW
+        shown: Json = {"title": title, "labelOverlap": may_skip, "labelLimit": 110, "grid": False}
         shown |= {"labelAngle": angle, "domain": False, "ticks": False}
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
 
