@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
-from ..report.verdict import client_name
+from ..report.names import client_name
 from ..runs.experiment import Experiment
 from .scores import Score
 

@@ -14,6 +14,7 @@ from statistics import mean
 from .choice import Score, validation_score
 from .differences import Difference, Results, by_client, comparable, difference, results_of
 from .majority import at_majority, majority_summary
+from .names import MAX_NAMES
 from .read import Run
 from .records import Round
 from .select import (
@@ -27,7 +28,7 @@ from .select import (
     select_round,
     summary,
 )
-from .verdict import MAX_NAMES, ClientLoss, Cost, Trained, Verdict
+from .verdict import ClientLoss, Cost, Trained, Verdict
 
 ALONE = "local"  # the method that trains without a federation
 

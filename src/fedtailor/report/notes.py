@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .majority import NOT_LEARNED
+from .names import at_majority_names
 from .read import Run
 from .select import Metric, goes_on, higher_is_better, select_by
-from .verdict import Verdict, at_majority_names
+from .verdict import Verdict
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .differences import FEWEST, Difference
 from .majority import AtMajority
+from .names import at_majority_names, client_name, listed
 from .numbers import amount, bare, seconds_text, si
 from .select import Metric, is_percentage
 
-MAX_NAMES = 5
 # times another method's cost, before it is worth saying; the same work varies in time
 _MORE_BYTES, _MORE_SECONDS = 1.05, 1.2
 
@@ -167,54 +167,17 @@ def _choice(v: Verdict) -> str:
     text = f"{so_far}{name} is best on validation data ({_result(v, v.best)})"
     if equal:
         verb = "is" if len(equal) == 1 else "are"
-        text += f", and {_and(_capped(equal))} {verb} just as good there"
+        text += f", and {listed(equal)} {verb} just as good there"
     if behind and v.baseline is not None and v.baseline.num_clients < FEWEST:
-        text += f". {_too_few(v.baseline)} whether its lead over {_and(_capped(behind))} is chance"
+        text += f". {_too_few(v.baseline)} whether its lead over {listed(behind)} is chance"
     elif behind:
-        text += f"{';' if equal else ', but'} its lead over {_and(_capped(behind))} may be chance"
+        text += f"{';' if equal else ', but'} its lead over {listed(behind)} may be chance"
     return f"{text}."
 
 
 def _result(v: Verdict, label: str) -> str:
     unit = " %" if is_percentage(v.chosen_by) else ""
     return bare(v.chosen_by, v.validation[label]) + unit
-
-
-def _and(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _capped(names: Sequence[str], count: int | None = None) -> list[str]:
-    """The first names, and how many more there are; ``count`` is the number of all of them."""
-    more = (len(names) if count is None else count) - len(names[:MAX_NAMES])
-    return [*names[:MAX_NAMES], *([f"{more} more"] if more else [])]
-
-
-def at_majority_names(clients: Sequence[AtMajority]) -> str:
-    """Name clients with the accuracy of a method and of the best one there.
-
-    >>> bern, seven = (AtMajority(name, None, 0.5, 0.5, "local", 0.75) for name in ("Bern", "7"))
-    >>> at_majority_names([bern, seven])
-    'Bern (50.0 %; local 75.0 %) and client 7 (50.0 %; local 75.0 %)'
-    """
-    return _and(
-        _capped([
-            f"{client_name(one.client, one.seed)} ({100 * one.accuracy:.1f} %; {one.better} "
-            f"{100 * one.better_accuracy:.1f} %)"
-            for one in clients
-        ])
-    )  # fmt: skip
-
-
-def client_name(client: str, seed: int | None) -> str:
-    """Name a client, so that a number is not taken for a count.
-
-    >>> client_name("7", 2)
-    'client 7 of seed 2'
-    """
-    name = f"client {client}" if client.isdigit() else client
-    return name if seed is None else f"{name} of seed {seed}"
 
 
 def _differences(v: Verdict) -> Iterator[str]:
@@ -274,7 +237,7 @@ def _against_alone(v: Verdict) -> Iterator[str]:
         ]
         yield (
             f"With {v.best} {d.num_worse_off} of {d.num_clients} clients {verb} worse than alone: "
-            f"{_and(_capped(names, d.num_worse_off))}."
+            f"{listed(names, d.num_worse_off)}."
         )
     elif d is not None:
         clients = f"none of {d.num_clients} clients does" if d.num_clients > 1 else "no client does"
@@ -287,10 +250,10 @@ def _against_alone(v: Verdict) -> Iterator[str]:
             f"{one.method} ({bare(v.metric, one.value, signed=True)})"
             for one in sorted(behind, key=lambda one: one.value)
         ]
-        yield f"Worse than training alone: {_and(_capped(names))}."
+        yield f"Worse than training alone: {listed(names)}."
     if v.not_learned and v.is_finished:
         yield (
-            f"{_and(_capped(v.not_learned))} did not learn: before you give "
+            f"{listed(v.not_learned)} did not learn: before you give "
             f"{'it' if len(v.not_learned) == 1 else 'them'} up, try smaller learning rates "
             "(fedtailor tune searches for them)."
         )
