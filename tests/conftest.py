@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+
+settings.register_profile("no deadline", deadline=None)  # the machine may be busy
+settings.load_profile("no deadline")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]

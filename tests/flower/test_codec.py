@@ -71,7 +71,7 @@ def same(a: Params, b: Params) -> bool:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(heads, payloads)
 def test_what_is_packed_comes_out_again(head: Head, sent: list[Params]) -> None:
     again, received = unpack(pack(head, sent), Head, ANY)
@@ -80,7 +80,7 @@ def test_what_is_packed_comes_out_again(head: Head, sent: list[Params]) -> None:
     assert all(map(same, sent, received))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_no_damaged_byte_is_missed(data: st.DataObject) -> None:
     sent = {"w": torch.arange(6.0).view(2, 3), "m": torch.tensor([True, False])}

@@ -36,7 +36,7 @@ problems = st.integers(1, 9).flatmap(
 
 @given(problems)
 @example(([0.0, 0.0, 0.25, 0.375, 0.5], [0, 0, 0, 1, 5], [False] * 5, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_subset_that_fits_is_worth_more(
     problem: tuple[list[float], list[int], list[bool], int],
 ) -> None:
