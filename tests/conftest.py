@@ -13,7 +13,6 @@ import torch
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-
 settings.register_profile("no deadline", deadline=None)  # the machine may be busy
 settings.load_profile("no deadline")
 
