@@ -3,22 +3,17 @@
 from typing import Any
 
 import pytest
-from evidence.cross import (
+from evidence.cross import PAGE, README, TABLE, page, table, with_short
+from evidence.cross_cells import (
     BASELINES,
     DATA,
     FILE,
     LEFT_OUT,
-    PAGE,
-    README,
     SEEDS,
     SYSTEMS,
-    TABLE,
     Cell,
     best,
     cells,
-    page,
-    table,
-    with_short,
 )
 from evidence.rates import validation
 from evidence.run import EXPERIMENTS, Run, planned

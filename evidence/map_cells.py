@@ -1,0 +1,165 @@
+"""The settings of the map that have results, and what each method came to there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from evidence.run import MAP, Run, lines, planned
+from fedtailor.data.sources import BUILTIN
+from fedtailor.method import Method
+from fedtailor.methods import METHODS
+from fedtailor.report.metrics import summarise
+from fedtailor.report.paired import Paired, paired
+from fedtailor.runs.settings import flattened
+
+FILE = "map.toml"
+ALONE = "local"
+_ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the map: the lines of each method, by seed."""
+
+    settings: tuple[str, ...]
+    methods: Mapping[str, Mapping[int, Line]]
+
+    @property
+    def one(self) -> Line:
+        """Any line: what all of them have in common."""
+        return next(iter(self.methods[ALONE].values()))
+
+    def scores(self, label: str, seeds: Sequence[int]) -> list[dict[str, float]]:
+        """For each seed, the test accuracy by client."""
+        found = [self.methods[label][seed]["results"]["personal"] for seed in seeds]
+        return [
+            {str(k): score for k, score in zip(one["clients"], one["accuracy"], strict=True)}
+            for one in found
+        ]
+
+    def seeds(self, *labels: str) -> list[int]:
+        """Those that all of these methods have."""
+        return sorted(set.intersection(*(set(self.methods[label]) for label in labels)))
+
+    def paired(self, ours: str, theirs: str) -> Paired:
+        """How far one method is ahead of another."""
+        seeds = self.seeds(ours, theirs)
+        return paired(self.scores(ours, seeds), self.scores(theirs, seeds))
+
+    def measured(self) -> dict[str, Any]:
+        """What is kept of the cell: its clients, and what each method came to."""
+        settings, clients = self.one["settings"], [line["clients"] for line in self._all(ALONE)]
+        best = max(self.methods, key=lambda label: self._mean(label))
+        return {
+            "data": settings["data"]["name"],
+            "modality": BUILTIN[settings["data"]["name"]].modality,
+            "model": settings["model"]["name"],
+            "pretrained": settings["model"]["pretrained"],
+            "targets": settings["model"]["targets"],
+            "alpha": settings["split"]["alpha"],
+            "rounds": settings["rounds"],
+            "settings": list(self.settings),
+            "clients": {key: round(mean(c[key] for c in clients), 4) for key in clients[0]},
+            "chosen": max(self.methods, key=self._validation),
+            "methods": {
+                label: self._method(label, best)
+                for label in sorted(self.methods, key=lambda label: -self._mean(label))
+            },
+        }
+
+    def _all(self, label: str) -> list[Line]:
+        return [self.methods[label][seed] for seed in self.seeds(label)]
+
+    def _decile(self, label: str) -> float:
+        """The client at the worst tenth, the mean over seeds."""
+        personal = [line["results"]["personal"] for line in self._all(label)]
+        return mean(
+            summarise(x["accuracy"], x["num_examples"], higher_is_better=True).bottom_decile
+            for x in personal
+        )
+
+    def _mean(self, label: str) -> float:
+        scores = self.scores(label, self.seeds(label))
+        return mean(mean(x for x in seed.values() if x is not None) for seed in scores)
+
+    def _validation(self, label: str) -> float:
+        return mean(line["results"]["personal"]["validation"] for line in self._all(label))
+
+    def _method(self, label: str, best: str) -> dict[str, Any]:
+        found, seeds = self._all(label), self.seeds(label, ALONE)
+        pairs = [
+            (ours[k], alone[k])
+            for ours, alone in zip(
+                self.scores(label, seeds), self.scores(ALONE, seeds), strict=True
+            )
+            for k in ours.keys() & alone.keys()
+            if ours[k] is not None and alone[k] is not None
+        ]
+        (settings,) = found[0]["settings"]["methods"]
+        return {
+            "seeds": self.seeds(label),
+            "settings": not_defaults(settings),
+            "accuracy": round(self._mean(label), 4),
+            "decile": round(self._decile(label), 4),
+            "worse_off": round(float(np.mean([ours < alone for ours, alone in pairs])), 4),
+            "over_alone": _interval(self.paired(label, ALONE)),
+            "over_best": _interval(self.paired(label, best)),
+            "bytes": round(
+                mean(li["results"]["bytes_down"] + li["results"]["bytes_up"] for li in found)
+            ),
+            "cpu_seconds": round(mean(line["cpu_seconds"] for line in found), 1),
+        }
+
+
+def not_defaults(settings: Mapping[str, Any]) -> list[str]:
+    """A method's settings that are not its defaults, as ``key=value``."""
+    defaults = _plain(METHODS[settings["name"]]())
+    is_sgd = settings.get("optimiser", {}).get("name") == "sgd"
+    skipped = {"name", "label", *(_ADAM if is_sgd else ())}
+    return [
+        f"{key}={json.dumps('none' if value is None else value)}"
+        for key, value in flattened(settings).items()
+        if key not in skipped and flattened(defaults).get(key) != value
+    ]
+
+
+def _plain(method: Method) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(asdict(method)))  # type: ignore[call-overload]
+    return content
+
+
+def _interval(difference: Paired) -> list[float]:
+    return [round(x, 4) for x in (difference.difference, difference.low, difference.high)]
+
+
+def cells() -> list[Cell]:
+    """The cells of the map that have results, in the manifest's order."""
+    kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
+    wanted: dict[tuple[str, ...], dict[int, list[Run]]] = {}
+    for run in planned([MAP]):
+        if run.file == FILE and not _decides_a_rate(run):
+            wanted.setdefault(run.settings, {}).setdefault(run.seed, []).append(run)
+    found = []
+    for settings, by_seed in wanted.items():
+        methods: dict[str, dict[int, Line]] = {}
+        for seed, runs in by_seed.items():
+            ended = {r.method: kept.get((r.file, r.settings, r.method, seed)) for r in runs}
+            if all(line is not None for line in ended.values()):  # the same seeds for all methods
+                for method, line in ended.items():
+                    if line is not None and "results" in line:
+                        methods.setdefault(method, {})[seed] = line
+        if ALONE in methods:
+            found.append(Cell(settings, methods))
+    return found
+
+
+def _decides_a_rate(run: Run) -> bool:
+    return any(".lr" in setting for setting in run.settings)
