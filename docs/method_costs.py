@@ -49,8 +49,8 @@ class Setting:
 
 TEXTS = Setting(
     "MiniLM with LoRA of rank 8, 20 classes; posts of at most 32 tokens",
-    10,
-    DataConfig(name="20newsgroups", max_length=32, limit=60),
+    50,
+    DataConfig(name="20newsgroups", max_length=32, limit=200),
     ModelConfig("minilm"),
     {"trainable": "lora"},
 )
@@ -110,9 +110,11 @@ class _Counting:
         for item in items:
             if item.round == 2 and item.client != self.client:
                 continue  # nobody looks at what comes of it
-            with FlopCounterMode(display=False) as counter:
+            if item.round == 1:
                 result = self.works[name].one(server, item)
-            if (item.round, item.client) == (2, self.client):
+            else:
+                with FlopCounterMode(display=False) as counter:
+                    result = self.works[name].one(server, item)
                 kept = sum(v.numel() * v.element_size() for v in result.private.values())
                 self.measured = Measured(result.costs, kept, counter.get_total_flops())
             yield item, result

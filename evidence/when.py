@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from evidence.map_cells import ALONE, cells
 from evidence.run import HERE, run_folder
+from fedtailor.report.drawing import COLOURS
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
@@ -153,7 +154,7 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
     styles = {
-        name: {"color": f"C{number % 10}", "marker": "osD^v<>PX*h"[number % 11]}
+        name: {"color": COLOURS[number], "marker": "osD^v<>PX*h8"[number]}
         for number, name in enumerate(names)
     }
     kinds = list(dict.fromkeys(cell["data"] for cell in found))

@@ -156,6 +156,10 @@ class Method(ABC):
         """Whether a tensor of a state belongs to the client alone."""
         return False
 
+    def num_trained(self, task: Task) -> int:
+        """How many scalars a client trains in a round; those of all its models count."""
+        return sum(task.state[name].numel() for name in task.trained)
+
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         """A client's private tensors before its first round; the same shapes for all clients."""
         return {n: value for n, value in task.state.items() if self.is_private(task, n)}

@@ -67,10 +67,11 @@ class Costs:
     flops: int | None = None
 
 
-def measure(task: Task, received: Params, private: Params, sent: Params) -> Costs:
-    """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
+def measure(task: Task, received: Params, private: Params, sent: Params, *, trained: int) -> Costs:
+    """The costs of a client that trained so many scalars, got ``received``, holds ``private`` and
+    sent ``sent``."""
     return Costs(
-        trained=sum(task.state[name].numel() for name in task.trained),
+        trained=trained,
         communicated=count(sent),
         private=count(private),
         model=sum(p.numel() for p in task.model.parameters()),

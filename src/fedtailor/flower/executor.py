@@ -184,7 +184,8 @@ class GridExecutor:
         packed = to_device(payload, self.task.device)
         received = send(reply.client)
         accept_upload(self.method, self.task, self.schema, received, reply, packed)
-        costs = measure(self.task, received, self.first_private, payload)
+        trained = self.method.num_trained(self.task)
+        costs = measure(self.task, received, self.first_private, payload, trained=trained)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(

@@ -61,6 +61,9 @@ class APFL(FineTuning):
     def is_private(self, task: Task, name: str) -> bool:
         return name == _MIX or name.startswith(_PERSONAL)
 
+    def num_trained(self, task: Task) -> int:
+        return 2 * super().num_trained(task)
+
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         mix = torch.tensor(self.mix, device=task.device)
         return {**add_prefix(task.state, _PERSONAL), _MIX: mix}

@@ -58,6 +58,9 @@ class Ditto(FineTuning):
     def is_private(self, task: Task, name: str) -> bool:
         return name.startswith(_PERSONAL)
 
+    def num_trained(self, task: Task) -> int:
+        return 2 * super().num_trained(task)
+
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         return add_prefix(task.state, _PERSONAL)
 

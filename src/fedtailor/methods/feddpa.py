@@ -42,7 +42,7 @@ from ..layers.parts import projections
 from ..layers.trainable import choose_trainable
 from ..method import Method, Portable
 from ..optim import ClientContext, LearningRate, Optimiser, Passes, train
-from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
+from ..params import CACHED, Batch, Params, add_prefix, count, pick, strip_prefix
 from ..task.backbone import Backbone
 from ..task.task import Task
 
@@ -113,6 +113,9 @@ class FedDPA(Method):
 
     def is_private(self, task: Task, name: str) -> bool:
         return name.startswith(_OWN)
+
+    def num_trained(self, task: Task) -> int:
+        return super().num_trained(task) + count(_lora(task.state))
 
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         if self.form == "F":
@@ -209,10 +212,10 @@ def _lora(state: Params) -> Params:
 
 def _anchor(task: Task, batches: Sequence[Batch]) -> Tensor:
     """a_m over the real examples of ``batches``, ``[d]``."""
-    total, count = [], []
+    total, number = [], []
     for batch in batches:
         r = representation(task, batch)
         real = batch["weight"] if "weight" in batch else torch.ones_like(r[:, 0])
         total.append(torch.where(real[:, None] > 0, r, 0.0).sum(0))
-        count.append(real.sum())
-    return torch.stack(total).sum(0) / torch.stack(count).sum().clamp(min=1)
+        number.append(real.sum())
+    return torch.stack(total).sum(0) / torch.stack(number).sum().clamp(min=1)

@@ -73,6 +73,9 @@ class FedEM(FineTuning):
     def is_private(self, task: Task, name: str) -> bool:
         return name == _PI
 
+    def num_trained(self, task: Task) -> int:
+        return self.components * super().num_trained(task)
+
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         return {_PI: torch.full((self.components,), 1 / self.components)}
 

@@ -50,8 +50,8 @@ def caption(
         "selected in the same way (its round).": True,
         "weighted: the mean over examples. std: the standard deviation over clients. decile: the "
         "client at the worst tenth. worst: the worst client.": True,
-        "validation: the mean on the clients' validation data, by which the verdict chooses. Ranks "
-        "are by test data; a star marks the best of each column.": True,
+        "validation: the mean on the clients' validation data, by which the verdict chooses. "
+        "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,
         "ppl: the perplexity, exp(mean loss).": runs[0].is_language_modelling,
         f"novel: {novel} clients that took no part in any round; each trains its own private part "

@@ -162,6 +162,21 @@
       const label = rowLabel(row.cells[0].textContent.trim());
       if (label) row.classList.toggle("off", !shown.includes(label));
     }
+    for (const table of all("table")) {
+      for (const [k, cell] of [...(table.tHead?.rows[0].cells ?? [])].entries()) {
+        const label = cell.textContent.trim();
+        if (!labels.includes(label)) continue;
+        for (const row of table.rows) row.cells[k]?.classList.toggle("off", !shown.includes(label));
+      }
+    }
+    for (const section of all("section")) { // a method's own figures
+      const of = section.id.match(/^(?:picture|figure)-(\d+)/);
+      if (!of) continue;
+      const off = !shown.includes(labels[of[1]]);
+      section.classList.toggle("off", off);
+      document.querySelector(`#contents a[href="#${section.id}"]`).parentElement.classList.toggle("off", off);
+    }
+    if (state.picked !== null) pick(state.picked);
   }
   function focus(label) {
     if (state.focus === label) return;
@@ -208,7 +223,7 @@
       [make("dt", { textContent: name }), make("dd", { textContent: value.toLocaleString("en") })]));
     const own = new Map(results.filter((row) => row.key === key).map((row) => [row.method, row.value]));
     const sign = page.metric.higher ? -1 : 1;
-    const order = labels.filter((label) => own.has(label)).sort((a, b) => sign * (own.get(a) - own.get(b)));
+    const order = state.shown.filter((label) => own.has(label)).sort((a, b) => sign * (own.get(a) - own.get(b)));
     const best = own.get(order[0]);
     document.getElementById("client-results").replaceChildren(...order.map((label) => make("tr", {}, [
       Object.assign(make("th", { scope: "row", textContent: label })),
@@ -221,7 +236,7 @@
   function learned(g, k) { // what methods learned of this client, at the rounds that are shown
     return page.pictures.flatMap((picture, index) => {
       const place = picture.clients.indexOf(k);
-      if (picture.group !== g || place < 0) return [];
+      if (picture.group !== g || place < 0 || !state.shown.includes(labels[picture.method])) return [];
       const step = stepOf(`picture-${picture.method}`, picture), width = picture.columns.length;
       const start = (step * picture.clients.length + place) * width;
       const values = [...unpacked[index].slice(start, start + width)].map((code) =>

@@ -254,8 +254,8 @@ def _against_alone(v: Verdict) -> Iterator[str]:
     if v.not_learned and v.is_finished:
         yield (
             f"{listed(v.not_learned)} did not learn: before you give "
-            f"{'it' if len(v.not_learned) == 1 else 'them'} up, try smaller learning rates "
-            "(fedtailor tune searches for them)."
+            f"{'it' if len(v.not_learned) == 1 else 'them'} up, try more rounds and other learning "
+            "rates (fedtailor tune searches for them)."
         )
 
 
@@ -309,7 +309,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
         )
     elif v.has_learned is False:
         yield Step(
-            "Try smaller learning rates (fedtailor tune searches for them) and more rounds before "
+            "Try more rounds and other learning rates (fedtailor tune searches for them) before "
             "you draw a conclusion."
         )
     elif v.alone is None and not v.is_alone:

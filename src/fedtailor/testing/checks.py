@@ -239,7 +239,7 @@ def costs_count_what_is_exchanged(case: Case) -> None:
         ("up", costs.up, wire_bytes(packed)),
         ("communicated", costs.communicated, count(packed)),
         ("private", costs.private, count(private)),
-        ("trained", costs.trained, sum(task.state[n].numel() for n in task.trained)),
+        ("trained", costs.trained, method.num_trained(task)),
     ):
         require(counted == exchanged, f"costs.{name} is {counted}, but it is {exchanged}")
 

@@ -109,7 +109,8 @@ def _map(
 
     def axis(field: str, title: str, angle: int) -> Json:
         may_skip = not angle or len(names) > _FEW
-        shown: Json = {"title": title, "labelOverlap": may_skip, "labelLimit": 110, "grid": False}
+        shown: Json = {"title": title, "labelOverlap": may_skip, "labelSeparation": 4}
+        shown |= {"labelLimit": 110, "grid": False}
         shown |= {"labelAngle": angle, "domain": False, "ticks": False}
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}
 

@@ -81,7 +81,7 @@ PICTURES: Mapping[str, Picture] = {
         "1/columns",
         "The server trains several models, and merges one for each client: their mean with these "
         "weights, which sum to 1 in each row. At the start all are equal. Clients with the same "
-        "strong columns share models; rows that stay pale have learned no preference.",
+        "strong columns share models; rows whose cells are all alike have learned no preference.",
     ),
     "fedhft": Picture(
         "server/assignments",

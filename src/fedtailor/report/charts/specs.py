@@ -139,7 +139,7 @@ def curves(labels: Sequence[str], metric: Metric, split: str) -> Json:
 
 
 def _by_method(ranked: Sequence[str]) -> Json:
-    axis = {"title": None, "labelLimit": 130, "labelPadding": 8}
+    axis = {"title": None, "labelLimit": 180, "labelPadding": 8}
     axis |= {"grid": False, "ticks": False, "domain": False}
     return {"field": "method", "type": "nominal", "sort": list(ranked), "axis": axis}
 
@@ -346,13 +346,13 @@ def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
     places = {"x": x, "y": _measure(title)}
     words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
                 ("value", "q", title))  # fmt: skip
-    own = {"color": _colour(labels, _OF_MARKS), "opacity": _OPACITY}
+    own = {"color": _colour(labels, _OF_LINES), "opacity": _OPACITY}
     line = {
         "mark": {"type": "line", "interpolate": "step-after"},
         "encoding": {
             **places,
             **own,
-            "strokeDash": _dash(labels, _OF_MARKS),
+            "strokeDash": _dash(labels, _OF_LINES),
             "detail": {"field": "seed"},
             "strokeWidth": {
                 "condition": {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5},
@@ -363,8 +363,9 @@ def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
     best = {
         "mark": {"type": "point", "size": 90, "strokeWidth": 2},
         "transform": [{"filter": "datum.isBest"}],
-        "encoding": {**places, **own, "shape": _shape(labels)},
-    }
+        "encoding": {**places, "color": _colour(labels, _OF_LINES), "opacity": _OPACITY,
+                     "shape": _by(labels, SHAPES, None)},
+    }  # fmt: skip
     touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
              "encoding": {**places, "tooltip": words}}  # fmt: skip
     layers = {"transform": [_SHOWN], "layer": [line, best, touch]}
