@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .errors import InputError, brief
 from .layers.lora import Alpha, Rank, base_params, lora_factors, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
@@ -230,7 +231,7 @@ class Method(ABC):
         """The next server state; ``uploads`` are unpacked and stacked ``[c, ...]``. A method that
         ``needs_only_mean`` gets their mean as one row, and the cohort as one member. By default
         the mean itself, with `client_weights`."""
-        return weighted_sum(uploads, self.client_weights(cohort))
+        return weighted_sum(uploads, checked_weights(self, cohort))
 
     def client_weights(self, cohort: Cohort) -> Tensor:
         """The weights of the uploads' mean, float64 ``[c]``, of sum 1. By default they follow the
@@ -300,6 +301,29 @@ class Method(ABC):
         if factors:
             return Portable("adapter", base_params(task, params), factors)
         return Portable("plain", without_lora(task, params))
+
+
+def checked_weights(method: Method, cohort: Cohort) -> Tensor:
+    """The weights that ``method`` gives the cohort's uploads.
+
+    Raises:
+        InputError: there is not one for each upload, or their sum is not 1.
+    """
+    weights = method.client_weights(cohort)
+    count = len(cohort.num_examples)
+    if not isinstance(weights, Tensor) or weights.shape != (count,):
+        got = f"the shape {list(weights.shape)}" if isinstance(weights, Tensor) else brief(weights)
+        raise InputError(
+            f"{method.name}: client_weights must return a tensor with one weight for each of the "
+            f"{count} uploads; got {got}"
+        )
+    total = float(weights.sum())
+    if count and not abs(total - 1) < 1e-3:
+        raise InputError(
+            f"{method.name}: client_weights of {count} of {cohort.num_clients} clients have the "
+            f"sum {total:.4g}; it must be 1"
+        )
+    return weights
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,13 @@ def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> No
 
 
 MakeRun = Callable[..., Path]
+
+
+def test_a_run_that_ends_at_its_best_round_may_be_too_short(make_run: MakeRun) -> None:
+    found = replace(_verdict(make_run(methods=("fedavg", "local"))), last_is_best=("fedavg",))
+    assert found.steps[0].text.startswith(
+        "The best round of fedavg is the last one, so more rounds"
+    )
 
 
 def test_of_written_runs_the_reported_round_is_judged(make_run: MakeRun) -> None:

@@ -7,7 +7,7 @@ import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.optim import Optimiser
-from fedtailor.runs.experiment import load, parse
+from fedtailor.runs.experiment import checked, load, parse
 
 FILE = """
 rounds = 4
@@ -204,3 +204,31 @@ def test_what_is_neither_a_file_nor_a_run_is_told() -> None:
         InputError, match=r"^runs/nope is neither an experiment file nor a run dire"
     ):
         ft.run("runs/nope")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "message"),
+    [
+        (ft.Experiment({"m": ft.FedAvg(optimiser=Optimiser(lr=-1.0))}),
+         "methods.m.optimiser.lr = -1.0: input should be greater than 0"),
+        (ft.Experiment({"m": ft.FedAvg(optimiser=Optimiser("adma"))}),  # type: ignore[arg-type]
+         "methods.m.optimiser.name = 'adma': input should be 'sgd', 'adam' or 'adamw'"),
+        (ft.Experiment({"m": ft.FedAvg(trainable="lorra")}),  # type: ignore[arg-type]
+         "methods.m.trainable = 'lorra': input should be 'full', 'head' or 'lora'"),
+        (ft.Experiment({"m": ft.FedAvg()}, split=ft.SplitConfig(validation=1.5)),
+         "split.validation = 1.5: input should be less than 1"),
+    ],
+)  # fmt: skip
+def test_values_from_python_are_checked_before_anything_is_written(
+    experiment: ft.Experiment, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as error:
+        ft.run(experiment, tmp_path / "out")
+    assert str(error.value) == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_value_from_python_may_be_written_as_in_a_file() -> None:
+    text: Any = "0.1"
+    made = checked(ft.Experiment({"m": ft.FedAvg(optimiser=Optimiser(lr=text))}))
+    assert made.methods["m"].optimiser.lr == 0.1

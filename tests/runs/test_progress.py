@@ -71,12 +71,12 @@ def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Pa
 def test_a_part_that_diverges_takes_its_rounds_out_of_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sgd = ft.Optimiser("sgd", lr=1e38)
+    sgd = ft.Optimiser("sgd", lr=1e6, weight_decay=1e6)
     experiment = ft.Experiment(
         {"bad": ft.Local(optimiser=sgd), "good": ft.Local()},
         rounds=2,
         split=ft.SplitConfig(2, max_examples=12),
-        local=ft.LocalConfig(steps=2),
+        local=ft.LocalConfig(steps=5),
         engine=ft.EngineConfig(executor="sequential"),
     )
     ft.run(experiment, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)

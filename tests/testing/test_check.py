@@ -28,6 +28,12 @@ class Own(ft.FineTuning):
 
 
 @dataclass(frozen=True)
+class ForgetsTheAbsent(Own):
+    def client_weights(self, cohort: Cohort) -> Tensor:
+        return cohort.shares * len(cohort.clients) / cohort.num_clients
+
+
+@dataclass(frozen=True)
 class LooksAtValues(Own):
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ft.ClientContext
@@ -127,6 +133,8 @@ class DependsOnTheBatch(Own):
          "an upload has the values of hidden.bias, which is private"),
         (LosesRows(), checks.packed_uploads_arrive_whole, "after pack and unpack, an upload: "),
         (Grows(), checks.what_is_sent_keeps_its_form, "more, which .* name it in changing_sizes"),
+        (ForgetsTheAbsent(), checks.the_weights_have_the_sum_one,
+         r"client_weights of 2 of \d+ clients have the sum 0\.\d+; it must be 1"),
         (CountsClients(), checks.the_mean_is_enough, "needs_only_mean, but of the uploads' mean"),
         (ThrowsDice(), checks.resumes_exactly, "take all random numbers from keys"),
         (LearnsNothing(), checks.training_lowers_the_loss, "over 8 rounds the training loss goes"),
@@ -140,7 +148,7 @@ def test_a_wrong_method_fails(
     method: Method, check: Callable[[Case], None], message: str, tmp_path: Path
 ) -> None:
     case = Case(method, pictures(), tmp_path)
-    with pytest.raises((CheckFailedError, RuntimeError), match=message):
+    with pytest.raises((CheckFailedError, InputError, RuntimeError), match=message):
         check(case)
 
 
@@ -148,7 +156,7 @@ def test_all_failures_are_in_one_message() -> None:
     with pytest.raises(CheckFailedError) as caught:
         check_method(LearnsNothing(), on=[pictures()])
     title, *lines = str(caught.value).splitlines()
-    assert title == "LearnsNothing fails 1 of 13 checks:"
+    assert title == "LearnsNothing fails 1 of 14 checks:"
     (line,) = lines
     assert line.startswith("- training lowers the loss, on pictures: over 8 rounds")
 

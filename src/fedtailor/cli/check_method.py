@@ -20,9 +20,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    import torch
+
     from ..runs.experiment import configured_method
     from ..testing import outcomes
 
+    torch.set_num_threads(1)  # tensors are small, and more threads make it slower
     done = []
     for outcome in outcomes(configured_method(options.method, options.settings)):
         done.append(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def _tune(options: argparse.Namespace) -> None:
         for outcome in outcomes
     ]
     print(tabulate(table, headers="keys", colalign=("left", "left", "right", "right", "left")))
-    print(f"\nthe experiment with the chosen settings: {out / 'best.toml'}")
+    run = shlex.join(["fedtailor", "run", str(out / "best.toml")])
+    print(f"\nthe experiment with the chosen settings: {run}")
 
 
 def _short(value: Any) -> str:

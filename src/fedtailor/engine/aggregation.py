@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import random
 from ..errors import DivergedError, InputError
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Server, checked_weights
 from ..params import Params, aligned, clone, not_finite, pick, to_device
 from ..robustness.before import changed
 from ..robustness.combine import combined
@@ -222,7 +222,7 @@ def empty_uploads(
     they come, unless they are ``attacked``."""
     if method.needs_only_mean and not method.robust.is_active and not attacked:
         weighed = with_max_share(cohort, plan.cohort.max_share)
-        weights = method.client_weights(weighed) if complete else None
+        weights = checked_weights(method, weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
     return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
 
@@ -288,7 +288,7 @@ def next_state(
     while True:
         members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
-            uploads.weigh(used, method.client_weights(members))
+            uploads.weigh(used, checked_weights(method, members))
         state, problem = _aggregate(method, task, server, uploads, members)
         if problem is None:
             return NextState(state, tuple(counted), left_out, notes)

@@ -20,6 +20,7 @@ from .records import Round
 from .select import (
     Entry,
     Metric,
+    by_round,
     entries,
     higher_is_better,
     is_one_model,
@@ -83,6 +84,20 @@ def simulated_seconds_of(entry: Entry) -> float | None:
     return mean(known) if known and len(known) == len(of_trials) else None
 
 
+def _last_is_best(entry: Entry) -> bool:
+    """Whether every trial reports the last of several evaluated rounds, at a constant rate: it may
+    have been too short."""
+    experiment = entry.run.experiment
+    if experiment.get("schedule", {}).get("name", "constant") != "constant":
+        return False
+    for trial in entry.trials:
+        evaluated = by_round(trial, "personal", "validation")
+        selected = select_round(trial, "personal", select_by(entry.run))
+        if len(evaluated) < 2 or selected is None or selected.round != trial.commit.rounds:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class _Judge:
     """The methods of runs with the same clients."""
@@ -112,6 +127,7 @@ class _Judge:
                 for entry in self.entries
                 if entry is not best and self._has_learned(entry) is False
             ),
+            last_is_best=tuple(e.label for e in self.entries if _last_is_best(e)),
             is_finished=all(t.commit.ended for entry in self.entries for t in entry.trials),
             methods=len(self.entries),
             ties=tuple(entry.label for entry in ties),

@@ -82,6 +82,7 @@ class Verdict:
     is_one_model: bool  # with the best method all clients have the same model
     has_learned: bool | None  # whether `best` is above each client's most frequent class
     not_learned: tuple[str, ...]  # the other methods that are not
+    last_is_best: tuple[str, ...]  # methods that might have got better with more rounds
     is_finished: bool
     methods: int
     ties: tuple[str, ...]
@@ -303,6 +304,11 @@ def _left_out(v: Verdict) -> Iterator[str]:
 
 
 def _steps(v: Verdict) -> Iterator[Step]:
+    if v.last_is_best and v.best is not None:
+        yield Step(
+            f"The best round of {listed(v.last_is_best)} is the last one, so more rounds may "
+            "change the order: set rounds higher, and give another --out."
+        )
     if v.best is None:
         yield Step(
             "Give clients validation data (split.validation), so that a method can be chosen."

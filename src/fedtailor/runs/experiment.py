@@ -283,6 +283,23 @@ def parse(content: Mapping[str, Any]) -> Experiment:
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 
 
+def checked(experiment: Experiment) -> Experiment:
+    """An experiment that was made in Python, with every value checked as in an experiment file.
+
+    Raises:
+        InputError: a value has another type, or is out of range.
+    """
+    for label in experiment.methods:
+        check_folder_name("method label", label)
+    methods = {
+        label: build(method, _plain(method), f"methods.{label}")
+        for label, method in experiment.methods.items()
+    }
+    names = [f.name for f in dataclasses.fields(experiment) if f.name != "methods"]
+    others = {name: _plain(getattr(experiment, name)) for name in names}
+    return build(dataclasses.replace(experiment, methods=methods), others, "")
+
+
 def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """The methods as a table, from the list that `Experiment.as_dict` writes."""
     if not all(isinstance(m, Mapping) and isinstance(m.get("label"), str) for m in methods):

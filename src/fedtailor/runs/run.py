@@ -26,7 +26,7 @@ from .callbacks import OnRound
 from .committed import PRIVATE_FILE
 from .directory import check_removable, remove_run
 from .estimate import rounds_left, start_summary
-from .experiment import Experiment, load
+from .experiment import Experiment, checked, load
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
 from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
@@ -169,11 +169,13 @@ def open_experiment(
         settings: change an experiment file.
 
     Raises:
-        InputError: the source can't be read, or is not to be changed.
+        InputError: the source can't be read, is not to be changed, or has a value that is not
+            allowed.
     """
     if isinstance(source, Experiment):
         if settings:
             raise InputError("settings change an experiment file; of an Experiment replace fields")
+        source = checked(source)
         return source, Path(out or Path("runs") / source.name)
     source = Path(source)
     if not (source / "experiment.json").is_file():

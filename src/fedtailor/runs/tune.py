@@ -149,11 +149,11 @@ def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
                 key: _values(f"tune.space.{label}.{key}", v) for key, v in searched.items()
             }
             _check_values(experiment, label, spaces[label])
-    if not spaces:
-        raise InputError("tune.space names no field of the experiment's methods")
     used = {key for space in spaces.values() for key in space}
     for key in (key for key, _ in _searched(content.get("all", {})) if key not in used):
         raise InputError(f"tune.space.all.{key}: none of the experiment's methods has this field")
+    if not spaces:
+        raise InputError("tune.space names no field of the experiment's methods")
     return spaces
 
 
@@ -337,7 +337,8 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     methods = dict(tuning.experiment.methods)
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
-    experiment = replace(tuning.experiment, methods=methods)
+    name = f"{tuning.experiment.name}-tuned"  # else it would go on with the first experiment's run
+    experiment = replace(tuning.experiment, name=name, methods=methods)
     plain = json.loads(json.dumps(experiment.as_dict()))
     plain["methods"] = {
         m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}

@@ -20,7 +20,7 @@ from ..engine.config import EngineConfig, EvaluateConfig, Plan
 from ..engine.costs import wire_bytes
 from ..engine.prepare import new_store
 from ..engine.rounds import rounds
-from ..method import Cohort
+from ..method import Cohort, checked_weights
 from ..optim import ClientContext
 from ..params import Params, count, decode, encode, row, scale, stack
 from ..stacked import weighted_sum
@@ -113,6 +113,14 @@ def what_is_sent_keeps_its_form(case: Case) -> None:
                     f"{name}, which a client receives, is {shapes[0]} and {shapes[1]} in later "
                     "rounds; name it in changing_sizes",
                 )
+
+
+def the_weights_have_the_sum_one(case: Case) -> None:
+    """`client_weights` have the sum 1, also where some clients don't take part in a round."""
+    clients = case.subject.federation.num_clients
+    for members in {(0, 1), tuple(range(clients))}:
+        sizes = torch.tensor([5.0, 20.0, 10.0])[torch.arange(len(members)) % 3].double()
+        checked_weights(case.method, Cohort(members, sizes, 1, random.key(0), clients))
 
 
 def the_mean_is_enough(case: Case) -> None:
@@ -251,6 +259,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
     what_is_sent_keeps_its_form,
+    the_weights_have_the_sum_one,
     the_mean_is_enough,
     the_server_holds_nothing_private,
     resumes_exactly,

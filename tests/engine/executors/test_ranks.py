@@ -152,8 +152,9 @@ def test_ranks_end_together_and_the_command_goes_on(
 
 @pytest.mark.slow
 def test_a_method_that_diverges_leaves_the_others_running(tmp_path: Path) -> None:
-    wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e30))
-    experiment = replace(EXPERIMENT, methods={"wild": wild, "fedper": ft.FedPer()})
+    wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e6, weight_decay=1e6))
+    methods = {"wild": wild, "fedper": ft.FedPer()}
+    experiment = replace(EXPERIMENT, methods=methods, local=ft.LocalConfig(steps=6))
     ours, theirs = (run_on(size, experiment, tmp_path / str(size)) for size in (1, 2))
     assert contents(ours) == contents(theirs)
     why = [
@@ -165,8 +166,8 @@ def test_a_method_that_diverges_leaves_the_others_running(tmp_path: Path) -> Non
 
 
 def test_the_other_ranks_end_well_where_every_method_diverges(tmp_path: Path) -> None:
-    wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e30))
-    experiment = replace(EXPERIMENT, methods={"wild": wild})
+    wild = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=1e6, weight_decay=1e6))
+    experiment = replace(EXPERIMENT, methods={"wild": wild}, local=ft.LocalConfig(steps=6))
     said = tmp_path / "said"
 
     def work() -> None:
