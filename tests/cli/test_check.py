@@ -24,8 +24,10 @@ def test_damaged_files_are_listed(
     (folder / "server.safetensors").unlink()
     with pytest.raises(SystemExit, match="1"):
         main(["check", str(run)])
-    *problems, last = capsys.readouterr().out.splitlines()
+    *problems, last, _, remove, again = capsys.readouterr().out.splitlines()
     assert len(problems) == 2
+    assert remove == f"    rm -r {run}/methods/fedsdg"
+    assert again == f"    fedtailor run {run}"
     assert "clients.jsonl is damaged: its checksum does not match" in problems[0]
     assert "server.safetensors is missing" in problems[1]
     assert last.endswith("2 damaged")

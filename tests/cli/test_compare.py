@@ -33,6 +33,30 @@ def test_json_holds_the_same_numbers_under_both_executors(
         assert close(ours, theirs)
 
 
+def test_all_are_compared_with_one_that_is_named(
+    finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(finished), "--against", "local"]) == 0
+    title, _, _, row = capfd.readouterr().out.splitlines()
+    assert title == "Test accuracy: how far each method is ahead of local"
+    assert main(["compare", str(finished), "--against", "local", "--json"]) == 0
+    (one,) = json.loads(capfd.readouterr().out)
+    assert (one["method"], one["over"]) == ("fedsdg", "local")
+    assert row.split()[:2] == ["fedsdg", f"{100 * one['value']:+.1f}"]
+    assert main(["compare", str(finished), "--against", "fedsgd"]) == 2
+    assert "unknown method 'fedsgd'; did you mean 'fedsdg'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("form", "begins"), [("--csv", "method,accuracy,"), ("--latex", "\\begin{")]
+)
+def test_tables_for_spreadsheets_and_papers(
+    finished: Path, capfd: pytest.CaptureFixture[str], form: str, begins: str
+) -> None:
+    assert main(["compare", str(finished), form]) == 0
+    assert capfd.readouterr().out.startswith(begins)
+
+
 def evaluations(run: Path, label: str) -> list[dict]:
     lines = (run / "methods" / label / "seed-0/clients.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from .options import add_json
@@ -28,5 +31,19 @@ def _check(options: argparse.Namespace) -> None:
             print(problem)
         without = f", {found.unchecked} without a checksum" if found.unchecked else ""
         print(f"{options.run}: {found.intact} files intact{without}, {len(found.problems)} damaged")
+        if found.problems and (again := _again(options.run, found.problems)):
+            print(f"without a copy, these commands train the damaged methods again:\n{again}")
     if found.problems:
         raise SystemExit(1)
+
+
+def _again(run: Path, problems: Sequence[str]) -> str:
+    """The commands that train damaged methods anew, a line each; empty if other files are damaged,
+    too."""
+    place = re.compile(re.escape(f"{run / 'methods'}/") + "([^/]+)/")
+    labels = [found and found[1] for found in map(place.search, problems)]
+    if None in labels:
+        return ""
+    folders = [str(run / "methods" / str(label)) for label in dict.fromkeys(labels)]
+    commands = ["rm", "-r", *folders], ["fedtailor", "run", str(run)]
+    return "\n".join(f"    {shlex.join(command)}" for command in commands)

@@ -5,20 +5,40 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .options import add_json
+from ..errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    add_json(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print it as JSON")
+    form.add_argument("--csv", action="store_true", help="print the tables alone, as CSV")
+    form.add_argument("--latex", action="store_true", help="the same for LaTeX, with booktabs")
     parser.add_argument(
         "--metric", help="what to show, e.g. macro_f1 or loss; the reported rounds stay the same"
     )
+    parser.add_argument(
+        "--against", metavar="METHOD",
+        help="how far each method is ahead of this one, with paired intervals",
+    )  # fmt: skip
     parser.set_defaults(command=_compare)
 
 
 def _compare(options: argparse.Namespace) -> None:
     from ..report import compare
+    from ..report.cells import text_tables
+    from ..report.pairs import pairs
+    from ..report.read import read_all
+    from ..report.table import table
 
-    print(compare(options.runs, options.json, options.metric))
+    if options.against is not None:
+        if options.csv or options.latex:
+            raise InputError("--against prints a table or, with --json, JSON")
+        found = pairs(options.runs, options.against, options.metric)
+        print(found.as_json() if options.json else found.as_text())
+    elif options.csv or options.latex:
+        tables = text_tables(table(read_all(options.runs), options.metric))
+        print("\n".join(one.csv() if options.csv else one.latex() for one in tables), end="")
+    else:
+        print(compare(options.runs, options.json, options.metric))

@@ -1,0 +1,80 @@
+"""How far every method is ahead of one of them, over pairs of a client and a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from ..errors import unknown
+from .differences import FEWEST, Difference, comparable, difference, results_of
+from .numbers import bare
+from .read import StrPath, read_all
+from .select import Metric, entries, is_percentage, metric_of
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The differences of test results from the method ``against``, the largest first."""
+
+    against: str
+    metric: Metric
+    differences: Sequence[Difference]
+
+    def as_text(self) -> str:
+        """The differences as a table for a terminal."""
+        unit = "points" if is_percentage(self.metric) else self.metric
+        header = ["method", f"ahead ({unit})", "95 % interval", "these data show", "worse off"]
+        body = tabulate(
+            [self._row(one) for one in self.differences],
+            header,
+            disable_numparse=True,
+            colalign=("left", "right", "right", "left", "right") if self.differences else None,
+        )
+        return f"Test {self.metric}: how far each method is ahead of {self.against}\n{body}"
+
+    def as_json(self) -> str:
+        """The differences as JSON, in full precision."""
+        return json.dumps([dataclasses.asdict(one) for one in self.differences], indent=2)
+
+    def _row(self, one: Difference) -> list[str]:
+        is_enough = one.num_clients >= FEWEST
+        low, high = (bare(self.metric, value, signed=True) for value in (one.low, one.high))
+        return [
+            one.method,
+            bare(self.metric, one.value, signed=True),
+            f"{low} to {high}" if is_enough else "-",
+            one.reading if is_enough else "too few clients to tell",
+            f"{one.num_worse_off} of {one.num_clients} clients",
+        ]
+
+
+def pairs(paths: StrPath | Sequence[StrPath], against: str, metric: Metric | None = None) -> Pairs:
+    """Compare every method of the runs at ``paths`` with the one that is called ``against``, where
+    the runs divide the same data alike.
+
+    Args:
+        paths: one or several run directories.
+        against: the label of a method.
+        metric: what is compared; None: that by which the runs select their rounds.
+
+    Raises:
+        InputError: no method has this label, or a path has no run that can be read.
+    """
+    runs = read_all(paths)
+    shown = metric_of(runs) if metric is None else metric
+    of_all = entries(runs)
+    if against not in (labels := [entry.label for entry in of_all]):
+        raise unknown("method", against, labels)
+    found = []
+    for group in comparable(runs):
+        members = [entry for entry in of_all if any(entry.run is run for run in group)]
+        for base in (entry for entry in members if entry.label == against):
+            others = [entry for entry in members if entry is not base]
+            of_base = results_of(base, shown)
+            found += [difference(results_of(entry, shown), of_base) for entry in others]
+    known = [one for one in found if one is not None]
+    return Pairs(against, shown, sorted(known, key=lambda one: -one.value))
