@@ -227,6 +227,11 @@ class Method(ABC):
         """The upload again, at the server: the inverse of `pack`."""
         return packed
 
+    def check_upload(self, upload: Params) -> None:
+        """Raise InputError if no client of this method sends such values. Called for an unpacked
+        upload that comes over a network, whose form is right and whose values are finite."""
+        return
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         """The next server state; ``uploads`` are unpacked and stacked ``[c, ...]``. A method that
         ``needs_only_mean`` gets their mean as one row, and the cohort as one member. By default

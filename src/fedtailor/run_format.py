@@ -152,6 +152,14 @@ def _json_checksum(content: Mapping[str, Any]) -> str:
     return checksum(json.dumps(content, sort_keys=True).encode())
 
 
+def check_regular(folder: Path) -> None:
+    """Raise InputError if a folder holds what is neither a file nor a folder, such as a named pipe:
+    reading one may never end."""
+    for path in folder.rglob("*"):
+        if not path.is_file() and not path.is_dir():
+            raise InputError(f"{path} is no file that can be read; remove it")
+
+
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
     """Return the first ``length`` bytes of the log at ``path``.
 

@@ -32,7 +32,7 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
             continue
         with suppress(OSError):
             if time.time() - old.stat().st_mtime > _LOCKED_WITHIN:
-                lock = os.open(old, os.O_RDONLY)
+                lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(old)

@@ -234,6 +234,46 @@ def test_no_damage_is_used(
     assert named > len(cases) * 0.7, named
 
 
+def test_a_damaged_state_of_the_best_round_is_not_taken_from_a_later_one(
+    whole: Path, tmp_path: Path
+) -> None:
+    longer = replace(LONG, rounds=8)
+    data, net = digits(), digits_backbone()
+    shutil.copytree(whole, tmp_path / "right")
+    ft.run(longer, tmp_path / "right", data=data, backbone=net)
+    right = results(tmp_path / "right")
+    draw = np.random.default_rng(3)
+    for case in range(8):
+        out = tmp_path / str(case)
+        shutil.copytree(whole, out)
+        flip(out / PART / "private-best-000003.safetensors", draw)
+        said = ""
+        try:
+            ft.run(longer, out, data=data, backbone=net)
+        except ft.InputError as error:
+            said = str(error)
+        assert "private-best-000003.safetensors is damaged" in said or results(out) == right
+
+
+def test_an_empty_log_is_named_when_rounds_are_added(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / PART / "history.jsonl").write_bytes(b"")
+    with pytest.raises(ft.InputError, match=r"history\.jsonl is damaged: it holds 0 bytes"):
+        ft.run(replace(LONG, rounds=8), tmp_path / "out", data=digits(), backbone=digits_backbone())
+
+
+@pytest.mark.parametrize("use", [check, read, go_on])
+def test_a_pipe_in_a_run_directory_is_named_and_not_waited_for(
+    whole: Path, tmp_path: Path, use: Callable[[Path], object]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / PART / "history.jsonl").unlink()
+    os.mkfifo(out / PART / "history.jsonl")
+    with pytest.raises(ft.InputError, match=r"history\.jsonl is no file that can be read"):
+        use(out)
+
+
 FILE = """
 rounds = 3
 data = {name = "digits", limit = 200}

@@ -91,6 +91,7 @@ class ClientStore:
         self._round = 0  # what is staged
         self._best_round: int | None = None  # whose states are kept
         self._best: RowFile | None = None  # rows as of the best round that have changed since
+        self._adopted: frozenset[int] = frozenset()  # whose copies a kill may have cut short
         self._row = {**self._example, SEEN: _flag(0)[0]}
         self._checksums: int | None = None  # of the file
         if path is not None and self._example:
@@ -142,6 +143,7 @@ class ClientStore:
         if staged_path(self._path, round_).exists():
             self._open(round_)
             self._staged = {client: {} for client in clients}
+            self._adopted = frozenset(clients)
 
     def _open(self, round_: int) -> None:
         assert self._path is not None
@@ -214,7 +216,7 @@ class ClientStore:
             self._file.sync()
             self._staging = None
             self._staging_path.unlink()
-        self._staged = {}
+        self._staged, self._adopted = {}, frozenset()
 
     def _save_best_rows(self, number: int) -> None:
         """Copy what will be overwritten for the first time since the best round."""
@@ -233,14 +235,16 @@ class ClientStore:
 
     def _is_kept(self, client: int) -> bool:
         """Whether the client's state as of the best round has been copied. A copy that is damaged
-        is one that a kill has cut short, as long as the store has the old row."""
+        is one that a kill has cut short, if the killed run had staged the client's next state, and
+        the store still has the row before it."""
         assert self._best is not None
         assert self._file is not None
         assert self._staging is not None
         try:
             return bool(self._best.read(client)[KEPT] != IN_STORE)
         except InputError:
-            if self._file.checksum(client) == self._staging.checksum(client):
+            is_stored = self._file.checksum(client) == self._staging.checksum(client)
+            if client not in self._adopted or is_stored:
                 raise
             self._file.read(client)
             return False

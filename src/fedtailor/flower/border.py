@@ -19,6 +19,7 @@ from ..data.names import check_names
 from ..engine.client import ClientEvaluationResult
 from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
+from ..errors import InputError
 from ..method import Method
 from ..params import Params, not_finite, to_device
 from ..runs.experiment import Experiment
@@ -175,7 +176,8 @@ def accept_upload(
     """A client's upload, unpacked; ``received`` is what the client has trained from.
 
     Raises:
-        WireError: it can't be aggregated: not finite, or not of this ``schema``.
+        WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
+            no client sends.
     """
     if reply.loss is None or not abs(reply.loss) <= _MOST:
         raise WireError(f"its loss is {reply.loss}")
@@ -191,6 +193,10 @@ def accept_upload(
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
     check_variances(method, task, received, upload)
+    try:
+        method.check_upload(upload)
+    except InputError as error:
+        raise WireError(str(error)) from None
     return upload
 
 

@@ -108,6 +108,11 @@ class IFCA(FineTuning):
             count = count + (scores[0].count * weight).sum()
         return torch.stack(totals) / count.clamp(min=1)
 
+    def check_upload(self, upload: Params) -> None:
+        s = upload["clusters"]
+        if not ((s == 0) | (s == 1)).all() or s.sum() != 1:
+            raise InputError("clusters must hold a 1 for one model, and 0 for all others")
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         sent = {name: value for name, value in uploads.items() if name != "clusters"}
         weights = cohort.shares[:, None] * uploads["clusters"].double().cpu()  # p_i s_ij, [c, C]

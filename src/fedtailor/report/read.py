@@ -14,6 +14,7 @@ from ..errors import InputError, brief
 from ..run_format import (
     check_folder_name,
     check_format,
+    check_regular,
     check_there,
     checksum,
     damaged,
@@ -203,6 +204,7 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
+    check_regular(path)
     experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)

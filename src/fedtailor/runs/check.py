@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..report.logs import LOGS
 from ..run_format import (
     FORMAT,
+    check_regular,
     check_tensors,
     check_there,
     checksum,
@@ -59,6 +60,7 @@ def check(out: Path) -> Checked:
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory: it has no experiment.json")
+    check_regular(out)
     found, problems = Checked(), dict[str, None]()
     for path, test in _tests(out):
         try:

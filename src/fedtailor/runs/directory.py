@@ -220,7 +220,8 @@ class RunDirectory:
     def _last_lines(self, kind: type[Record], log: str, count: int) -> list[Record]:
         """What the log says of the last ``count`` committed rounds."""
         path = self._log(log)
-        lines = path.read_bytes()[: self.commit.bytes[log]].splitlines()[-count:]
+        length, checksum = self.commit.bytes[log], self.commit.checksums.get(log)
+        lines = committed_bytes(path, length, checksum).splitlines()[-count:]
         return [record(kind, load_json(line, str(path)), str(path)) for line in lines]
 
     def _log(self, name: str) -> Path:

@@ -23,6 +23,7 @@ from ..report.read import read_data_manifest as read_data_manifest
 from ..report.read import read_experiment as read_experiment
 from ..run_format import (
     FORMAT,
+    check_regular,
     check_there,
     checksum,
     has_commit,
@@ -77,6 +78,7 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
                 "empty --out"
             )
         return wanted
+    check_regular(out)
     present = read_experiment(out)
     _check_sources(present, wanted, out)
     check_extends(present, wanted, experiment.schedule, out)
@@ -139,6 +141,7 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
         InputError: ``out`` is no run directory, or another version of fedtailor wrote it; code of
             the user's own can't be loaded, or has changed.
     """
+    check_regular(out)
     content = read_experiment(out)
     del content["format"]
     _name_copies(content, out)
