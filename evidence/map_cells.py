@@ -115,8 +115,14 @@ class Cell:
             "bytes": round(
                 mean(li["results"]["bytes_down"] + li["results"]["bytes_up"] for li in found)
             ),
-            "cpu_seconds": round(mean(line["cpu_seconds"] for line in found), 1),
+            "cpu_seconds": _mean_seconds(found),
         }
+
+
+def _mean_seconds(found: Sequence[Line]) -> float | None:
+    """The mean processor time; None if all runs were interrupted, whose seconds are not known."""
+    known = [line["cpu_seconds"] for line in found if "resumed" not in line]
+    return round(mean(known), 1) if known else None
 
 
 def not_defaults(settings: Mapping[str, Any]) -> list[str]:
@@ -138,6 +144,12 @@ def _plain(method: Method) -> dict[str, Any]:
 
 def _interval(difference: Paired) -> list[float]:
     return [round(x, 4) for x in (difference.difference, difference.low, difference.high)]
+
+
+def planned_settings() -> list[tuple[str, ...]]:
+    """The settings of all cells that the manifest plans, in its order."""
+    runs = (run for run in planned([MAP]) if run.file == FILE and not _decides_a_rate(run))
+    return list(dict.fromkeys(run.settings for run in runs))
 
 
 def cells() -> list[Cell]:

@@ -56,7 +56,7 @@ class Measured:
     over_alone: Interval
     over_best: Interval
     bytes: int
-    cpu_seconds: float
+    cpu_seconds: float | None  # None: not known
     seeds: tuple[int, ...]
     settings: tuple[str, ...]
 
