@@ -57,11 +57,12 @@ class Advice:
 
     @property
     def alone_is_as_good(self) -> bool:
-        """In the measurement no method was clearly ahead of training alone, by a point or more."""
-        return self.setting is not None and not any(
-            one.over_alone[0] >= _CLEAR and one.over_alone[1] > 0
-            for one in self.setting.methods.values()
-        )
+        """In the measurement the method that validation data chose was not clearly ahead of
+        training alone, by a point or more."""
+        if self.setting is None:
+            return False
+        lead, low, _ = self.setting.methods[self.setting.chosen].over_alone
+        return lead < _CLEAR or low <= 0
 
     def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
         """Return the advice as text, for an experiment that the command line calls ``source``, with
@@ -206,7 +207,12 @@ def advise_for(
     nearest = min(settings, key=rank)
     others = [name for name in nearest.methods if name != nearest.chosen]
     ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
-    behind = [name for name in others if name not in ties]
+    # of methods that are worse than the best, those that are at least ahead of training alone
+    behind = [
+        name
+        for name in others
+        if name not in ties and (name == ALONE or nearest.methods[name].over_alone[1] > 0)
+    ]
     order = [nearest.chosen, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
     whole = []
     if kind.pretrained and not nearest.pretrained:
