@@ -243,6 +243,8 @@ class ClientStore:
         try:
             return bool(self._best.read(client)[KEPT] != IN_STORE)
         except InputError:
+            if not self._best.is_written(client):
+                return False
             is_stored = self._file.checksum(client) == self._staging.checksum(client)
             if client not in self._adopted or is_stored:
                 raise

@@ -97,6 +97,17 @@ class RowFile:
             raise damaged(self._path, f"the checksum of row {index} does not match")
         return row
 
+    def is_written(self, index: int) -> bool:
+        """Whether a row has a checksum or a flag, which begins with ``__``: one that was never
+        written has none, whatever else has become of its bytes."""
+        flags = {name: like for name, like in self._row.items() if name.startswith("__")}
+        for name, like in flags.items():
+            part = bytearray(like.numel() * like.element_size())
+            self._read(name, index, memoryview(part))
+            if any(part):
+                return True
+        return self.checksum(index) != 0
+
     def checksum(self, index: int) -> int:
         """The checksum of one row as the file has it; 0 for a row that was never written, or if
         the file has none."""
