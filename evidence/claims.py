@@ -57,6 +57,12 @@ def notes() -> dict[str, str]:
     return content
 
 
+def not_run() -> dict[str, str]:
+    """What each paper measures and no claim here covers."""
+    content: dict[str, str] = tomllib.loads(CLAIMS.read_text())["not-run"]
+    return content
+
+
 def runs(claim: Claim) -> list[Run]:
     """The runs that answer a claim."""
     methods = [claim[side] for side in ("ours", "theirs") if side in claim]
@@ -340,20 +346,6 @@ holds one setting. These runs trained one client at a time. A command that train
 rounds otherwise, so a client's accuracy may differ by an example or two.
 """
 
-TAIL = """
-## What the papers measure and was not run here
-
-- **FedSQ:** FedProx at Dirichlet 0.1; rounds to an accuracy at Dirichlet 0.1 and 0.5; without the
-  clip at 0.1 and IID.
-- **FedMerge:** novel clients; Figures 6 and 7; d = 1 and 10; fixed weights of 1 and 5 of 15 models.
-- **pFedGate:** Local and Ditto at the paper's numbers of rounds; `gate_max` = 1 at s = 1 and 0.3.
-- **FedSDG:** Dirichlet 0.3; 100 clients; at 50 clients FedAvg + FT, Ditto and FedALT. At 50 clients
-  FedAvg on LoRA, whose rate was chosen at 20 clients, does not learn (claim fedsdg-8).
-- **FedHFT:** masks without clusters; full-size BERT, beyond counting its bytes and memory.
-- **All:** full data and full-size networks. The commands for a GPU are ready
-  (`make evidence-full`), and none was at hand.
-"""
-
 
 COLUMNS = (
     "", "claim", "the paper", "ours", "spread", "verdict", "what differs", "seeds", "command",
@@ -374,7 +366,9 @@ def page(found: Sequence[Line]) -> str:
         parts += [
             _row(claim, outcomes[claim["id"]]) for claim in claims() if claim["paper"] == paper
         ]
-    return "\n".join(parts) + "\n" + TAIL
+    parts += ["", "## What the papers measure and was not run here", ""]
+    parts += [f"- **{paper}:** {what}" for paper, what in not_run().items()]
+    return "\n".join(parts) + "\n"
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:

@@ -83,7 +83,7 @@ class Advice:
             )
         said.append("")
         if self.alone_is_as_good:
-            said += ["In that measurement, training alone was as good as any method.", ""]
+            said += ["Training alone was as good there as what validation data chose.", ""]
         said += [*self._table(self.setting), ""]
         said.append(f"Compare them on your own validation data{self._whose_settings}:")
         said += [f"  {line}" for line in self.command(source, changes)]

@@ -14,6 +14,7 @@ from .select import (
     Entry,
     Metric,
     by_round,
+    entries,
     higher_is_better,
     select_by,
     select_round,
@@ -47,6 +48,25 @@ class Difference:
     num_worse_off: int
     reading: Reading
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough clients for the interval to say anything."""
+        return self.num_clients >= FEWEST
+
+    @property
+    def words(self) -> str:
+        """What the data show, for a table."""
+        return self.reading if self.has_interval else "too few clients to tell"
+
+
+def too_few(clients: int) -> str:
+    """Begin a sentence on differences of fewer clients than can be told from chance.
+
+    >>> too_few(1), too_few(5)
+    ('1 client is too few to tell', '5 clients are too few to tell')
+    """
+    return f"{clients} client{' is' if clients == 1 else 's are'} too few to tell"
+
 
 def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs that have clients in common: those that divide the same data alike with a seed."""
@@ -58,6 +78,15 @@ def comparable(runs: Sequence[Run]) -> list[list[Run]]:
         members = [one for _, of in joined for one in of]
         groups.append((keys.union(*(found for found, _ in joined)), [*members, run]))
     return [members for _, members in groups]
+
+
+def comparable_entries(runs: Sequence[Run]) -> list[list[Entry]]:
+    """Return the methods of the runs of each group of `comparable`."""
+    of_all = entries(runs)
+    return [
+        [entry for entry in of_all if any(entry.run is run for run in group)]
+        for group in comparable(runs)
+    ]
 
 
 def division_of(run: Run, seed: int) -> Division:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import COSTS, costs_of, front, is_wide
-from .differences import FEWEST, Difference
+from .differences import Difference, too_few
 from .drawing import COLOURS, INK, PAPER, Drawing, marker, new_figure, shared_legend, style
 from .metrics import box_of
 from .read import Run
@@ -255,8 +255,7 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
     for y, label in enumerate(shown):
         index, one = labels.index(label), found[label]
         colour = style(index)["color"]
-        has_interval = one.num_clients >= FEWEST and math.isfinite(one.high - one.low)
-        if has_interval:
+        if one.has_interval and math.isfinite(one.high - one.low):
             axis.hlines(y, factor * one.low, factor * one.high, color=colour, linewidth=2.4)
         axis.plot(factor * one.value, y, marker=marker(index), markersize=7, color=colour)
     axis.set_yticks(range(len(shown)), shown)
@@ -274,9 +273,9 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
 
 def of_intervals(differences: Sequence[Difference]) -> str:
     """The end of a sentence on differences from training alone: what their intervals say."""
-    if (clients := max(one.num_clients for one in differences)) < FEWEST:
-        are = "client is" if clients == 1 else "clients are"
-        return f". {clients} {are} too few to tell which lead or loss is chance."
+    if not any(one.has_interval for one in differences):
+        clients = max(one.num_clients for one in differences)
+        return f". {too_few(clients)} which lead or loss is chance."
     return (
         ", with its 95 % interval over clients and seeds. A lead or a loss whose interval holds 0 "
         "may be chance."

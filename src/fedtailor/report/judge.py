@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import mean
 
 from .choice import Score, validation_score
-from .differences import Difference, Results, by_client, comparable, difference, results_of
+from .differences import Difference, Results, by_client, comparable_entries, difference, results_of
 from .majority import at_majority, majority_summary
 from .names import MAX_NAMES
 from .read import Run
@@ -21,7 +21,6 @@ from .select import (
     Entry,
     Metric,
     by_round,
-    entries,
     higher_is_better,
     is_one_model,
     metric_of,
@@ -40,11 +39,7 @@ def verdicts(runs: Sequence[Run], metric: Metric | None = None) -> list[Verdict]
     ``metric`` is that of the differences; None: the one by which the runs select their rounds.
     """
     shown = metric_of(runs) if metric is None else metric
-    of_all = entries(runs)
-    return [
-        _Judge([e for e in of_all if any(e.run is run for run in group)], shown).verdict()
-        for group in comparable(runs)
-    ]
+    return [_Judge(members, shown).verdict() for members in comparable_entries(runs)]
 
 
 def traffic(entry: Entry) -> tuple[float | None, float | None]:

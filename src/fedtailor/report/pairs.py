@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from ..errors import unknown
-from .differences import FEWEST, Difference, comparable, difference, results_of
+from .differences import Difference, comparable_entries, difference, results_of
 from .numbers import bare
 from .read import StrPath, read_all
-from .select import Metric, entries, is_percentage, metric_of
+from .select import Metric, is_percentage, metric_of
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ class Pairs:
         return json.dumps([dataclasses.asdict(one) for one in self.differences], indent=2)
 
     def _row(self, one: Difference) -> list[str]:
-        is_enough = one.num_clients >= FEWEST
         low, high = (bare(self.metric, value, signed=True) for value in (one.low, one.high))
         return [
             one.method,
             bare(self.metric, one.value, signed=True),
-            f"{low} to {high}" if is_enough else "-",
-            one.reading if is_enough else "too few clients to tell",
+            f"{low} to {high}" if one.has_interval else "-",
+            one.words,
             f"{one.num_worse_off} of {one.num_clients} clients",
         ]
 
@@ -66,12 +65,11 @@ def pairs(paths: StrPath | Sequence[StrPath], against: str, metric: Metric | Non
     """
     runs = read_all(paths)
     shown = metric_of(runs) if metric is None else metric
-    of_all = entries(runs)
-    if against not in (labels := [entry.label for entry in of_all]):
+    groups = comparable_entries(runs)
+    if against not in (labels := [entry.label for members in groups for entry in members]):
         raise unknown("method", against, labels)
     found = []
-    for group in comparable(runs):
-        members = [entry for entry in of_all if any(entry.run is run for run in group)]
+    for members in groups:
         for base in (entry for entry in members if entry.label == against):
             others = [entry for entry in members if entry is not base]
             of_base = results_of(base, shown)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .differences import FEWEST, Difference
+from .differences import FEWEST, Difference, too_few
 from .majority import AtMajority
 from .names import at_majority_names, client_name, listed
 from .numbers import amount, bare, seconds_text, si
@@ -169,8 +169,9 @@ def _choice(v: Verdict) -> str:
     if equal:
         verb = "is" if len(equal) == 1 else "are"
         text += f", and {listed(equal)} {verb} just as good there"
-    if behind and v.baseline is not None and v.baseline.num_clients < FEWEST:
-        text += f". {_too_few(v.baseline)} whether its lead over {listed(behind)} is chance"
+    if behind and v.baseline is not None and not v.baseline.has_interval:
+        text += f". {too_few(v.baseline.num_clients)} whether its lead over {listed(behind)} "
+        text += "is chance"
     elif behind:
         text += f"{';' if equal else ', but'} its lead over {listed(behind)} may be chance"
     return f"{text}."
@@ -201,19 +202,13 @@ def _difference(metric: Metric, d: Difference, name: str) -> str:
         text = f"{metric} is as good as with {name}"
     if d.value == d.low == d.high == 0:
         return f"{text}, for every client."
-    if d.num_clients < FEWEST:
-        return f"{text}; {_too_few(d)} whether that is chance."
+    if not d.has_interval:
+        return f"{text}; {too_few(d.num_clients)} whether that is chance."
     if d.reading == "no difference":
         reach = f"{_sided(metric, d.low)} to {_sided(metric, d.high)}"
         return f"{text}; that may be chance (95 % interval {reach})."
     low, high = (d.low, d.high) if d.reading == "better" else (-d.high, -d.low)
     return f"{text} (95 % interval {_interval(metric, low, high)})."
-
-
-def _too_few(d: Difference) -> str:
-    """Begin a sentence on a difference of fewer clients than can be told from chance."""
-    clients = f"{d.num_clients} client{' is' if d.num_clients == 1 else 's are'}"
-    return f"{clients} too few to tell"
 
 
 def _sided(metric: Metric, value: float) -> str:
@@ -352,7 +347,7 @@ def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
     better = "training together" if v.is_alone else v.best
     pays = f"Whether {better} is better than training alone is open."
     narrower = "More test examples narrow the interval, and so do more seeds:"
-    if d.num_clients < FEWEST:
+    if not d.has_interval:
         narrower = (
             "With so few clients, look at the result of each one. More seeds test each of them on "
             "other examples:"

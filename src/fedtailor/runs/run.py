@@ -138,8 +138,8 @@ def run(
 def _check_same(
     experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None, out: Path
 ) -> None:
-    """Check that ``out`` holds no other experiment. If it does since this one names a file or a
-    column that is not there, that is what the error says."""
+    """Raise InputError if ``out`` holds another experiment. If this one names a file or a column
+    that is not there, the error says so instead."""
     try:
         check_same(named(experiment, data, backbone), out)
     except InputError:

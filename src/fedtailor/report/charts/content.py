@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..costs import COSTS, costs_of, front, is_wide
-from ..differences import FEWEST, Division, division_of
+from ..differences import Division, division_of
 from ..metrics import box_of
 from ..numbers import scale_of
 from ..read import Trial
@@ -268,11 +268,11 @@ def _ahead(comparison: Table) -> Iterator[Json]:
             yield {
                 "method": labels.index(one.method),
                 "value": number(factor * one.value),
-                "low": number(factor * one.low) if one.num_clients >= FEWEST else None,
-                "high": number(factor * one.high) if one.num_clients >= FEWEST else None,
+                "low": number(factor * one.low) if one.has_interval else None,
+                "high": number(factor * one.high) if one.has_interval else None,
                 "clients": one.num_clients,
                 "worseOff": one.num_worse_off,
-                "reading": one.reading if one.num_clients >= FEWEST else "too few clients to tell",
+                "reading": one.words,
             }
 
 
