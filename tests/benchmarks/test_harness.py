@@ -10,6 +10,7 @@ ends = []
 for _ in range(3):
     ends.append(time.monotonic())
 pathlib.Path(sys.argv[-1]).write_text(json.dumps({"ends": ends, "answer": 42}))
+time.sleep(0.9)  # memory is sampled every 0.4 s
 """
 
 
