@@ -66,6 +66,12 @@ def test_a_run_is_seen_round_by_round(tmp_path: Path) -> None:
     assert last.log[-1].endswith((out / "run.log").read_text().splitlines()[-1])
 
 
+def test_no_line_of_the_log_tells_another_time_left_than_the_state(make_run: MakeRun) -> None:
+    out, line = make_run(done=3), "local, seed 0: round 3 of 8, loss 1.204"
+    (out / "run.log").write_text(f"{line}; 37 % of the run, about 4 min left\n")
+    assert Follower(out).look().log == (line,)
+
+
 def test_more_rounds_are_waited_for_while_a_process_writes(finished: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     follower, seen = Follower(out), []

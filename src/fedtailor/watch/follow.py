@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..report.read import read_data_manifest, read_experiment
 from ..report.select import selection_metric
+from ..runs.progress import SHARE
 from ..trackers.part import parts
 from .files import Lines, Mark, is_written, mark_of, printable
 from .part import FollowedPart
@@ -84,7 +85,8 @@ class Follower:
             self._opened = marks
         for part in self._parts:
             part.look()
-        self._log.extend(printable(line.decode(errors="replace")) for line in self._lines.new())
+        for line in self._lines.new():  # without a time left, which is the state's to tell
+            self._log.append(SHARE.sub("", printable(line.decode(errors="replace"))))
         return self._state(is_running=is_running)
 
     def _open(self) -> None:

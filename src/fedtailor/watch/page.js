@@ -111,11 +111,11 @@
     document.querySelector("tbody").replaceChildren(...state.parts.map((part) => {
       const pace = fixed(part.seconds_a_round, part.seconds_a_round >= 10 ? 0 : 1);
       const cells = [
-        part.seed, part.state, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
-        part.best?.round ?? "–", score(part.latest_global), fixed(part.train_loss, 3), pace,
+        part.seed, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
+        part.best?.round ?? "–", part.state, score(part.latest_global), fixed(part.train_loss, 3), pace,
         part.round ? size(part.bytes) : "–", ...(hasRefused ? [part.refused] : []),
       ].map((text) => make("td", { textContent: text }));
-      cells[1].className = part.state;
+      cells[5].className = part.state;
       return make("tr", {}, [make("th", { scope: "row", textContent: part.method }), ...cells]);
     }));
     const reasons = state.parts.filter((part) => part.reason);
