@@ -74,8 +74,8 @@
       }));
     });
   }
-  function pictureCells(figure) {
-    const of = figure.split("-")[1], versions = pictureOf(Number(of));
+  function pictureCells(figure, method) {
+    const versions = pictureOf(method);
     const index = versions[choice(figure, "group")], picture = page.pictures[index];
     const step = stepOf(figure, picture), codes = unpacked[index];
     const { clients, columns, rounds, low, step: size } = picture, cells = [];
@@ -91,6 +91,7 @@
   }
   const pictureOf = (method) =>
     page.pictures.map((_, i) => i).filter((i) => page.pictures[i].method === method);
+  const figureOf = (name) => document.querySelector(`.chart[data-chart="${name}"]`).dataset.figure;
   const stepOf = (figure, picture) =>
     Math.min(Number(chosen.get(`${figure}.step`) ?? Infinity), picture.rounds.length - 1);
 
@@ -108,7 +109,7 @@
     const name = element.dataset.chart, figure = element.dataset.figure;
     if (name === "labels") return { labels: labelCells(figure) };
     if (name === "confusion") return { confusion: confusionCells(figure) };
-    if (name.startsWith("picture")) return { cells: pictureCells(figure) };
+    if (name.startsWith("picture")) return { cells: pictureCells(figure, Number(name.split("-")[1])) };
     if (own.has(name)) {
       const { sets, rounds } = own.get(name);
       const round = rounds[Math.min(Number(chosen.get(`${figure}.step`) ?? Infinity), rounds.length - 1)];
@@ -125,11 +126,13 @@
   // ---- drawing, in the colours of the theme ----
   async function draw(element) {
     views.get(element)?.finalize();
-    const spec = structuredClone(specs[element.dataset.chart]), data = dataOf(element);
+    const { chart, figure } = element.dataset, data = dataOf(element);
+    const spec = structuredClone(specs[chart]);
+    const file = /^(own|picture)-/.test(chart) ? figure : chart; // names that say what is shown
     spec.datasets = data;
     for (const param of spec.params) param.value = state[param.name];
     const { view } = await vegaEmbed(element, spec, {
-      config: chartTheme(element), renderer: "canvas", downloadFileName: element.dataset.chart,
+      config: chartTheme(element), renderer: "canvas", downloadFileName: file,
       logLevel: vega.Error, // warnings of sizes and of empty data are no concern of readers
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },
@@ -170,9 +173,8 @@
       }
     }
     for (const section of all("section")) { // a method's own figures
-      const of = section.id.match(/^(?:picture|figure)-(\d+)/);
-      if (!of) continue;
-      const off = !shown.includes(labels[of[1]]);
+      if (!section.dataset.method) continue;
+      const off = !shown.includes(labels[section.dataset.method]);
       section.classList.toggle("off", off);
       document.querySelector(`#contents a[href="#${section.id}"]`).parentElement.classList.toggle("off", off);
     }
@@ -237,7 +239,7 @@
     return page.pictures.flatMap((picture, index) => {
       const place = picture.clients.indexOf(k);
       if (picture.group !== g || place < 0 || !state.shown.includes(labels[picture.method])) return [];
-      const step = stepOf(`picture-${picture.method}`, picture), width = picture.columns.length;
+      const step = stepOf(figureOf(`picture-${picture.method}`), picture), width = picture.columns.length;
       const start = (step * picture.clients.length + place) * width;
       const values = [...unpacked[index].slice(start, start + width)].map((code) =>
         code === 65535 ? "–" : String(Number((picture.low + picture.step * code).toPrecision(4))));

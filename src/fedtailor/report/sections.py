@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from . import figures
 from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import Group, Json
+from .charts.still import still
 from .costs import COSTS, is_wide
 from .drawing import Drawing
 from .methods import FIGURES
@@ -39,7 +41,8 @@ class Control:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with charts (live) and drawings (which the live ones replace, if there are any)."""
+    """A heading with charts (live) and drawings (which the live ones replace, if there are any).
+    ``id`` names it in links and in files; ``method`` is the place of the method it is about."""
 
     id: str
     title: str
@@ -49,6 +52,7 @@ class Section:
     drawings: Sequence[Drawing] = field(default=())
     is_stacked: bool = False  # charts one above the other
     tables: Sequence[TextTable] = field(default=())
+    method: int | None = None
 
 
 def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
@@ -129,8 +133,11 @@ def sections(
             "the attackers' share of the clients. The stronger the colour, the higher the value.",
             tables=maps,
         )
-    for position, entry in enumerate(entries):
-        yield from _of_method(position, entry, content)
+    ids = [_id(entry.label) for entry in entries]
+    for position, (entry, name) in enumerate(zip(entries, ids, strict=True)):
+        is_shared = ids.count(name) > 1
+        id_ = f"{name}-{position}" if is_shared else name
+        yield from _of_method(position, entry, content, groups, id_)
     yield from _confusion(entries, content)
     yield _labels(runs, content, groups)
 
@@ -173,8 +180,14 @@ def _sampled(groups: Sequence[Group]) -> str:
     return f" Of up to {most:,} clients {shown} are shown as dots; the boxes count all."
 
 
-def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
-    """Yield the method's picture, and its other figures."""
+def _id(text: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _of_method(
+    position: int, entry: Entry, content: Json, groups: Sequence[Group], id_: str
+) -> Iterator[Section]:
+    """Yield the method's picture, and its other figures; their ids begin with ``id_``."""
     pictures = [one for one in content["pictures"] if one["method"] == position]
     drawings = {draw.__name__: draw(entry) for draw in FIGURES.get(entry.method, ())}
     own = {one["drawing"]: one for one in content["own"] if one["method"] == position}
@@ -182,20 +195,22 @@ def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
     if pictures:
         charts = [one["name"] for name in beside if name in own for one in own[name]["charts"]]
         yield Section(
-            f"picture-{position}",
+            f"{id_}-clients-by-round",
             f"{pictures[0]['title']}: {entry.label}",
             _caption(pictures),
             [f"picture-{position}", *charts],
             is_stacked=bool(charts),
             controls=_controls(pictures, content),
-            drawings=[one for name in beside if (one := drawings[name]) is not None],
+            drawings=[one for name in beside if (one := drawings[name]) is not None]
+            or [still(pictures, groups, entry.label)],
+            method=position,
         )
-    for number, (name, drawing) in enumerate(drawings.items()):
+    for name, drawing in drawings.items():
         if drawing is None or name in beside:  # a method may have nothing to show
             continue
-        where = f"figure-{position}-{number}"
+        where = f"{id_}-{_id(name)}"
         if name not in own:
-            yield Section(where, drawing.title, drawings=[drawing])
+            yield Section(where, drawing.title, drawings=[drawing], method=position)
             continue
         live = own[name]
         yield Section(
@@ -206,6 +221,7 @@ def _of_method(position: int, entry: Entry, content: Json) -> Iterator[Section]:
             is_stacked=live["isStacked"],
             controls=[_slider(live["rounds"])] if len(live["rounds"]) > 1 else [],
             drawings=[drawing],
+            method=position,
         )
 
 
