@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from .errors import InputError, brief
+
+# The end of a line of run.log about a part: how far the run was then.
+SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
 
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings

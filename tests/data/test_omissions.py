@@ -33,11 +33,23 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
     ]
 
 
+def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label,site\na,x,b\na ,y,b\na,x,c\n,x,b\n,x,b\nd,y,c\n")
+    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
+    assert len(dataset.inputs) == 6
+    told = [one.text for one in dataset.omissions if one.kind == "repeated"]
+    what = "with a text that the client has before, kept; both may be in training and test data"
+    assert told == [f"1 row {what}: b (1)"]
+    chat = DataConfig(path=str(path), client="site", task="causal-lm")
+    assert "repeated" not in {one.kind for one in load_data(chat, tokenizer, tmp_path).omissions}
+
+
 def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     sites = ["berlin ", "berlin", " lagos", "\tberlin"]
     path.write_text(
-        "text,label,site\n" + "".join(f"a b c,{n % 2},{s}\n" for n, s in enumerate(sites))
+        "text,label,site\n" + "".join(f"a b {n},{n % 2},{s}\n" for n, s in enumerate(sites))
     )
     dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
     assert dataset.client_names == ("berlin", "lagos")

@@ -53,7 +53,9 @@ def test_curves_are_means_over_clients_and_seeds_and_marks_the_reported_rounds(
             ]
             assert list(curve.get_xdata()) == [0, 2, 4, 6, 8]
             np.testing.assert_allclose(curve.get_ydata(), values)
-        assert [mark.get_xdata() for mark in marks] == [[4]] * 4  # the best on validation
+        assert [mark.get_xdata().tolist() for mark in marks] == [[4]] * len(METHODS)  # the best
+        for curve, mark in zip(curves, marks, strict=True):
+            assert mark.get_ydata() == curve.get_ydata()[2]
     names = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
     assert names == list(METHODS)
 

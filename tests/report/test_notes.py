@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedtailor.report.cells import ranked, text_tables
 from fedtailor.report.comparison import compare
 from fedtailor.report.notes import caption
 from fedtailor.report.read import read_all
+from fedtailor.report.table import table
 
 MakeRun = Callable[..., Path]
 
@@ -41,6 +43,17 @@ def test_runs_that_are_not_comparable_are_noted(make_run: MakeRun) -> None:
     third = make_run("c", seeds=(0, 2))
     notes = json.loads(compare([first, third], as_json=True))["notes"]
     assert notes[0] == f"Different seeds: [0, 1] ({first}), [0, 2] ({third})"
+
+
+def test_runs_with_other_clients_are_ranked_and_starred_apart(make_run: MakeRun) -> None:
+    runs = [make_run("a", seeds=(0,)), make_run("b", seeds=(0,), digest="d2")]
+    (first, *_) = text_tables(compared := table(read_all(runs)))
+    groups = [row.group for row in ranked(compared)]
+    assert groups == sorted(groups)
+    assert set(groups) == {0, 1}
+    assert "runs with other clients are ranked apart" in first.title
+    for column in {column for _, column in first.best}:
+        assert {groups[row] for row, at in first.best if at == column} == {0, 1}
 
 
 def test_equal_runs_have_no_warning(make_run: MakeRun) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
+from fedtailor.run_format import SHARE_OF_RUN
 from fedtailor.runs import progress
-from fedtailor.runs.progress import SHARE, Progress, Stage
+from fedtailor.runs.progress import Progress, Stage
 from tests.small import digits, digits_backbone
 
 
@@ -83,6 +84,6 @@ def test_a_part_that_diverges_takes_its_rounds_out_of_the_run(
     lines = capfd.readouterr().err.splitlines()
     assert any(line.startswith("bad, seed 0 ends here: the loss of client") for line in lines)
     done = next(line for line in lines if line.startswith("good, seed 0: round 1 of 2, loss"))
-    share = SHARE.search(done)
+    share = SHARE_OF_RUN.search(done)
     assert share is not None
     assert share.group().startswith("; 50 % of the run, about ")

@@ -12,6 +12,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data.table import Dataset
+from fedtailor.runs import estimate
 from fedtailor.runs.estimate import rounds_left
 from fedtailor.runs.run import dry_run
 from tests.runs.conftest import EXPERIMENT, FOLDER
@@ -33,8 +34,10 @@ NAMED = replace(
 )
 
 
-def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
+def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
+    assert not dry_run(NAMED, out, data=sites(), backbone=digits_backbone()).hints
+    monkeypatch.setattr(estimate, "_LARGE", 1)
     summary = dry_run(NAMED, out, data=sites(), backbone=digits_backbone())
     assert not out.exists()
     ft.run(NAMED, out, data=sites(), backbone=digits_backbone())
@@ -51,7 +54,7 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path) -> None:
     assert "clients   3: berlin, 7, lagos\n" in text
     assert "left out: nice (4)\n" in text
     assert "(least, median, most): train 27, 27, 27; test 119, 120, 120\n" in text
-    hint = "fedavg trains the whole pretrained model; an adapter is trained with methods.fedavg."
+    hint = "fedavg trains the whole model; a small adapter is trained with methods.fedavg."
     assert f'  hint      {hint}trainable = "lora"\n' in text
     assert json.loads(summary.as_json())["client_names"] == ["berlin", "7", "lagos"]
     log = (out / "run.log").read_text()

@@ -1,4 +1,4 @@
-"""What training and evaluation go without: counted, in words, by client."""
+"""What training and evaluation go without, or must know of: counted, in words, by client."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ Kind = Literal[
     "no-label",
     "no-text",
     "cut-text",
+    "repeated",
     "min-examples",
     "not-drawn",
     "no-client",
@@ -34,7 +35,8 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Omission:
-    """Rows or clients that are left out, or used in part: how many, and a sentence about them.
+    """Rows or clients that are left out, used in part, or not what they seem: how many, and a
+    sentence about them.
 
     ``short`` is the sentence with fewer names; empty where ``text`` is short."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "causal-lm"]
 
+_REPEATS = "with a text that the client has before, kept; both may be in training and test data"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -199,7 +200,7 @@ def _text_omissions(
     groups: Indices | None,
     names: tuple[str, ...] | None,
 ) -> list[Omission]:
-    """Describe texts that are empty, too short, or cut.
+    """Describe texts that are empty, too short, cut, or there several times.
 
     Args:
         values: the inputs of the rows ``labelled``.
@@ -223,7 +224,25 @@ def _text_omissions(
         ),
         *of_rows("no-text", empty, "without text, kept as empty inputs", groups, names),
         *of_rows("cut-text", cut, limit, groups, names),
+        *of_rows("repeated", _repeated(values, labelled, groups, config), _REPEATS, groups, names),
     ]
+
+
+def _repeated(
+    values: list[str], rows: Indices, groups: Indices | None, config: DataConfig
+) -> Indices:
+    """The ``rows`` whose client has an earlier row with the same text; none without natural
+    clients, nor of a language model, for which people repeat themselves."""
+    if groups is None or task_of_data(config) != "classification":
+        return rows[:0]
+    seen: set[tuple[int, str]] = set()
+    found = []
+    for row, client, text in zip(rows.tolist(), groups[rows].tolist(), values, strict=True):
+        key = client, text.strip()
+        if key[1] and key in seen:
+            found.append(row)
+        seen.add(key)
+    return np.array(found, np.int64)
 
 
 def task_of_data(config: DataConfig) -> Task:

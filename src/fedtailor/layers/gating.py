@@ -163,7 +163,10 @@ def gate_input(task: Task, source: GateInput, batch: Batch) -> tuple[Tensor, Ten
     fitting = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
     if not fitting or not fitting[0].is_floating_point():
         received = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
-        raise InputError(f"the gate expects {source.kind} for this model, got {received}")
+        raise InputError(
+            f"pFedGate's gating layer reads {source.kind} for this model, and the batch has "
+            f"{received}; it takes tokens, pictures [b, C, H, W] and vectors [b, d]"
+        )
     x = fitting[0]
     if source.kind == "pictures":
         side = math.isqrt(source.positions)
@@ -172,8 +175,9 @@ def gate_input(task: Task, source: GateInput, batch: Batch) -> tuple[Tensor, Ten
         x = x[:, None]
     if x.shape[1:] != (source.channels, source.positions):
         raise InputError(
-            f"the gate expects {source.kind} with {source.channels} channels and "
-            f"{source.positions} positions, got {tuple(fitting[0].shape[1:])}"
+            f"pFedGate's gating layer reads {source.kind} with {source.channels} channels and "
+            f"{source.positions} positions, and the batch has {tuple(fitting[0].shape[1:])}; all "
+            "clients need inputs of one size"
         )
     return x, None
 

@@ -14,15 +14,16 @@ from .text import TextTable
 
 
 def ranked(comparison: Table) -> list[Row]:
-    """Return the methods, the best shown result first; those without one last.
+    """Return the methods, the best shown result first; those without one last. Runs that have no
+    clients in common stand one after the other.
 
     The rank is that on test data: it describes, while the verdict chooses by validation data.
     """
     sign = -1 if higher_is_better(comparison.metric) else 1
 
-    def rank(row: Row) -> tuple[bool, float]:
+    def rank(row: Row) -> tuple[int, bool, float]:
         mean = row.personal_model.mean.mean if row.personal_model else math.nan
-        return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
+        return (row.group, True, 0.0) if math.isnan(mean) else (row.group, False, sign * mean)
 
     return sorted(comparison.rows, key=rank)
 
@@ -156,13 +157,19 @@ def _results(comparison: Table) -> TextTable:
     header = ["method", *(title for title, *_ in columns)]
     cells = [[_name(row), *(text(row) for _, text, _, _ in columns)] for row in rows]
     cells += _majority_cells(comparison, len(header))
+    groups = {row.group for row in rows}
     best = frozenset(
         (position, column)
         for column, (_, _, value, higher) in enumerate(columns, start=1)
         if value is not None
-        for position in _best([value(row) for row in rows], is_higher_better=higher)
+        for group in groups
+        for position in _best(
+            [value(row) if row.group == group else None for row in rows], is_higher_better=higher
+        )
     )
     title = f"Test {comparison.metric}{unit_of(comparison.metric)}, the best first"
+    if len(groups) > 1:
+        title += "; runs with other clients are ranked apart"
     return TextTable(title, header, cells, best)
 
 

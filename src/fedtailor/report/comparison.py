@@ -55,8 +55,8 @@ def to_text(comparison: Table) -> str:
         "\n".join(line if line.startswith(_COMMAND) else _wrapped(line, _WIDTH) for line in lines)
         for lines in verdict_lines(comparison)
     ]
-    caption = [_wrapped(f"- {line}", _WIDTH) for line in comparison.caption]
-    return "\n\n".join([*parts, *said, "\n".join([*caption, *comparison.notes])])
+    below = [_wrapped(f"- {line}", _WIDTH) for line in [*comparison.caption, *comparison.notes]]
+    return "\n\n".join([*parts, *said, "\n".join(below)])
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -85,19 +85,6 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def around(
-    neutral: float, values: NDArray[np.float64], least: float = 0.001
-) -> tuple[float, float]:
-    """Return a range of colours as wide as ``values``, and at least ``least`` around ``neutral``.
-
-    >>> around(0.5, np.array([0.25, 0.51])), around(0.5, np.array([0.5]))
-    ((0.25, 0.51), (0.499, 0.501))
-    """
-    known = values[~np.isnan(values)]
-    low, high = (known.min(), known.max()) if known.size else (neutral, neutral)
-    return float(min(low, neutral - least)), float(max(high, neutral + least))
-
-
 def centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple[float, float]:
     """Return a range of colours with ``neutral`` in the middle that holds ``values``, and reaches
     at least ``reach`` to both sides, so that small differences stay pale.

@@ -76,18 +76,17 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
             axis.fill_between(
                 rounds, mean - std, mean + std, color=line.get_color(), alpha=0.15, lw=0
             )
-            for curve, selection in zip(curves, selected, strict=True):
-                if selection is not None and selection.round in curve:
-                    axis.plot(
-                        selection.round,
-                        curve[selection.round],
-                        marker=marker(index),
-                        markersize=5.5,
-                        markerfacecolor=PAPER,
-                        markeredgecolor=line.get_color(),
-                        markeredgewidth=1.4,
-                        linestyle="none",
-                    )
+            reported = {one.round for one in selected if one is not None}.intersection(rounds)
+            axis.plot(
+                sorted(reported),
+                [mean[rounds.index(when)] for when in sorted(reported)],
+                marker=marker(index),
+                markersize=5.5,
+                markerfacecolor=PAPER,
+                markeredgecolor=line.get_color(),
+                markeredgewidth=1.4,
+                linestyle="none",
+            )
         handles.append(line)
     for axis, split in zip(axes, ("validation", "test"), strict=True):
         axis.set(title=split, xlabel="round")
@@ -101,7 +100,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
         f"The figure shows the mean {metric} of the personal models over clients, by round, on "
         "validation data (left) and test data (right). Lines are means over the seeds that reached "
         "the round; bands are one sample standard deviation wide on each side. Hollow markers show "
-        "the rounds whose results the table reports, one for each seed.",
+        "the rounds whose results the table reports; each seed has its own.",
     )
 
 

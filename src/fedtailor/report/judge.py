@@ -244,7 +244,9 @@ class _Judge:
         return mean(ahead) > 0 if ahead else None
 
     def _cost(self, best: Entry) -> Cost:
-        sums = {entry.label: traffic(entry) for entry in self.entries}
+        """What the best method costs, beside the cheapest of those that learned."""
+        entries = [e for e in self.entries if e is best or self._has_learned(e) is not False]
+        sums = {entry.label: traffic(entry) for entry in entries}
         sent = {
             k: down + up for k, (down, up) in sums.items() if down is not None and up is not None
         }
@@ -252,7 +254,7 @@ class _Judge:
         least = min(some, key=lambda label: some[label]) if some else None
         own = sent.get(best.label)
         machine = best.run.environment.get("machine")
-        beside = [e for e in self.entries if e.run.environment.get("machine") == machine]
+        beside = [e for e in entries if e.run.environment.get("machine") == machine]
         cpu = {e.label: time for e in beside if (time := cpu_seconds_of(e))}
         fastest = min(cpu, key=lambda label: cpu[label]) if len(cpu) == len(beside) else None
         time = cpu.get(best.label)

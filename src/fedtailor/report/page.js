@@ -277,7 +277,9 @@
       chosen.set(name, control.value);
       if (control.dataset.rounds) {
         const rounds = JSON.parse(control.dataset.rounds);
-        control.nextElementSibling.textContent = rounds[Math.min(Number(control.value), rounds.length - 1)];
+        const round = rounds[Math.min(Number(control.value), rounds.length - 1)];
+        control.nextElementSibling.textContent = round;
+        control.setAttribute("aria-valuetext", round);
       }
       for (const element of charts()) if (element.dataset.figure === figure) fill(element);
     };

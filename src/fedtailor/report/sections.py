@@ -21,7 +21,7 @@ from .table import Table
 from .text import TextTable
 
 # drawings that stand in the section of a method's picture, which shows the same
-_LIVE = ("gate_heat_map", "weight_heat_map", "assignments", "mask_agreement")
+_LIVE = ("mask_agreement",)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def sections(
             "Results by round",
             f"The mean {metric} of the personal models over clients, by round. Lines are means "
             "over seeds, bands one standard deviation wide on each side. Marks show the reported "
-            "rounds: the best on validation data.",
+            "rounds: the best on validation data, of each seed its own.",
             [f"curves-{split}" for split in splits],
             drawings=[figures.convergence(entries, metric)],
         )

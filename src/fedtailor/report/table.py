@@ -10,6 +10,7 @@ import numpy as np
 
 from .choice import reported_validation
 from .clients import ClientRow, client_rows, worst_clients
+from .differences import comparable_entries
 from .judge import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic, verdicts
 from .majority import majority_summary
 from .metrics import Summary
@@ -118,6 +119,7 @@ class Row:
     seconds: float  # of all rounds, mean over seeds
     cpu_seconds: float | None  # of the clients' training, mean over seeds; None: not known
     simulated_seconds: float | None  # of all rounds, mean over seeds; None: not simulated
+    group: int = 0  # of runs that have clients in common; only its rows are ranked together
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ def _progress(entry: Entry) -> str:
     return "; ".join(f"seed {seed}: {state}" for seed, state in states.items() if state)
 
 
-def _row(entry: Entry, metric: Metric, chosen_by: Metric) -> Row:
+def _row(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
     costs = [trial.costs for trial in entry.trials if trial.costs is not None]
     down, up = traffic(entry)
     return Row(
@@ -279,6 +281,7 @@ def _row(entry: Entry, metric: Metric, chosen_by: Metric) -> Row:
         seconds=seconds_of(entry),
         cpu_seconds=cpu_seconds_of(entry),
         simulated_seconds=simulated_seconds_of(entry),
+        group=group,
     )
 
 
@@ -293,7 +296,8 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     metric = metric_of(runs) if metric is None else metric
     all_entries = entries(runs)
     chosen_by = metric_of(runs)
-    rows = [_row(entry, metric, chosen_by) for entry in all_entries]
+    group = {e.label: k for k, of in enumerate(comparable_entries(runs)) for e in of}
+    rows = [_row(entry, metric, chosen_by, group[entry.label]) for entry in all_entries]
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
     without_examples = [max(result.without_examples) for result in results]

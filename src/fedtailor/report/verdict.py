@@ -358,6 +358,11 @@ def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
         f"{pays} {narrower}",
         f"fedtailor run {shlex.quote(run)} --set 'seeds=[{seeds}]'",
     )
+    if v.alone is not None and v.alone.over in v.ties:  # on validation data, too
+        yield Step(
+            f"Until then take {v.alone.over}, which needs no federation:", _predict(v.alone_model)
+        )
+        return
     client = None if v.is_one_model else "CLIENT"
     yield Step(f"Until then take {v.best}:", _predict(v.best_model, client))
 

@@ -26,7 +26,8 @@ from .experiment import Experiment
 from .manifest import evaluated_clients
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
 
-_LONG_STEP = 3.0  # seconds; a step that takes longer is not repeated without its warm-up
+_LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up
+_LARGE = 1_000_000  # parameters; all of a smaller model train in little time
 _FORWARD = 1 / 3  # of a training step's time
 
 Left = Mapping[tuple[str, int], int]  # rounds that are left, by label and seed
@@ -81,8 +82,9 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
 
 def _hints(experiment: Experiment, labels: Sequence[str], backbone: Backbone) -> list[str]:
-    """Point out the methods that train all of a pretrained model that could have an adapter."""
-    if not (backbone.pretrained and backbone.blocks):
+    """Point out the methods that train all of a large model that could have an adapter."""
+    parameters = sum(value.numel() for value in backbone.model.parameters())
+    if not (backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
     methods = {label: experiment.methods[label] for label in labels}
     whole = [
@@ -94,7 +96,7 @@ def _hints(experiment: Experiment, labels: Sequence[str], backbone: Backbone) ->
         return []
     what = "trains" if len(whole) == 1 else "train"
     return [
-        f"{', '.join(whole)} {what} the whole pretrained model; an adapter is trained with "
+        f"{', '.join(whole)} {what} the whole model; a small adapter is trained with "
         f'methods.{whole[0]}.trainable = "lora"'
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import defaultdict
@@ -22,7 +21,6 @@ from ..report.numbers import in_words
 from ..report.select import Metric
 
 LOG = "run.log"
-SHARE = re.compile(r"; \d+ % of the run, about .+ left$")  # the end of a line about a part
 
 _REFRESH = 0.2  # seconds between two looks of the bar
 _FIRST_PAUSE = 10.0  # seconds between two lines within the first minute

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..report.read import read_data_manifest, read_experiment
 from ..report.select import selection_metric
-from ..runs.progress import SHARE
+from ..run_format import SHARE_OF_RUN
 from ..trackers.part import parts
 from .files import Lines, Mark, is_written, mark_of, printable
 from .part import FollowedPart
@@ -86,7 +86,7 @@ class Follower:
         for part in self._parts:
             part.look()
         for line in self._lines.new():  # without a time left, which is the state's to tell
-            self._log.append(SHARE.sub("", printable(line.decode(errors="replace"))))
+            self._log.append(SHARE_OF_RUN.sub("", printable(line.decode(errors="replace"))))
         return self._state(is_running=is_running)
 
     def _open(self) -> None:

@@ -10,11 +10,10 @@ from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
 from fedtailor.report.drawing import Drawing
-from fedtailor.report.methods.fedhft import assignments, kept_rows, short_names
+from fedtailor.report.methods.fedhft import kept_rows, short_names
 from fedtailor.report.page import write
 from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
-from tests.report.conftest import hold
 
 K, C = 6, 2
 LAYERS = [f"net.layer.{i}.{part}.dense" for i in (0, 10, 2) for part in ("attention", "output")]
@@ -52,23 +51,6 @@ def pictures(drawing: Drawing | None) -> list[NDArray[np.float64]]:
     return [np.asarray(axis.images[0].get_array()) for axis in drawing.figure.axes if axis.images]
 
 
-def test_assignments_are_shown_by_cluster_and_round_ordered_by_group(make_run: MakeRun) -> None:
-    run = observe(make_run(methods=("fedhft",), seeds=(0,)), (2, 4, 6))
-    ends = pictures(assignments(entry(run)))
-    assert len(ends) == C
-    order = [1, 3, 5, 0, 2, 4]  # those that end in cluster 0 first
-    for c, picture in enumerate(ends):
-        expected = np.stack([p_after(number)[order, c] for number in (2, 4, 6)], 1)
-        np.testing.assert_allclose(picture, expected, atol=1e-6)
-    hold(run, 0, clusters=[0, 0, 1, 1, 2, 2])
-    drawing = assignments(entry(run))
-    np.testing.assert_allclose(pictures(drawing)[0][:, -1], p_after(6)[:, 0], atol=1e-6)
-    assert drawing is not None
-    labels = [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()]
-    assert labels == ["group 0\n(2)", "group 1\n(2)", "group 2\n(2)"]
-    assert "0.50" in drawing.caption
-
-
 def test_rows_are_sorted_in_each_layer_and_layers_stand_in_the_models_order(
     make_run: MakeRun,
 ) -> None:
@@ -91,11 +73,11 @@ def test_paths_are_cut_down_to_what_tells_them_apart() -> None:
     ]  # fmt: skip
 
 
-def test_there_is_nothing_to_show_of_one_cluster_without_a_mask(make_run: MakeRun) -> None:
+def test_there_is_nothing_to_show_without_a_mask(make_run: MakeRun) -> None:
     run = make_run(methods=("fedhft",))
-    assert assignments(entry(run)) is kept_rows(entry(run)) is None  # nothing evaluated yet
+    assert kept_rows(entry(run)) is None  # nothing evaluated yet
     observe(run, (2,), clusters=1, sent=0.0)
-    assert assignments(entry(run)) is kept_rows(entry(run)) is None
+    assert kept_rows(entry(run)) is None
     observe(run, (2,), clusters=1, sent=0.5)
     assert kept_rows(entry(run)) is not None
 
@@ -104,8 +86,6 @@ def test_what_is_missing_is_named(make_run: MakeRun) -> None:
     run = make_run(methods=("fedhft",), seeds=(0,))
     folder = run / "methods" / "fedhft" / "seed-0"
     save_file({"server_clients": np.arange(K)}, folder / "diagnostics-000002.safetensors")
-    with pytest.raises(InputError, match="round 2 lacks server/assignments"):
-        assignments(entry(run))
     with pytest.raises(InputError, match=r"round 2 lacks server/sent"):
         kept_rows(entry(run))
 

@@ -41,9 +41,9 @@ def sent_rows(entries: Sequence[Entry], position: int, of: Sequence[Group]) -> F
         "Each client sends only those rows of its update that change the layer most. The first "
         "chart shows the share of rows that the clients of each cluster send, by round. The second "
         "one says how far they choose the same rows: the share of rows that at least nine tenths "
-        "of a cluster's clients (by assignment and examples) send, or don't send. The map shows "
-        "that by layer. The more clients agree, the more of a cluster's update is a mean over all "
-        f"of them. All show seed {trial.seed}.",
+        "of a cluster's clients (by assignment and examples) send, or don't send. A cluster with "
+        "one client always agrees. The map shows that by layer. The more clients agree, the more "
+        f"of a cluster's update is a mean over all of them. All show seed {trial.seed}.",
         [
             Chart(of_sent, {"lines": sent}),
             Chart(of_alike, {"lines": alike}),

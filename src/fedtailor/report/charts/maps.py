@@ -33,7 +33,8 @@ def labels_of_clients(names: Sequence[str]) -> Json:
     )  # fmt: skip
     return _without(0, "count", _map(
         "labels", ("name", "client"), ("class", "class"), tooltip,
-        {"field": "count", "title": "examples", "scale": {"type": "sqrt"}}, 18, names,
+        {"field": "count", "title": "examples (square-root scale)", "scale": {"type": "sqrt"}},
+        18, names,
     ), "transparent")  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def _map(
 
     def axis(field: str, title: str, angle: int) -> Json:
         may_skip = not angle or len(names) > _FEW
-        shown: Json = {"title": title, "labelOverlap": may_skip, "labelSeparation": 4}
+        shown: Json = {"title": title, "labelOverlap": may_skip, "labelSeparation": 1}
         shown |= {"labelLimit": 110, "grid": False}
         shown |= {"labelAngle": angle, "domain": False, "ticks": False}
         return {"field": field, "type": "ordinal", "sort": None, "axis": shown}

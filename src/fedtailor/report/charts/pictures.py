@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..differences import division_of
-from ..drawing import around, centred
-from ..methods import fedsdg
+from ..drawing import centred
 from ..read import Trial
 from ..records import Counts
 from ..select import Entry
@@ -22,6 +21,7 @@ from .content import Group, Json
 
 _MAX_CELLS = 240_000  # of all pictures of a page
 _MAX_COLUMNS = 96
+_REACH = 0.02  # of gates, which lie between 0 and 1 and begin at 0.5; closer ones look alike
 _LEVELS = 65_534  # of the values; one more stands for a missing one
 
 Floats = NDArray[np.float64]
@@ -34,14 +34,15 @@ class Picture:
 
     ``column`` says what a column is; it is empty for one number a client.
 
-    ``neutral`` is the value at which nothing is learned yet: a number, ``1/columns``, or None.
+    ``neutral`` is the value at which nothing is learned yet, in the middle of the colours; None:
+    the colours go from low to high values.
     """
 
     tensor: str
     title: str
     column: str
     value: str
-    neutral: float | str | None
+    neutral: float | None
     caption: str
     drops: bool = False  # 0 means that the block is left out
     reach: float = 0.0  # least distance of both ends of the colours from ``neutral``
@@ -59,7 +60,7 @@ PICTURES: Mapping[str, Picture] = {
         "the shared model alone; 1: the private adapter counts in full. All gates start at 0.5. "
         "Columns of one colour are blocks that clients treat alike; rows of one colour are clients "
         "that want much (or little) of their own.",
-        reach=fedsdg.REACH,
+        reach=_REACH,
     ),
     "pfedgate": Picture(
         "client/gates",
@@ -78,7 +79,7 @@ PICTURES: Mapping[str, Picture] = {
         "How each client's model is merged from the server's models",
         "model on the server",
         "weight",
-        "1/columns",
+        None,
         "The server trains several models, and merges one for each client: their mean with these "
         "weights, which sum to 1 in each row. At the start all are equal. Clients with the same "
         "strong columns share models; rows whose cells are all alike have learned no preference.",
@@ -88,7 +89,7 @@ PICTURES: Mapping[str, Picture] = {
         "Which cluster each client belongs to",
         "cluster",
         "share",
-        "1/columns",
+        None,
         "The server keeps one adapter for each cluster, and estimates how far each client belongs "
         "to each of them: shares that sum to 1 in each row. Clients that are strong in the same "
         "column train the same adapter. During the warm-up all shares are equal.",
@@ -98,7 +99,7 @@ PICTURES: Mapping[str, Picture] = {
         "How each client mixes the shared models",
         "model",
         "weight",
-        "1/columns",
+        None,
         "Clients share several models, and each one predicts with its own mixture of them: weights "
         "that sum to 1 in each row, equal at the start.",
     ),
@@ -221,8 +222,7 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
                 x[place, row[client]] = of_client[shown]
     is_dots = not picture.column
     order = _order(x[-1], numbers, None if is_dots else group.partition.clusters)
-    neutral = 1 / columns if picture.neutral == "1/columns" else picture.neutral
-    low, high = _domain(x, neutral, picture.reach, drops=picture.drops)
+    low, high = _domain(x, picture)
     return {
         "title": picture.title,
         "caption": picture.caption,
@@ -231,7 +231,7 @@ def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int)
         "drops": picture.drops,
         "isWhole": bool((x[~np.isnan(x)] % 1 == 0).all()),
         "hasTruth": group.partition.clusters is not None,
-        "neutral": neutral,
+        "neutral": picture.neutral,
         "isFlat": bool(np.nanmax(x) - np.nanmin(x) < 1e-6) if not np.isnan(x).all() else True,
         "domain": [low, high],
         "reach": _reach(x),
@@ -254,19 +254,14 @@ def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> lis
     return sorted(range(len(numbers)), key=lambda place: keys[place])
 
 
-def _domain(
-    x: Floats, neutral: float | str | None, reach: float, *, drops: bool
-) -> tuple[float, float]:
+def _domain(x: Floats, picture: Picture) -> tuple[float, float]:
     """The range of colours: that of all values in the last round but the outermost ones, which
-    would make all others look alike, around the neutral value; with ``reach`` that is its
-    middle."""
+    would make all others look alike, and with a neutral value as far to both sides of it."""
     last = x[-1]
-    values = last[~np.isnan(last) & ((last != 0) if drops else True)]
+    values = last[~np.isnan(last) & ((last != 0) if picture.drops else True)]
     ends = np.percentile(values, (2, 98)) if len(values) else np.array([0.0, 1.0])
-    if isinstance(neutral, float):
-        if reach:
-            return centred(neutral, ends if len(values) else values, reach)
-        return around(neutral, ends if len(values) else values, least=neutral / 1000)
+    if picture.neutral is not None:
+        return centred(picture.neutral, ends if len(values) else values, picture.reach)
     low, high = float(ends[0]), float(ends[1])
     return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
 

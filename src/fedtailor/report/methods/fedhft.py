@@ -1,10 +1,10 @@
-"""FedHFT's figures: the clusters that clients belong to, and the rows of the updates they send."""
+"""FedHFT's figure: the rows of the updates that clients send."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,95 +12,12 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..drawing import Drawing, new_figure
 from ..read import Trial
-from ..records import Partition
 from ..select import Entry
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _SENT = "server/sent."
 _BANDS = 100  # lines of a map; each is a mean over neighbouring rows of a layer
 
 Floats = NDArray[np.float64]
-
-
-def _require(trial: Trial, number: int, tensors: dict[str, NDArray[Any]], *names: str) -> None:
-    if missing := set(names) - tensors.keys():
-        raise InputError(
-            f"{trial.folder}: the file of round {number} lacks {', '.join(sorted(missing))}"
-        )
-
-
-def _history(trial: Trial) -> tuple[list[int], list[int], Floats]:
-    """Return rounds, clients, and the assignments ``[rounds, n, C]``; empty if there are none."""
-    rounds, clients, p = [], [], []
-    for number, tensors in trial.diagnostics():
-        _require(trial, number, tensors, "server/assignments", "server_clients")
-        rounds.append(number)
-        clients = tensors["server_clients"].tolist()
-        p.append(tensors["server/assignments"].astype(np.float64))
-    return rounds, clients, np.array(p)
-
-
-def _by_group(clients: Sequence[int], last: Floats, partition: Partition) -> list[list[int]]:
-    """Return the positions of the clients by true group, or else by their last cluster."""
-    clusters = partition.clusters
-    groups = (last.argmax(1) if clusters is None else clusters[list(clients)]).tolist()
-    return [
-        [position for position, of_client in enumerate(groups) if of_client == group]
-        for group in sorted(set(groups))
-    ]
-
-
-def _draw_edges(axis: Axes, groups: Sequence[Sequence[int]]) -> None:
-    ends = np.cumsum([len(group) for group in groups])
-    for end in ends[:-1]:
-        axis.axhline(end - 0.5, color="white", linewidth=1.5)
-
-
-def assignments(entry: Entry) -> Drawing | None:
-    """Draw assignment probabilities over rounds: a row of panels a seed, a panel a cluster.
-
-    None if no round is evaluated yet, or if there is only one cluster.
-    """
-    histories = [(trial, *_history(trial)) for trial in entry.trials]
-    histories = [history for history in histories if len(history[1]) and history[3].shape[2] > 1]
-    if not histories:
-        return None
-    clusters = histories[0][3].shape[2]
-    max_clients = max(len(clients) for _, _, clients, _ in histories)
-    figure = new_figure(0.9 + len(histories) * min(5.5, 1.0 + 0.09 * max(max_clients, 14)))
-    panels = figure.subplots(len(histories), clusters, squeeze=False, sharey="row")
-    has_truth = False
-    for row, (trial, rounds, clients, p) in zip(panels, histories, strict=True):
-        partition = entry.run.partitions[trial.seed]
-        has_truth = partition.clusters is not None
-        groups = _by_group(clients, p[-1], partition)
-        order = [position for group in groups for position in group]
-        for c, axis in enumerate(row):
-            image = axis.imshow(
-                p[:, order, c].T, aspect="auto", interpolation="none", vmin=0, vmax=1
-            )
-            _draw_edges(axis, groups)
-            step = 1 + (len(rounds) - 1) // 6
-            axis.set_xticks(range(0, len(rounds), step), rounds[::step])
-            seed = f", seed {trial.seed}" if len(histories) > 1 else ""
-            axis.set_title(f"cluster {c}{seed}")
-            axis.set_xlabel("round")
-        centres = np.cumsum([len(group) for group in groups]) - [(len(g) + 1) / 2 for g in groups]
-        word = "group" if has_truth else "ends in"
-        row[0].set_yticks(centres, [f"{word} {c}\n({len(g)})" for c, g in enumerate(groups)])
-    figure.colorbar(image, ax=panels.ravel().tolist(), label="assignment", aspect=30)
-    order_words = "true group" if has_truth else "last cluster"
-    return Drawing(
-        f"Assignments of {entry.label}",
-        figure,
-        "The colour says how much each client (line) belongs to each cluster (panel) after the "
-        "evaluated rounds, from 0 to 1; the values of a client sum to 1 over the panels. Clients "
-        f"are ordered by their {order_words}, and the number in brackets is its size. During the "
-        "warm-up, and until a client takes part for the first time after it, its values are "
-        f"{1 / clusters:.2f}.",
-    )
 
 
 def _natural(name: str) -> list[Any]:
@@ -133,7 +50,8 @@ def sent_rows(trial: Trial) -> list[tuple[int, dict[str, Floats]]]:
         paths = sorted(
             (n.removeprefix(_SENT) for n in tensors if n.startswith(_SENT)), key=_natural
         )
-        _require(trial, number, tensors, *([] if paths else [f"{_SENT}*"]))
+        if not paths:
+            raise InputError(f"{trial.folder}: the file of round {number} lacks {_SENT}*")
         rounds.append((number, {path: tensors[_SENT + path].astype(np.float64) for path in paths}))
     return rounds
 
