@@ -227,9 +227,20 @@ class Method(ABC):
         """The upload again, at the server: the inverse of `pack`."""
         return packed
 
-    def check_upload(self, upload: Params) -> None:
-        """Raise InputError if no client of this method sends such values. Called for an unpacked
-        upload that comes over a network, whose form is right and whose values are finite."""
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        """Check an upload that comes over a network. Its tensors have the names, types and shapes
+        of the method's uploads already, and finite values; by default nothing else is asked.
+
+        Args:
+            task: the method's task.
+            client: the number of the client that sends it, from 0 to K - 1.
+            received: what that client received in this round, as `send` gave it.
+            upload: what it sends, unpacked, ``[...]`` by name: not stacked.
+
+        Raises:
+            InputError: this client sends no such values. The message names the tensor, what it
+                holds and what is allowed.
+        """
         return
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:

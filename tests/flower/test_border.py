@@ -198,9 +198,10 @@ def test_variances_below_0_are_refused_of_states_and_of_updates(method: ft.Metho
 @pytest.mark.parametrize("clusters", [[100.0, 100.0], [-4.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
 def test_a_site_chooses_one_model_of_ifca(clusters: list[float]) -> None:
     method = ft.IFCA(clusters=2)
-    method.check_upload({"clusters": torch.tensor([0.0, 1.0])})
+    task = Task(digits_backbone(), method.adapt)
+    method.check_upload(task, 0, {}, {"clusters": torch.tensor([0.0, 1.0])})
     with pytest.raises(InputError, match="clusters must hold a 1 for one model"):
-        method.check_upload({"clusters": torch.tensor(clusters)})
+        method.check_upload(task, 0, {}, {"clusters": torch.tensor(clusters)})
 
 
 def test_too_few_uploads_for_a_rule_leave_the_state_as_it_is(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def accept_upload(
         raise WireError(f"{name} holds values that are not finite")
     check_variances(method, task, received, upload)
     try:
-        method.check_upload(upload)
+        method.check_upload(task, reply.client, received, upload)
     except InputError as error:
         raise WireError(str(error)) from None
     return upload
