@@ -19,12 +19,15 @@ from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.metrics import Metrics, MetricValues
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
-from fedtailor.flower.border import check_variances, evaluation_of
+from fedtailor.flower.border import accept_upload, evaluation_of
 from fedtailor.flower.codec import WireError, pack, unpack
 from fedtailor.flower.messages import ClientReply, NodeInfo, Sizes
 from fedtailor.flower.nodes import remote_federation
+from fedtailor.flower.uploads import UploadSchema
 from fedtailor.params import subtract
+from fedtailor.task.batch_norm import check_variances
 from fedtailor.task.task import Task
+from fedtailor.testing import Case, pictures
 from tests.flower.grid import ANY, QUICK, DirectGrid, experiment, grid
 from tests.flower.hostile import HOSTILE, WILD, replies, sends
 from tests.small import digits_backbone
@@ -182,17 +185,34 @@ def test_the_form_of_most_nodes_data_counts_and_not_that_of_the_first(
 
 @pytest.mark.parametrize("method", [ft.FedAvg(), ft.FedALA()])
 def test_variances_below_0_are_refused_of_states_and_of_updates(method: ft.Method) -> None:
-    task = Task(digits_backbone(), method.adapt)
     received = {"norm.running_var": torch.tensor([1.0, 0.5, 1e-20])}
+    before = received if method.sends_updates else {}
     for trained in ([0.9, 0.0, 1e-12], [0.9, -0.01, 1e-12]):
         upload = {"norm.running_var": torch.tensor(trained)}
         if method.sends_updates:
             upload = subtract(upload, received)
         if min(trained) < 0:
-            with pytest.raises(WireError, match="running_var holds variances below 0"):
-                check_variances(method, task, received, upload)
+            with pytest.raises(InputError, match="running_var holds variances below 0"):
+                check_variances(upload, before)
         else:
-            check_variances(method, task, received, upload)
+            check_variances(upload, before)
+
+
+@pytest.mark.parametrize(
+    "method", [ft.FedEM(), ft.PFedMoE(), ft.IFCA(averaging="gradients"), ft.Scaffold()]
+)
+def test_variances_below_0_are_refused_of_models_with_names_of_their_own(
+    method: ft.Method, tmp_path: Path
+) -> None:
+    case = Case(method, pictures(), tmp_path)
+    task, one = case.task(), case.first_round(0)
+    packed = method.pack(task, one.upload)
+    schema = UploadSchema.of(method.unpack(task, packed), packed)
+    context, reply = (method, task, schema, one.received), ClientReply(0, loss=1.0)
+    accept_upload(*context, reply, packed)
+    (name,) = (name for name in packed if name.endswith("running_var"))
+    with pytest.raises(WireError, match=f"{name} holds variances below 0"):
+        accept_upload(*context, reply, {**packed, name: packed[name] - 2})
 
 
 @pytest.mark.parametrize("clusters", [[100.0, 100.0], [-4.0, 0.0], [1.0, 1.0], [0.0, 0.0]])

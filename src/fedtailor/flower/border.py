@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from flwr.app import RecordDict
 
 from ..data.federation import Federation
@@ -21,8 +20,9 @@ from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
 from ..errors import InputError
 from ..method import Method
-from ..params import Params, not_finite, to_device
+from ..params import Params, not_finite, pick, to_device
 from ..runs.experiment import Experiment
+from ..task.batch_norm import check_variances
 from ..task.task import Task
 from .codec import FAULTS, Limits, WireError, unpack, words
 from .messages import ClientReply, NodeInfo, RoundReply, RoundRequest
@@ -179,8 +179,8 @@ def accept_upload(
         WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
             no client sends.
     """
-    if reply.loss is None or not abs(reply.loss) <= _MOST:
-        raise WireError(f"its loss is {reply.loss}")
+    if reply.loss is None or not 0 <= reply.loss <= _MOST:
+        raise WireError(f"its loss is {reply.loss}; allowed: a finite number, 0 or more")
     schema.check_packed(packed)
     try:
         upload = method.unpack(task, to_device(packed, task.device))
@@ -192,25 +192,14 @@ def accept_upload(
         raise WireError("its upload is not packed as the method packs it")
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
-    check_variances(method, task, received, upload)
     try:
+        check_variances(
+            pick(upload, upload.keys() & received.keys()), received if method.sends_updates else {}
+        )
         method.check_upload(task, reply.client, received, upload)
     except InputError as error:
         raise WireError(str(error)) from None
     return upload
-
-
-def check_variances(method: Method, task: Task, received: Params, upload: Params) -> None:
-    """Check the running variances of batch normalisation that a client has trained.
-
-    Raises:
-        WireError: some are below 0; then evaluations would have no numbers.
-    """
-    for name in sorted(upload.keys() & task.buffers):
-        if name.endswith("running_var"):
-            before = received[name] if method.sends_updates else torch.zeros_like(upload[name])
-            if (upload[name] + before < -1e-5 * before).any():  # beyond rounding
-                raise WireError(f"{name} holds variances below 0")
 
 
 def evaluation_of(

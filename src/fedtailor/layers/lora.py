@@ -5,7 +5,7 @@ A is ``[r, d_in]`` and B ``[d_out, r]``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -200,6 +200,32 @@ def initial_factor(key: Tensor, like: Tensor, rank: Tensor) -> Tensor:
     r, d_in = like.shape
     used = torch.arange(r, device=key.device)[:, None] < rank
     return torch.where(used, random.normal(key, (r, d_in)) * rank**-0.5, 0.0)
+
+
+def check_components(A: Tensor, B: Tensor, rank: int, name: str) -> None:
+    """Check that a client's LoRA has no components beyond its own ``rank``.
+
+    Raises:
+        InputError: A ``[r, d_in]`` or B ``[d_out, r]`` of the projection ``name`` holds some.
+    """
+    if A[rank:].any() or B[:, rank:].any():
+        raise InputError(
+            f"the LoRA of {name} holds values beyond rank {rank}, the client's; allowed there: 0"
+        )
+
+
+def check_uploaded_rank(upload: Params, allowed: Collection[int]) -> None:
+    """Check the rank that an upload says to have, and that it has no components beyond it.
+
+    Raises:
+        InputError: its rank is none of those ``allowed``, or a LoRA has more components.
+    """
+    rank = int(upload["rank"])
+    if rank not in allowed:
+        ranks = " or ".join(map(str, sorted(allowed)))
+        raise InputError(f"its LoRA has rank {rank}; allowed for this client: {ranks}")
+    for path, (A, B) in lora_pairs(upload).items():
+        check_components(A, B, rank, path)
 
 
 def truncate_rank(tensors: Params, rank: int) -> Params:

@@ -56,6 +56,7 @@ from ..layers.lora import (
     Ranks,
     adapt_projections,
     branches,
+    check_components,
     fuse,
     initial_factor,
     max_rank,
@@ -241,6 +242,20 @@ class FedHFT(Method):
 
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rows(packed, task.state)
+
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        rank, rho = entry_of(self.rank, client), entry_of(self.mask_ratio, client)
+        for path in projections(task.backbone):
+            A, B, kept = (upload[f"{path}.{part}"] for part in ("A", "B", "kept"))
+            sent, allowed = int(kept.sum()), int(drop_least(torch.zeros(len(kept)), rho).sum())
+            if sent != allowed:
+                raise InputError(
+                    f"{path}.kept keeps {sent} of {len(kept)} rows; with the client's mask_ratio "
+                    f"{rho} it must keep {allowed}"
+                )
+            if B[~kept].any():
+                raise InputError(f"{path}.B holds values in rows that {path}.kept masks")
+            check_components(A, B, rank, path)
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         members = list(cohort.clients)

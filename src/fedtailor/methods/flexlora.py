@@ -31,6 +31,7 @@ from torch import nn
 from ..layers.lora import (
     Alpha,
     Ranks,
+    check_uploaded_rank,
     lora_names,
     max_rank,
     pack_rank,
@@ -77,6 +78,9 @@ class FlexLoRA(Method):
 
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rank(packed, max_rank(self.rank))
+
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        check_uploaded_rank(upload, {entry_of(self.rank, client)})
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         new = weighted_sum(pick(uploads, filter(task.in_head, uploads)), cohort.shares)

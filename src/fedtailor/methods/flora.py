@@ -34,6 +34,7 @@ from ..layers.lora import (
     A_SUFFIX,
     Alpha,
     Ranks,
+    check_uploaded_rank,
     initial_factor,
     lora_names,
     max_rank,
@@ -127,6 +128,9 @@ class FLoRA(Method):
 
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rank(packed, max_rank(self.rank))
+
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        check_uploaded_rank(upload, {entry_of(self.rank, client)})
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         new = weighted_sum(pick(uploads, filter(task.in_head, uploads)), cohort.shares)

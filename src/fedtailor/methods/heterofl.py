@@ -121,6 +121,20 @@ class HeteroFL(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return self.upload(task, {}, packed)
 
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        groups, kept = self._groups(task), upload[_KEPT].tolist()
+        own = kept_units(received, groups)
+        if kept != own:
+            raise InputError(
+                f"its sub-model has {kept} units of the layers that are cut; with its width "
+                f"{entry_of(self.widths, client)} it must have {own}"
+            )
+        sent = pick(upload, received)
+        within = pad_to_full(slice_submodel(sent, groups, own), groups)
+        for name, value in sent.items():
+            if not value.equal(within[name]):
+                raise InputError(f"{name} holds values beyond the client's width; allowed there: 0")
+
     def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
         whole = super().unchanged(task, server, upload)
         if _KEPT not in upload:

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from ..layers.lora import (
     Alpha,
     Ranks,
+    check_uploaded_rank,
     lora_names,
     max_rank,
     pack_rank,
@@ -92,7 +93,7 @@ class HetLoRA(Method):
     ) -> tuple[Params, Tensor]:
         pairs = lora_names(state)
         r = len(state[pairs[0][0]])
-        q = max(1, floor(self.gamma * r + 1e-6))  # 0.29 * 100 is just below 29
+        q = self._pruned(r)
 
         def tail(state: Params) -> Tensor:
             norms = [state[B][:, q:].norm() * state[A][q:].norm() for A, B in pairs]
@@ -103,6 +104,10 @@ class HetLoRA(Method):
         )
         trained["rank"] = torch.where(tail(trained) < tail(state), q, r)
         return trained, loss
+
+    def _pruned(self, r: int) -> int:
+        """q_k."""
+        return max(1, floor(self.gamma * r + 1e-6))  # 0.29 * 100 is just below 29
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         """The trained tensors, zero in components that were pruned or that the client never had."""
@@ -118,6 +123,10 @@ class HetLoRA(Method):
 
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rank(packed, max_rank(self.rank))
+
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        r = len(received[lora_names(received)[0][0]])
+        check_uploaded_rank(upload, {self._pruned(r), r})
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         ranks = server["ranks"].clone()

@@ -42,6 +42,7 @@ from ..method import Cohort, FineTuning, Server
 from ..optim import ClientContext, train
 from ..params import Batch, Params, add, add_prefix, row, stack, strip_prefix, subtract
 from ..stacked import weighted_sum
+from ..task.batch_norm import check_variances
 from ..task.task import Task
 
 _BANK = "bank."
@@ -112,6 +113,8 @@ class IFCA(FineTuning):
         s = upload["clusters"]
         if not ((s == 0) | (s == 1)).all() or s.sum() != 1:
             raise InputError("clusters must hold a 1 for one model, and 0 for all others")
+        moved = self.averaging == "gradients"
+        check_variances(upload, _chosen(received, s.argmax()) if moved else {})
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         sent = {name: value for name, value in uploads.items() if name != "clusters"}

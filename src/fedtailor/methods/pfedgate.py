@@ -265,6 +265,29 @@ class PFedGate(Method):
         statistics = pick(packed, packed.keys() & task.buffers)
         return {**statistics, **blocks.whole(zeros, sent), "touched": touched}
 
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        """A budget holds for each batch. So over many batches a client may send all blocks that fit
+        into it beside those that are always kept, and no others."""
+        blocks, touched = gated_blocks(task), upload["touched"]
+        W, sent, s = blocks.W, touched.cpu().numpy(), entry_of(self.sparsity, client)
+        room = blocks.capacity(s) - int(W[blocks.always].sum())
+        for number in (~blocks.always & (room < W) & sent).nonzero()[0].tolist():
+            raise InputError(
+                f"its upload has block {number} ({W[number]} parameters of "
+                f"{blocks.places[number][0]}); beside the blocks that are always kept, its "
+                f"sparsity {s} of {blocks.d} parameters has room for {room}"
+            )
+        for number in (blocks.always & (W > 0) & ~sent).nonzero()[0].tolist() if sent.any() else ():
+            raise InputError(
+                f"its upload lacks block {number} of {blocks.places[number][0]}, which every batch "
+                "keeps; it must have all such blocks, or none at all"
+            )
+        for name, place, sizes in blocks.parts():
+            if gated(upload[name], (~touched[place]).float(), sizes).any():
+                raise InputError(
+                    f"{name} holds values outside the blocks that were sent; allowed: 0"
+                )
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         blocks = gated_blocks(task)
         sent = uploads["touched"].double().cpu()  # [c, L]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
+from ..params import Params
 from .step import StepModule
 from .surgery import replace
 
@@ -94,6 +95,20 @@ class FunctionalBatchNorm(StepModule):
         ):
             self.record(name, torch.lerp(old, new.to(old.dtype), self.momentum))
         return y.to(dtype)
+
+
+def check_variances(tensors: Params, received: Params) -> None:
+    """Check the running variances among ``tensors``; those of a name in ``received`` are changes of
+    the ones there.
+
+    Raises:
+        InputError: some are below 0; then evaluations would have no numbers.
+    """
+    for name in sorted(tensors):
+        if name.endswith("running_var"):
+            before = received.get(name, torch.zeros_like(tensors[name]))
+            if (tensors[name] + before < -1e-5 * before).any():  # beyond rounding
+                raise InputError(f"{name} holds variances below 0")
 
 
 def use_functional_batch_norm(model: nn.Module, mode: BatchNormMode) -> None:
