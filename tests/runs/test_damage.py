@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 import fedtailor as ft
 from fedtailor.cli import main
@@ -21,9 +22,11 @@ from fedtailor.optim import Optimiser
 from fedtailor.report import compare
 from fedtailor.report.read import read
 from fedtailor.report.tensors import tensors
+from fedtailor.run_format import seal_tensors
 from fedtailor.runs.callbacks import CommittedRound, OnRound
 from fedtailor.runs.check import check
 from fedtailor.runs.trained import open_trained
+from fedtailor.runs.trained_rows import read_trained_rows
 from tests.runs.conftest import EXPERIMENT, FOLDER, contents
 from tests.small import digits, digits_backbone
 
@@ -119,6 +122,12 @@ def flip(path: Path, draw: np.random.Generator) -> None:
     path.write_bytes(content)
 
 
+def exchange(path: Path, draw: np.random.Generator) -> None:
+    """Hashes of other rows, whose checksum is right."""
+    hashes = draw.integers(2**63, size=9).astype(np.uint64)
+    path.write_bytes(b"".join(seal_tensors(save({"rows": hashes}))))
+
+
 def test_a_killed_run_ends_as_if_undisturbed(killed: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
@@ -197,6 +206,25 @@ def test_rows_of_zeros_in_place_of_states_are_noticed(killed: Path, tmp_path: Pa
     os.truncate(path, size)
     with pytest.raises(ft.InputError, match=r"private\.safetensors is damaged"):
         go_on(out)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, remove, exchange])
+def test_the_hashes_of_trained_rows_are_checked(
+    whole: Path, tmp_path: Path, damage: Callable[..., None]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    rows = out / "partitions/seed-1-trained.safetensors"
+    damage(rows, np.random.default_rng(0))
+    (problem,) = problems_of(out)
+    assert problem.startswith(f"{rows} is {'missing' if damage is remove else 'damaged'}")
+    with pytest.raises(ft.InputError, match=f"{rows.name} is"):
+        read_trained_rows(out, 1)
+    if damage is remove:  # as of a run that is passed on without it
+        results(out)
+    else:
+        with pytest.raises(ft.InputError, match=f"{rows.name} is damaged"):
+            open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone())
 
 
 @pytest.mark.slow

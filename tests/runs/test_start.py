@@ -25,7 +25,7 @@ from fedtailor.runs.trained import open_trained
 from fedtailor.trackers.follow import track
 from fedtailor.trackers.part import Part, Values, parts
 from tests.runs.conftest import contents
-from tests.small import digits, digits_backbone
+from tests.small import digits, digits_backbone, without_checksum
 
 FOLDER = Path("methods/fedsdg/seed-0")
 OLD = Experiment(
@@ -247,7 +247,14 @@ def test_a_table_of_new_rows_alone_is_divided_as_ever(old: Path, tmp_path: Path)
 
 def test_an_old_run_that_does_not_say_its_training_rows_is_named(old: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(old, tmp_path / "old")
-    (copy / "partitions/seed-0-trained.safetensors").unlink()
+    rows = copy / "partitions/seed-0-trained.safetensors"
+    rows.unlink()
+    with pytest.raises(ft.InputError, match=rf"{rows.name} is missing"):
+        run(going_on(copy, rounds=1), tmp_path / "out")
+    without_checksum(copy / "partitions/seed-0.json")
+    about = json.loads((copy / "partitions/seed-0.json").read_text())
+    del about["trained"]  # as of a run that had no such rows, or began before they were stated
+    (copy / "partitions/seed-0.json").write_text(json.dumps(about))
     text = f"whether held-out rows were training rows of {copy} can't be checked"
     out = run(going_on(copy, rounds=1), tmp_path / "out")
     assert text in (out / "run.log").read_text()

@@ -42,7 +42,8 @@ class DataManifest:
     picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
     names: Sequence[str] | None = None
     omissions: Sequence[Mapping[str, Any]] = ()
-    holdings: str | None = None
+    holdings: str | None = None  # the checksum of the file of the clients' sizes ...
+    trained: str | None = None  # ... and of that of the rows that models were trained on
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from .committed import (
 )
 from .files import load_tensors, read_json
 from .manifest import open_run
+from .trained_rows import check_trained_rows
 
 _READ_AGAIN = (
     *("*.json", "*.safetensors"),
@@ -93,11 +94,20 @@ def _tests(out: Path) -> Iterator[Test]:
     seeds = begun | {path.stem for path in out.glob("partitions/seed-*.json")}
     for path in (out / "partitions" / f"{seed}.json" for seed in sorted(seeds)):
         yield path, partial(_holdings, path)
-        trained = path.with_name(f"{path.stem}-trained.safetensors")
-        if trained.exists():
-            yield trained, partial(check_tensors, trained)
+        yield from _of_trained_rows(path)
     for folder in sorted(out.glob("methods/*/seed-*")):
         yield from _of_part(folder)
+
+
+def _of_trained_rows(path: Path) -> Iterator[Test]:
+    """Of the hashes of trained rows that belong to the manifest at ``path``."""
+    try:
+        stated = read_json(path).get("trained")
+    except InputError:  # which was said of the manifest
+        stated = None
+    file = path.with_name(f"{path.stem}-trained.safetensors")
+    if stated is not None or file.exists():
+        yield file, partial(check_trained_rows, file, stated)
 
 
 def _of_part(folder: Path) -> Iterator[Test]:

@@ -211,8 +211,9 @@ def write_manifest(
         if not path.exists():
             clients = evaluated_clients(experiment, federations[seed])
             holdings = _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
-            write_trained_rows(federations[seed], out, seed)
-            write_atomically(path, seal_json({**manifests[seed], "holdings": holdings}))
+            trained = write_trained_rows(federations[seed], out, seed)
+            stated = {"holdings": holdings, "trained": trained}
+            write_atomically(path, seal_json({**manifests[seed], **stated}))
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:

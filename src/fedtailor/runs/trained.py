@@ -36,6 +36,7 @@ from .experiment import Experiment
 from .files import load_tensors
 from .held_out import leave_out, rows_trained_before
 from .manifest import data_manifest, open_run, read_data_manifest, same_data
+from .trained_rows import check_trained_rows, trained_rows_file
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -254,6 +255,9 @@ def open_trained(
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
     manifest = read_data_manifest(run / "partitions" / f"seed-{seed}.json")
+    rows = trained_rows_file(run, seed)
+    if rows.exists():  # predictions don't need it: whoever passes a run on may leave it out
+        check_trained_rows(rows, manifest.get("trained"))
     start = model_seed(folder, seed)
     task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(

@@ -5,28 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ..data.federation import Federation
 from ..data.table import Fingerprints
-from ..run_format import check_tensors, seal_tensors
+from ..errors import InputError
+from ..report.read import read_data_manifest
+from ..run_format import check_tensors, checksum, damaged, seal_tensors
 from .files import write_atomically
 
 _MOST_ROWS = 2_000_000  # to hash more takes long
 _MOST_CLIENTS = 10_000  # to divide the rows of more takes long
 
 
-def write_trained_rows(federation: Federation, out: Path, seed: int) -> None:
+def write_trained_rows(federation: Federation, out: Path, seed: int) -> str | None:
     """Write which rows the models of a run with a seed are trained on: ``rows``, its own ones, and
-    ``before``, those of the run that it goes on from; each is left out if it is not known."""
+    ``before``, those of the run that it goes on from; each is left out if it is not known. Returns
+    the file's checksum, for ``trained`` of `data_manifest`; None if no row is known, and no file
+    is written."""
     found = {}
     if not has_too_many(federation):
         train = federation.partition.train.rows
         found["rows"] = np.unique(federation.dataset.fingerprints(train))
     if federation.trained_before is not None:
         found["before"] = federation.trained_before
-    if found:
-        write_atomically(_file(out, seed), *seal_tensors(save(found)))
+    if not found:
+        return None
+    content = seal_tensors(save(found))
+    write_atomically(trained_rows_file(out, seed), *content)
+    return checksum(*content)
 
 
 def read_trained_rows(out: Path, seed: int) -> Fingerprints | None:
@@ -49,14 +57,37 @@ def has_too_many(federation: Federation) -> bool:
     return federation.remote or rows > _MOST_ROWS or federation.num_clients > _MOST_CLIENTS
 
 
+def check_trained_rows(file: Path, stated: str | None) -> bool:
+    """Check a file of trained rows; ``stated`` is its checksum in the run's manifest, None in runs
+    that state none. Returns whether the file has a checksum.
+
+    Raises:
+        InputError: it is missing or damaged, or another one than was written.
+    """
+    has_checksum = check_tensors(file)
+    if stated not in (None, checksum(file.read_bytes())):
+        raise damaged(file)
+    return has_checksum
+
+
 def _read(out: Path, seed: int) -> dict[str, Fingerprints]:
-    file = _file(out, seed)
-    if not file.exists():
+    file = trained_rows_file(out, seed)
+    stated = read_data_manifest(out / "partitions" / f"seed-{seed}.json").get("trained")
+    if stated is None and not file.exists():
         return {}
-    check_tensors(file)
-    found: dict[str, Fingerprints] = load_file(file)
+    check_trained_rows(file, stated)
+    try:
+        found: dict[str, Fingerprints] = load_file(file)
+    except SafetensorError as error:  # without a checksum
+        raise damaged(file, str(error)) from None
+    for name, hashes in found.items():
+        if hashes.dtype != np.uint64 or hashes.ndim != 1:
+            raise InputError(
+                f"{file}: {name} is {hashes.dtype} {list(hashes.shape)}; must be hashes, uint64 [n]"
+            )
     return found
 
 
-def _file(out: Path, seed: int) -> Path:
+def trained_rows_file(out: Path, seed: int) -> Path:
+    """Where the hashes of a run's trained rows lie."""
     return out / "partitions" / f"seed-{seed}-trained.safetensors"
