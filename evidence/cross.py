@@ -208,8 +208,8 @@ How good is each method, and what does it cost? On each data set all methods hav
 and the same budget. The first five rows are the five systems, the other ten are baselines.
 [cross.csv](cross.csv) has all numbers.
 
-*not run*: no run has ended yet. *n/a*: the method can't train this network, or is too slow for it;
-the lists below say which.
+*not run*: no run has ended yet. *n/a*: no run is planned, as the method does not suit the network;
+the lists below say why.
 """
 
 _TAIL = """## How it was measured

@@ -53,11 +53,16 @@ DATA = (
     Data("Chat messages", ("preset=chat",), "SmolLM2-135M", "8 senders", is_text=True),
 )
 
-_NO_BLOCKS = "not possible, as LoRA goes into transformer blocks, and this network has none"
-_NO_HEAD = "not possible, as the private part is the task's head, and a language model has none"
+_ONE_LINEAR = (
+    'not planned, as LoRA here adapts linear layers: `model.targets=["hidden"]` adapts the one '
+    "below the head, and leaves the convolutions at their random values"
+)
+_NO_HEAD = (
+    "not planned, as the private part is the task's head by default, and a language model has none"
+)
 _WHOLE = "not planned, as it trains the whole network, for half an hour a run"
 LEFT_OUT: Mapping[tuple[tuple[str, ...], str], str] = {
-    **{(("preset=images",), m): _NO_BLOCKS for m in ("fedsdg", "fedhft", "fedsa-lora", "fedalt")},
+    **{(("preset=images",), m): _ONE_LINEAR for m in ("fedsdg", "fedhft", "fedsa-lora", "fedalt")},
     **{(("preset=chat",), method): _NO_HEAD for method in ("fedper", "fedrep")},
     (("preset=chat",), "pfedgate"): _WHOLE,
 }

@@ -228,8 +228,10 @@ has measured results for settings that differ in these two. To find the one clos
 
     fedtailor advise mine.toml
 
-The command looks at your clients. It names first the method that was best on validation data in
-that setting, then those whose test accuracy was as good.
+The command computes both for your clients, and finds the measured setting that is closest. It lists
+the method with the best validation accuracy in that setting first. Then come the methods whose test
+accuracy does not differ significantly from the highest one; if these are fewer than three, methods
+that are clearly ahead of training alone fill the list.
 
 ## In short
 """
