@@ -167,7 +167,8 @@ def table(name: str) -> str:
     if passes[0] != "0":
         rows["passes over its data before each use"] = passes
     titles = [_title(each) for each in dict.fromkeys([name, "fedavg"])]
-    lines = [["", *titles], ["---"] * (1 + len(titles)), *([row, *rows[row]] for row in rows)]
+    align = ["---", *["--:"] * len(titles)]
+    lines = [["", *titles], align, *([row, *rows[row]] for row in rows)]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     note = f" {NOTES[name]}" if name in NOTES else ""
     return f"{setting.text} ([how it is measured](index.md#costs)).{note}\n\n{text}\n"

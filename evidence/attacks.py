@@ -13,14 +13,13 @@ from functools import cache
 from statistics import mean
 from typing import Any, get_args
 
-from tabulate import tabulate
-
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
 from fedtailor.robustness.attacks import AttackConfig, Kind
 from fedtailor.robustness.rules import Robust
 
 from .cross_cells import SYSTEMS
+from .markdown import markdown_table
 from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved, run_folder
 
 FILE = "attacks.toml"
@@ -242,11 +241,8 @@ def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[s
     ]
     if rows:
         header = ["method", "rule", "personal", "difference", "global", "difference", "seeds"]
-        right = ("left", "left", *["right"] * 5)
         yield f"### {name[0].upper()}{name[1:]}\n"
-        yield tabulate(
-            rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True
-        )
+        yield markdown_table(header, rows, words=(0, 1))
         commands = dict.fromkeys(
             f"`fedtailor run attacks{_flags(run)} --out {run_folder('attacks', run.settings)}`"
             for run in runs

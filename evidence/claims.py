@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -374,7 +375,7 @@ def page(found: Sequence[Line]) -> str:
 def _counts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     papers = Counter((claim["paper"], outcomes[claim["id"]].verdict) for claim in claims())
     yield "| | " + " | ".join(VERDICTS) + " |"
-    yield "|---|---|---|---|---|"
+    yield "|---|--:|--:|--:|--:|"
     for paper in notes():
         yield f"| {paper} | " + " | ".join(str(papers[paper, v]) for v in VERDICTS) + " |"
 
@@ -387,13 +388,18 @@ def _row(claim: Claim, found: Outcome) -> str:
         claim["claim"],
         f"{claim['number']} ({claim['where']})",
         found.ours,
-        found.spread,
+        _on_one_line(found.spread),
         found.verdict,
         claim["differs"],
         seeds,
         " and ".join(f"`{command}`" for command in commands(claim)),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _on_one_line(spread: str) -> str:
+    """Intervals with spaces at which no line ends."""
+    return re.sub(r"(\S+) \((\S+) to (\S+)\)", "\\1\xa0(\\2\xa0to\xa0\\3)", spread)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from evidence.cross_cells import BASELINES, DATA, SEEDS, SYSTEMS, Cell, Data, best, cells, score_of
 from evidence.map_cells import not_defaults
+from evidence.markdown import markdown_table
 from evidence.run import HERE
 
 PAGE = HERE.parent / "docs/cross.md"
@@ -46,7 +45,7 @@ def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
             for score in [_score(by[data, method])]
         ]
         rows.append([method, *shown])
-    return _markdown(["method", *(f"{data.name}, {data.measure}" for data in DATA)], rows)
+    return markdown_table(["method", *(f"{data.name}, {data.measure}" for data in DATA)], rows)
 
 
 def _score(cell: Cell) -> str:
@@ -93,7 +92,7 @@ def _section(data: Data, of: Sequence[Cell]) -> str:
         if cell.missing:
             why.setdefault(cell.reason or cell.missing, []).append(cell.method)
     parts = [
-        _markdown(header, rows) if rows else "",
+        markdown_table(header, rows) if rows else "",
         "\n".join(f"- {reason}: {', '.join(methods)}." for reason, methods in why.items()),
         f"`fedtailor run map{''.join(f' --set {setting}' for setting in data.settings)}`",
     ]
@@ -103,11 +102,6 @@ def _section(data: Data, of: Sequence[Cell]) -> str:
 
 def _shown(value: float | None, digits: int, unit: float = 1.0) -> str:
     return "–" if value is None else f"{value / unit:,.{digits}f}"
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    right = ("left", *["right"] * (len(header) - 1))
-    return tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True)
 
 
 def _of(found: Sequence[Cell], data: Data) -> list[Cell]:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from evidence.map_cells import ALONE, cells, planned_settings
+from evidence.markdown import markdown_table
 from evidence.run import HERE, run_folder
 from fedtailor.report.drawing import COLOURS
 
@@ -77,7 +76,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "**take** is the best method on validation data, **over local** how far it is ahead of "
         "training alone on test data, and **as good** are the other methods whose test accuracy "
         "can't be told from the highest one.\n",
-        tabulate(rows, headers=header, tablefmt="github", disable_numparse=True),
+        markdown_table(header, rows, words=(0, 3, 5)),
         "",
     ]
 
@@ -117,11 +116,10 @@ def _section(cell: Mapping[str, Any]) -> list[str]:
     header = (
         "method", "accuracy", "over local", "decile", "worse off", "kB", "CPU s", "seeds",
     )  # fmt: skip
-    right = ("left", *["right"] * (len(header) - 1))
     return [
         f"### {title(cell)}\n",
         f"{sentence(cell)}\n",
-        tabulate(rows, headers=header, tablefmt="github", colalign=right, disable_numparse=True),
+        markdown_table(header, rows),
         f"\n`fedtailor run map{settings} --out {run_folder('map', cell['settings'])}`\n",
     ]
 
