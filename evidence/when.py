@@ -1,4 +1,5 @@
-"""Write the map from the kept results: docs/when.md, its figure, and what `fedtailor advise` reads.
+"""Write the map from the kept results: docs/when.md, its figure, what `fedtailor advise` reads, and
+which method to try first, on the pages that say it.
 
 python -m evidence.when
 """
@@ -6,6 +7,7 @@ python -m evidence.when
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,11 @@ from fedtailor.report.drawing import COLOURS
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
+WITH_FIRST_CHOICE = {  # pages that say it, too, and where the methods' pages lie from there
+    HERE.parent / "docs/faq.md": "methods/",
+    HERE.parent / "docs/methods/index.md": "",
+}
+BEGIN, END = "<!-- first choice: evidence/when.py -->", "<!-- end of first choice -->"
 MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
 
 
@@ -64,21 +71,46 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         for cell in sorted(found, key=_place)
     ]
     header = (
-        "data", "clients × examples", "label overlap", "take", "over local", "as good",
+        "data", "clients × examples", "label overlap", "best on validation data", "over local",
+        "no clear difference",
     )  # fmt: skip
     return [
+        first_choice(found, "methods/"),
         f"- **Training together pays** in {sum(low > 0 for _, low, _ in chosen)} of {len(found)} "
         "settings: the method that is best on validation data is clearly ahead of training alone "
         "on test data.",
         f"- **One model for all**, FedAvg's, is clearly ahead of training alone in "
         f"{sum(low > 0 for _, low, _ in shared)} of {len(shared)} settings, and clearly behind in "
         f"{sum(high < 0 for *_, high in shared)}.\n",
-        "**take** is the best method on validation data, **over local** how far it is ahead of "
-        "training alone on test data, and **as good** are the other methods whose test accuracy "
-        "can't be told from the highest one.\n",
+        "Each row is a setting: data, number of clients, and training examples of the median "
+        "client. **over local** is the test accuracy of the method that is best on validation data "
+        "minus that of training alone, in points, with its 95 % interval. **no clear difference** "
+        "names other methods: the 95 % interval of the difference between their test accuracy and "
+        "the highest one holds 0.\n",
         markdown_table(header, rows, words=(0, 3, 5)),
         "",
     ]
+
+
+def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """Which method to try first, as a list; the methods' pages lie in ``folder``."""
+    said = []
+    for (modality, pretrained), about in _KINDS.items():
+        of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
+        if of:
+            ((name, times),) = Counter(cell["chosen"] for cell in of).most_common(1)
+            said.append(
+                f"- **{about}:** first try [`{name}`]({folder}{name}.md). It is best on validation "
+                f"data in {times} of {len(of)} measured settings."
+            )
+    return "\n".join([*said, _OTHERS.format(folder=folder)])
+
+
+def with_first_choice(text: str, found: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """A page's text with the first choice between the markers."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{first_choice(found, folder)}\n\n{END}{after}"
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[str, float, float, float]:
@@ -147,7 +179,7 @@ def sentence(cell: Mapping[str, Any]) -> str:
             f"**{labels[0]}** has the highest test accuracy: {_signed(best['over_alone'])} points "
             "over training alone."
         )
-    said += f" As good: {', '.join(ties)}." if ties else ""
+    said += f" No clear difference: {', '.join(ties)}." if ties else ""
     chosen = cell["chosen"]
     return said + (f" Validation data chose {chosen}." if chosen != labels[0] else "")
 
@@ -217,6 +249,14 @@ def _lines(
     axis.set_xlabel(label)
 
 
+_KINDS = {
+    ("text", True): "Texts with labels, and a pretrained model",
+    ("image", False): "Pictures, and a network from random weights",
+}
+_OTHERS = """- **Language models, and pictures with a pretrained model:** nothing like them was measured. Begin
+  with the methods that `fedtailor new` writes.
+- **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
+
 _DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
 
 _HEAD = """# Which method should I use?
@@ -241,7 +281,7 @@ _READ = """![How far each method is ahead of training alone](images/when.svg)
 - All methods of a table have the same clients, rounds, batches and model. Each method's learning
   rate is the best of the same number of trials on validation data, with a seed that no table has.
 - Methods are in the order of their test accuracy. To choose one, look at validation data, as the
-  column *take* above does.
+  column *best on validation data* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
 - **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
@@ -277,10 +317,12 @@ the experiment is `fedtailor run map`.
 
 
 def main() -> None:
-    """Write the page, the figure and the table for the advice."""
+    """Write the page, the figure, the table for the advice, and the first choice on other pages."""
     found = measured()
     MEASURED.write_text(advice(found))
     PAGE.write_text(page(found))
+    for path, folder in WITH_FIRST_CHOICE.items():
+        path.write_text(with_first_choice(path.read_text(), found, folder))
     if found:
         draw(found, FIGURE)
 
