@@ -253,8 +253,8 @@ _KINDS = {
     ("text", True): "Texts with labels, and a pretrained model",
     ("image", False): "Pictures, and a network from random weights",
 }
-_OTHERS = """- **Language models, and pictures with a pretrained model:** nothing like them was measured. Begin
-  with the methods that `fedtailor new` writes.
+_OTHERS = """- **Language models, and pictures with a pretrained model:** nothing like them was measured.
+  Begin with the methods that `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
 _DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
