@@ -253,7 +253,8 @@ _KINDS = {
     ("text", True): "Texts with labels, and a pretrained model",
     ("image", False): "Pictures, and a network from random weights",
 }
-_OTHERS = """- **Language models, and pictures with a pretrained model:** nothing like them was measured.
+_OTHERS = """\
+- **Language models, and pictures with a pretrained model:** nothing like them was measured.
   Begin with the methods that `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
@@ -302,9 +303,10 @@ model the order may change. Use the page to choose two or three methods, and com
 own validation data. [Five systems and ten baselines on four data sets](cross.md) has more methods
 and other data in one setting each.
 
-Each method's rates were chosen on validation data in one setting: Dirichlet 0.3, about 60
-examples each, and on texts in trials of half the rounds. All other settings have the same rates,
-so a method that needs another rate there looks worse than it is. On pictures the network begins
+Each method's learning rates were searched on validation data in one setting alone: Dirichlet 0.3
+with about 60 examples a client. On texts the trials of this search had half the rounds. All other
+settings use the rates that were best in that one. So a method looks worse than it is where another
+rate would suit it better. On pictures the network begins
 with random weights: then the pattern that FedSQ fixes is random, too, while its paper begins with
 a pretrained network. On texts FedSQ trains whole blocks, and the others LoRA. A setting with one
 seed (the last column) says little of other seeds. The seconds leave out runs that were
