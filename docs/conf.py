@@ -40,7 +40,8 @@ def pages_of(folder: str) -> list[str]:
 
 # A page that stands in none of these lists comes last among the how-to guides.
 NAVIGATION = {
-    "Tutorials": ["start", *pages_of("tutorials"), *pages_of("notebooks")],
+    "Tutorials": ["start", *pages_of("tutorials")],
+    "Notebooks": pages_of("notebooks"),
     "How-to guides": [
         "experiments", "continue", "tune", "data", "models", "python", "report", "predict",
         "export", "metrics", "track", "robustness", "faults", "torchrun", "deployment", "faq",
