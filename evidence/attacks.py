@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
+from fedtailor.report.select import ATTACK_SUCCESS
 from fedtailor.robustness.attacks import AttackConfig, Kind
 from fedtailor.robustness.rules import Robust
 
@@ -32,10 +33,12 @@ Scores = Mapping[str, float | None]  # by client
 @dataclass(frozen=True)
 class Outcome:
     """What one method came to under one attack, over seeds; ``clean`` are the scores of the same
-    honest clients in the runs without an attack and without a rule."""
+    honest clients in the runs without an attack and without a rule. ``success`` is a backdoor's, the
+    mean over clients of each seed; empty under other attacks."""
 
     scores: Sequence[Scores]
     clean: Sequence[Scores]
+    success: Sequence[float] = ()
 
     @property
     def mean(self) -> float:
@@ -86,14 +89,16 @@ class Results:
 
     def outcome(self, runs: Sequence[Run], clean: Sequence[Run], model: str) -> Outcome | None:
         """The outcome of the seeds that have ended; None if there is none."""
-        scores, beside = [], []
+        scores, beside, success = [], [], []
         for run, other in zip(runs, clean, strict=True):
             found = [self._lines.get(_digest(one)) for one in (run, other)]
             if all(line is not None and model in line["results"] for line in found):
                 own, base = (_scores(line, model) for line in found if line is not None)
                 scores.append(own)
                 beside.append({client: base[client] for client in own})
-        return Outcome(scores, beside) if scores else None
+                of_backdoor = self._lines[_digest(run)]["results"][model].get(ATTACK_SUCCESS)
+                success += [] if of_backdoor is None else [of_backdoor]
+        return Outcome(scores, beside, success) if scores else None
 
 
 def _scores(line: Mapping[str, Any], model: str) -> Scores:
@@ -187,7 +192,23 @@ def findings(rows: Sequence[Row]) -> list[str]:
         f"- **FedSDG's alignment weights** lose more than equal weights do under {more} of "
         f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: "
         f"{compared}.",
+        *_of_backdoors(attacked),
     ]
+
+
+def _of_backdoors(rows: Sequence[Row]) -> list[str]:
+    """How far backdoors get with each method, a point for each attack."""
+    parts = []
+    for attack in dict.fromkeys(row.attack for row in rows):
+        said = [
+            f"{row.method} {_success(row.outcome)}"
+            + ("" if row.rule == "none" else f" (rule: {row.rule})")
+            for row in rows
+            if row.attack == attack and row.outcome.success
+        ]
+        if said:
+            parts.append(f"- **Success of {attack}**, in personal models: {', '.join(said)}.")
+    return parts
 
 
 def _missing(runs: Sequence[Run]) -> str:
@@ -241,6 +262,11 @@ def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[s
     ]
     if rows:
         header = ["method", "rule", "personal", "difference", "global", "difference", "seeds"]
+        models = [row.models for row in found]
+        if any(one and one.success for of in models for one in of.values()):
+            header += ["success, personal", "success, global"]
+            for row, of in zip(rows, models, strict=True):
+                row += [_success(one) for one in of.values()]
         yield f"### {name[0].upper()}{name[1:]}\n"
         yield markdown_table(header, rows, words=(0, 1))
         commands = dict.fromkeys(
@@ -266,6 +292,10 @@ def _cells(found: Outcome | None, is_base: bool) -> tuple[str, str]:
     accuracy, difference = f"{100 * found.mean:.1f}", found.difference
     low, middle, high = (100 * x for x in (difference.low, difference.difference, difference.high))
     return accuracy, "" if is_base else f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _success(found: Outcome | None) -> str:
+    return f"{100 * mean(found.success):.1f} %" if found and found.success else ""
 
 
 _TITLES = {
@@ -297,6 +327,8 @@ _HEAD = f"""Every number was written by `python -m evidence.attacks` from the re
   attack, for the same clients. In brackets is its 95 % interval over clients and seeds. In those
   runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
 - Where the interval holds 0, these data show no damage.
+- **success** is that of a [backdoor](robustness.md#a-backdoor): the share of honest clients' examples
+  of other classes that a model takes for the attackers' class once they have the trigger.
 - A rule's number of attackers, f, is the true one. Rates were chosen without an attack.
 - For FedAvg, `clip`, `nnm` and `meamed` in a row was chosen among two dozen rules by the validation
   data of seed 0, under a sign flip and under a little is enough. Those trials were not kept, and

@@ -39,7 +39,7 @@ from fedtailor.engine.prepare import client_works, first_server, new_store, with
 from fedtailor.errors import DivergedError
 from fedtailor.params import to_device
 from fedtailor.report.read import Evaluation, Trial, read
-from fedtailor.report.select import select_round, summary
+from fedtailor.report.select import ATTACK_SUCCESS, select_round, summary
 from fedtailor.runs.build import Inputs
 
 from .shown import shown
@@ -250,6 +250,10 @@ def results(out: Path) -> dict[str, Any]:
                 "num_examples": list(selected.test.num_examples),
                 metric: [_rounded(value) for value in getattr(selected.test, metric)],
             }
+            if ATTACK_SUCCESS in selected.test.metrics:
+                values[model][ATTACK_SUCCESS] = _rounded(
+                    summary(selected.test, ATTACK_SUCCESS).mean
+                )
     return values | shown(trial, run.partitions[trial.seed], metric)
 
 
