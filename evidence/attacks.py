@@ -33,8 +33,8 @@ Scores = Mapping[str, float | None]  # by client
 @dataclass(frozen=True)
 class Outcome:
     """What one method came to under one attack, over seeds; ``clean`` are the scores of the same
-    honest clients in the runs without an attack and without a rule. ``success`` is a backdoor's, the
-    mean over clients of each seed; empty under other attacks."""
+    honest clients in the runs without an attack and without a rule. ``success`` is a backdoor's,
+    the mean over clients of each seed; empty under other attacks."""
 
     scores: Sequence[Scores]
     clean: Sequence[Scores]
@@ -327,8 +327,8 @@ _HEAD = f"""Every number was written by `python -m evidence.attacks` from the re
   attack, for the same clients. In brackets is its 95 % interval over clients and seeds. In those
   runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
 - Where the interval holds 0, these data show no damage.
-- **success** is that of a [backdoor](robustness.md#a-backdoor): the share of honest clients' examples
-  of other classes that a model takes for the attackers' class once they have the trigger.
+- **success** is that of a [backdoor](robustness.md#a-backdoor): the share of honest clients'
+  examples of other classes that a model takes for the attackers' class once they have the trigger.
 - A rule's number of attackers, f, is the true one. Rates were chosen without an attack.
 - For FedAvg, `clip`, `nnm` and `meamed` in a row was chosen among two dozen rules by the validation
   data of seed 0, under a sign flip and under a little is enough. Those trials were not kept, and
