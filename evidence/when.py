@@ -61,7 +61,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
     shared = [_over_alone(cell, "fedavg") for cell in found if "fedavg" in cell["methods"]]
     rows = [
         [
-            _DATA.get(cell["data"], cell["data"]),
+            _DATA.get(cell["data"], cell["data"]).partition(",")[0],
             f"{cell['clients']['number']:.0f} × {cell['clients']['median_examples']:.0f}",
             f"{cell['clients']['label_overlap']:.2f}",
             cell["chosen"],
@@ -71,7 +71,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         for cell in sorted(found, key=_place)
     ]
     header = (
-        "data", "clients × examples", "label overlap", "best on validation data", "over local",
+        "data", "clients × examples", "label overlap", "best method", "over local",
         "no clear difference",
     )  # fmt: skip
     return [
@@ -83,10 +83,10 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{sum(low > 0 for _, low, _ in shared)} of {len(shared)} settings, and clearly behind in "
         f"{sum(high < 0 for *_, high in shared)}.\n",
         "Each row is a setting: data, number of clients, and training examples of the median "
-        "client. **over local** is the test accuracy of the method that is best on validation data "
-        "minus that of training alone, in points, with its 95 % interval. **no clear difference** "
-        "names other methods: the 95 % interval of the difference between their test accuracy and "
-        "the highest one holds 0.\n",
+        "client. **best method** is the one that is best on validation data. **over local** is its "
+        "test accuracy minus that of training alone, in points, with the 95 % interval. **no clear "
+        "difference** names other methods: the 95 % interval of the difference between their test "
+        "accuracy and the highest one holds 0.\n",
         markdown_table(header, rows, words=(0, 3, 5)),
         "",
     ]
@@ -200,11 +200,11 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         for number, name in enumerate(names)
     }
     kinds = list(dict.fromkeys(cell["data"] for cell in found))
-    style = {"svg.hashsalt": "when", "font.size": 9, "axes.spines.top": False,
+    style = {"svg.hashsalt": "when", "font.size": 10, "axes.spines.top": False,
              "axes.spines.right": False}  # fmt: skip
     with plt.rc_context(style):
         figure, axes = plt.subplots(
-            2 * len(kinds), 1, figsize=(5.6, 5.6 * len(kinds)), layout="constrained"
+            2 * len(kinds), 1, figsize=(5.2, 5.4 * len(kinds)), layout="constrained"
         )
         for row, kind in zip(axes.reshape(-1, 2), kinds, strict=True):
             of = [cell for cell in found if cell["data"] == kind]
@@ -222,7 +222,7 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             row[0].set_title(_DATA.get(kind, kind), loc="left")
             for axis in row:
                 axis.set_ylabel("points over training alone")
-            row[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+            row[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
@@ -282,7 +282,7 @@ _READ = """![How far each method is ahead of training alone](images/when.svg)
 - All methods of a table have the same clients, rounds, batches and model. Each method's learning
   rate is the best of the same number of trials on validation data, with a seed that no table has.
 - Methods are in the order of their test accuracy. To choose one, look at validation data, as the
-  column *best on validation data* above does.
+  column *best method* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
 - **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
