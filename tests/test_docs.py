@@ -147,9 +147,13 @@ def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
 
 def test_the_tables_of_hooks_have_every_function_of_a_method() -> None:
     text = (ROOT / "docs/python.md").read_text().partition("### The hooks")[2]
-    documented = re.findall(r"^\| `(\w+)\(self, ", text, re.M)
+    documented = dict(re.findall(r"^\| `(\w+)\((self, .*?)\)` \|", text, re.M))
     functions = inspect.getmembers(Method, inspect.isfunction)
-    assert sorted(documented) == sorted(name for name, _ in functions if name[0] != "_")
+    assert documented == {
+        name: ", ".join(inspect.signature(function).parameters)
+        for name, function in functions
+        if name[0] != "_"
+    }
 
 
 def test_every_public_name_is_in_the_reference() -> None:
