@@ -101,6 +101,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["robust"] = dict(NO_RULE)
         if method["name"] == "fedmerge" and method["lr_w"] is None:
             method["lr_w"] = 100.0  # unused; it was the default
+        if method["name"] == "fedsdg" and method["gate"] is not None:
+            method["lr_gate"] = 5e-3  # unused; it was the default
     names = ("data", "public", "model", "split", "cohort", "attack")
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):

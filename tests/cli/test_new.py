@@ -51,7 +51,7 @@ def test_it_says_what_it_saw_and_the_file_loads(
     experiment = load(Path("visits.toml"))
     assert experiment.data.client == "hospital"
     assert experiment.split.scheme == "natural"
-    assert list(experiment.methods) == ["local", "fedavg", "fedsdg"]
+    assert list(experiment.methods) == ["local", "fedavg", "fedper", "fedsdg"]
 
 
 def test_clients_of_one_size(

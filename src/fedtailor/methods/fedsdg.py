@@ -165,7 +165,7 @@ class FedSDG(Method):
     lambda2: Annotated[float, Ge(0), Le(1e6)] = 1e-4
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
     lr_private: LearningRate | None = None
-    lr_gate: LearningRate = 5e-3
+    lr_gate: LearningRate = 1e-2
     gate: Annotated[float, Ge(0), Le(1)] | None = None  # None: learned, from 1/2
     aggregation: Literal["alignment", "uniform", "examples", "leave-one-out"] = "alignment"
     temperature: Annotated[float, Gt(0), Le(1e6)] = 0.1  # of leave-one-out

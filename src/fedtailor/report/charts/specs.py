@@ -265,7 +265,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
     }
     scale: Json = {"zero": True}
     if ticks:
-        axis_of_cost |= {"values": list(ticks), "title": f"{name} (logarithmic scale)"}
+        axis_of_cost |= {"values": list(ticks), "title": f"{name}, log scale"}
         scale |= {"type": "symlog", "constant": min([t for t in ticks if t > 0], default=1.0)}
     x = {"field": cost, "type": "quantitative", "scale": scale, "axis": axis_of_cost}
     tooltip = tip(
