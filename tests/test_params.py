@@ -80,3 +80,13 @@ def test_what_is_decoded_begins_where_pytorch_would_put_it() -> None:
     assert params.aligned({"x": turned})["x"].is_contiguous()
     plain = torch.ones(4)
     assert params.aligned({"x": plain})["x"] is plain
+
+
+def test_values_above_a_bound_are_named() -> None:
+    fine = {"key": torch.tensor(2**62), "none": torch.zeros(0), "x": torch.full((4,), -9e17)}
+    assert params.too_large(fine, 1e18) is None
+    for dtype, value in ((torch.float32, -1.1e18), (torch.bfloat16, 1e30), (torch.float64, 1e300)):
+        assert params.too_large({**fine, "y": torch.tensor([0, value], dtype=dtype)}, 1e18) == "y"
+    assert params.too_large({"half": torch.full((9999,), 6e4, dtype=torch.float16)}, 1e18) is None
+    for value in (torch.nan, torch.inf):
+        assert params.too_large({"y": torch.tensor([value])}, 1e18) == "y"

@@ -148,6 +148,21 @@ def not_finite(params: Params) -> str | None:
     return next((name for name, value in params.items() if not value.isfinite().all()), None)
 
 
+def too_large(params: Params, most: float) -> str | None:
+    """Return the first name whose tensor holds a value above ``most`` in size, or one that is not
+    finite; None if none does. Whole numbers, such as keys, may be of any size.
+
+    >>> too_large({"x": torch.ones(2), "y": torch.tensor([0.0, -30.0])}, 20.0)
+    'y'
+    """
+    floats = {n: v for n, v in params.items() if v.is_floating_point() and v.numel()}
+    # norms take as long as sums, and bound all values
+    norms = [torch.linalg.vector_norm(value).double() for value in floats.values()]
+    if not norms or (torch.stack(norms) <= most).all():
+        return None
+    return next((n for n, v in floats.items() if not (v.double().abs() <= most).all()), None)
+
+
 def add_prefix(params: Params, prefix: str) -> Params:
     """Put ``prefix`` before every name."""
     return {prefix + name: value for name, value in params.items()}

@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.engine.aggregation import UploadMean, UploadStack, with_max_share
+from fedtailor.engine.aggregation import UploadMean, UploadStack, next_state, with_max_share
 from fedtailor.method import Cohort
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params, stack
+from fedtailor.random import key
 from fedtailor.stacked import GROUP, weighted_sum
+from fedtailor.task.task import Task
+from tests.small import digits_backbone
 
 
 def filled(folder: Path, limit: float) -> UploadStack:
@@ -108,3 +112,17 @@ def test_no_client_weighs_more_than_its_share(
     numbers = torch.tensor(examples, dtype=torch.float64)
     cohort = Cohort(tuple(range(len(examples))), numbers, 1, torch.zeros(2))
     assert with_max_share(cohort, max_share).num_examples.tolist() == pytest.approx(expected)
+
+
+def test_a_state_above_all_measure_is_not_committed() -> None:
+    server = {"w": torch.zeros(2)}
+    uploads = UploadStack(3, 1e9)
+    for place, value in enumerate((1.0, -4e18, 2.0)):
+        uploads.put(place, {"w": torch.full((2,), value)})
+    cohort = Cohort((0, 1, 2), torch.ones(3).double(), 1, key(0), num_clients=3)
+    found = next_state(
+        FedAvg(), Task(digits_backbone()), server, uploads, cohort, (0, 1, 2), least=2
+    )
+    assert found.present == (0, 2)
+    assert found.left_out == {1: "w of the server's next state has values above 1e+18"}
+    assert found.server["w"].tolist() == [1.5, 1.5]

@@ -18,12 +18,14 @@ from torch import Tensor
 from .. import random
 from ..errors import DivergedError, InputError
 from ..method import Cohort, Method, Server, checked_weights
-from ..params import Params, aligned, clone, not_finite, pick, to_device
+from ..params import Params, aligned, clone, not_finite, pick, to_device, too_large
 from ..robustness.before import changed
 from ..robustness.combine import combined
 from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
 from .config import Plan
+
+MOST = 1e18  # of a value of the server's state
 
 
 class UploadStack:
@@ -253,12 +255,12 @@ def next_state(
     """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`.
 
     First they go through the ``screen``, which may change them in place and says which rows are to
-    be left out, and why. Where the result is not finite, it is taken again without the upload that
-    has the largest value, until it is, as long as ``least`` members are left.
+    be left out, and why. A result that is not finite, or above `MOST`, is taken again without the
+    upload that has the largest value, until it can be used, as long as ``least`` members are left.
 
     Raises:
         TooFewUploadsError: they are too few for the method's robust rule.
-        DivergedError: the result is not finite, and too few would be left without the largest ones.
+        DivergedError: the result can't be used, and too few would be left without the largest ones.
     """
     if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
         uploads.keep(present)
@@ -341,7 +343,7 @@ def _robust(
 def _aggregate(
     method: Method, task: Task, server: Server, uploads: Uploads | OneUpload, cohort: Cohort
 ) -> tuple[Server, str | None]:
-    """The server's next state, on the task's device, and in words what is not finite in it.
+    """The server's next state, on the task's device, and in words why it can't be used, if so.
 
     It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
     """
@@ -353,6 +355,14 @@ def _aggregate(
         state = method.aggregate(task, to_device(server, device), params, cohort)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
         return server, "the server's next state can't be computed"
-    name = not_finite(state)
-    problem = None if name is None else f"{name} of the server's next state is not finite"
-    return aligned(to_device(state, task.device)), problem
+    return aligned(to_device(state, task.device)), _problem(state)
+
+
+def _problem(state: Server) -> str | None:
+    """In words what of a state can't be used: it is not finite, or so large that squares overflow
+    in float32, and the next round's numbers with them."""
+    if (large := too_large(state, MOST)) is None:
+        return None
+    if (name := not_finite(state)) is not None:
+        return f"{name} of the server's next state is not finite"
+    return f"{large} of the server's next state has values above {MOST:g}"
