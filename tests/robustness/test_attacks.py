@@ -62,6 +62,8 @@ def test_bad_settings_are_told() -> None:
         AttackConfig("mimic", strength=2.0).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"clients has 5; the 5 clients are 0 to 4"):
         AttackConfig("sign-flip", clients=(1, 5)).check(5, 10, rounds=3, batch_size=8)
+    with pytest.raises(InputError, match=r"clients lists client 3 twice; list each client once"):
+        AttackConfig("sign-flip", clients=(1, 3, 2, 3)).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"target = 10; the 10 classes are 0 to 9"):
         AttackConfig("backdoor", target=10).check(5, 10, rounds=3, batch_size=8)
     with pytest.raises(InputError, match=r"poisoned are for the kind 'backdoor'; .* 'sign-flip'"):

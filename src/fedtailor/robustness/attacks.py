@@ -29,6 +29,7 @@ and running statistics as they trained them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -92,6 +93,8 @@ class AttackConfig:
                 f"attack.clients has {unknown[0]}; the {num_clients} clients are 0 to "
                 f"{num_clients - 1}"
             )
+        if twice := [client for client, times in Counter(self.clients).items() if times > 1]:
+            raise InputError(f"attack.clients lists client {twice[0]} twice; list each client once")
         if self.kind == "none":
             return
         if not self.attackers(0, num_clients):
