@@ -164,6 +164,11 @@ def test_what_travels_packed_arrives_whole(name: str, on: str, cases: Cases) -> 
 
 
 @every_case
+def test_honest_uploads_are_accepted(name: str, on: str, cases: Cases) -> None:
+    checks.honest_uploads_are_accepted(cases(name, on))
+
+
+@every_case
 def test_what_is_sent_keeps_its_form(name: str, on: str, cases: Cases) -> None:
     checks.what_is_sent_keeps_its_form(cases(name, on))
 

@@ -76,6 +76,13 @@ class LosesRows(Own):
 
 
 @dataclass(frozen=True)
+class RefusesItsOwn(Own):
+    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+        if not upload["head.bias"].equal(received["head.bias"]):
+            raise InputError("head.bias has moved")
+
+
+@dataclass(frozen=True)
 class CountsClients(Own):
     needs_only_mean: ClassVar[bool] = True
 
@@ -132,6 +139,8 @@ class DependsOnTheBatch(Own):
         (TellsSecrets(), checks.nothing_private_is_sent,
          "an upload has the values of hidden.bias, which is private"),
         (LosesRows(), checks.packed_uploads_arrive_whole, "after pack and unpack, an upload: "),
+        (RefusesItsOwn(), checks.honest_uploads_are_accepted,
+         "check_upload refuses an honest upload of client 0: head.bias has moved"),
         (Grows(), checks.what_is_sent_keeps_its_form, "more, which .* name it in changing_sizes"),
         (ForgetsTheAbsent(), checks.the_weights_have_the_sum_one,
          r"client_weights of 2 of \d+ clients have the sum 0\.\d+; it must be 1"),
@@ -156,7 +165,7 @@ def test_all_failures_are_in_one_message() -> None:
     with pytest.raises(CheckFailedError) as caught:
         check_method(LearnsNothing(), on=[pictures()])
     title, *lines = str(caught.value).splitlines()
-    assert title == "LearnsNothing fails 1 of 14 checks:"
+    assert title == "LearnsNothing fails 1 of 15 checks:"
     (line,) = lines
     assert line.startswith("- training lowers the loss, on pictures: over 8 rounds")
 

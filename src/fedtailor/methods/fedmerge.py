@@ -55,7 +55,7 @@ from ..stacked import column_chunks, combine, products_with_offsets, ratio, weig
 from ..task.task import Task
 
 _BANK = "bank."
-_NEVER = -1e30  # the logit of a model that a client does not merge: its weight is 0
+_NEVER = -1e9  # the logit of a model that a client does not merge: its weight is 0
 
 
 def merge(models: Tensor, weights: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ..engine.config import EngineConfig, EvaluateConfig, Plan
 from ..engine.costs import wire_bytes
 from ..engine.prepare import new_store
 from ..engine.rounds import rounds
+from ..errors import InputError
 from ..method import Cohort, checked_weights
 from ..optim import ClientContext
 from ..params import Params, count, decode, encode, row, scale, stack
@@ -94,6 +95,18 @@ def packed_uploads_arrive_whole(case: Case) -> None:
         require_close(arrived, upload, 0.0, "after pack and unpack, an upload")
         shapes.add(tuple((name, value.shape) for name, value in sorted(arrived.items())))
     require(len(shapes) == 1, f"uploads of clients differ in names or shapes: {shapes}")
+
+
+def honest_uploads_are_accepted(case: Case) -> None:
+    """``check_upload`` accepts what clients send, in the first round and after the last one."""
+    method, task = case.method, case.task()
+    for client in (0, 1, 2):
+        one = case.first_round(client)
+        _require_accepted(case, task, client, one.received, one.upload)
+    received = method.send(task, case.whole.last.server, 0)
+    context, private = case.context(2), case.whole.store.read(0)
+    upload, _, _ = client_round(method, task, received, private, case.batches(0), context)
+    _require_accepted(case, task, 0, received, upload)
 
 
 def what_is_sent_keeps_its_form(case: Case) -> None:
@@ -258,6 +271,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     padding_is_invisible,
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
+    honest_uploads_are_accepted,
     what_is_sent_keeps_its_form,
     the_weights_have_the_sum_one,
     the_mean_is_enough,
@@ -268,6 +282,16 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     clients_are_evaluated_on_their_own_examples,
     costs_count_what_is_exchanged,
 )
+
+
+def _require_accepted(
+    case: Case, task: Task, client: int, received: Params, upload: Params
+) -> None:
+    arrived = case.method.unpack(task, decode(encode(case.method.pack(task, upload))))
+    try:
+        case.method.check_upload(task, client, received, arrived)
+    except InputError as error:
+        require(False, f"check_upload refuses an honest upload of client {client}: {error}")
 
 
 def _require_near(
