@@ -41,6 +41,7 @@ from .records import (
     OmissionRecord,
     Partition,
     Round,
+    ScheduleRecord,
     StartFrom,
     Timing,
 )
@@ -184,6 +185,7 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     record(Attack, checked.attack, f"{path}: attack")
     record(EvaluateRecord, checked.evaluate, f"{path}: evaluate")
     record(ModelRecord, checked.model, f"{path}: model")
+    record(ScheduleRecord, checked.schedule, f"{path}: schedule")
     record(StartFrom, checked.start_from, f"{path}: start_from")
     labels = [record(MethodRecord, method, f"{path}: a method").label for method in checked.methods]
     for label in labels:

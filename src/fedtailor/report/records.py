@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Le, Len, MinLen
+from annotated_types import Ge, Gt, Le, Len, MinLen
 from numpy.typing import NDArray
 
 from .checked import Amount, Count, Results, Seed
 
 Counts = NDArray[np.integer]
+Share = Annotated[float, Gt(0), Le(1)]
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,10 @@ class ExperimentRecord:
     model: dict[str, Any] = field(default_factory=dict)
     local: dict[str, Any] = field(default_factory=dict)
     cohort: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    public: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
     start_from: dict[str, Any] = field(default_factory=dict)
@@ -237,6 +242,22 @@ class MethodRecord:
     label: str
     name: str
     sha256: str | None = None
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    robust: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """The sparsity of a method whose clients may differ in it: one for all, or several in turn."""
+
+    sparsity: Share | Annotated[Sequence[Share], MinLen(1)]
+
+
+@dataclass(frozen=True)
+class ScheduleRecord:
+    """Its section ``schedule``."""
+
+    name: str = "constant"
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,12 @@ def test_the_budget_must_be_known(gated: Path) -> None:
         gates_by_round(prepared(gated, private(), sparsity=None))
 
 
+@pytest.mark.parametrize("sparsity", ["0.5", [0.5, "x"], [], -1, True, {}, float("nan")])
+def test_a_sparsity_of_another_type_is_refused(gated: Path, sparsity: Any) -> None:
+    with pytest.raises(InputError, match=r"experiment\.json: methods\.pfedgate: sparsity"):
+        gates_by_round(prepared(gated, private(), sparsity=sparsity))
+
+
 def test_a_run_not_evaluated_yet_says_so(gated: Path) -> None:
     drawn = gates_by_round(prepared(gated, private(), rounds=()))
     assert "no round is evaluated yet" in drawn.figure.texts[0].get_text()

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from ..checked import record
 from ..drawing import COLOURS, INK, Drawing, new_figure
 from ..figures import client_ticks
 from ..read import Trial
-from ..records import Counts, Partition
+from ..records import Counts, Partition, Sparsity
 from ..select import Entry
 from ..tensors import tensor_names, tensors
 
@@ -231,12 +232,14 @@ def budgets(entry: Entry, trial: Trial) -> list[float]:
     """Return s, or the values of s that the clients have in turn.
 
     Raises:
-        InputError: the experiment has no sparsity for this method.
+        InputError: the experiment has no sparsity for this method, or one that is none.
     """
+    path = entry.run.path / "experiment.json"
     for method in entry.run.experiment["methods"]:
-        if method["label"] == trial.label and (s := method.get("sparsity")):
-            return [float(value) for value in (s if isinstance(s, list) else [s])]
-    raise InputError(f"{entry.run.path / 'experiment.json'} has no sparsity for {trial.label!r}")
+        if method["label"] == trial.label and method.get("sparsity") is not None:
+            s = record(Sparsity, method, f"{path}: methods.{trial.label}").sparsity
+            return [float(value) for value in (s if isinstance(s, Sequence) else [s])]
+    raise InputError(f"{path} has no sparsity for {trial.label!r}")
 
 
 def _even_positions(count: int) -> list[int]:
