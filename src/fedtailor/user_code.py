@@ -13,7 +13,8 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -97,6 +98,18 @@ def load(reference: str, sha256: str | None = None) -> Any:
     if found is None:
         raise InputError(f"{_shown(place)} defines no {name!r}; named by {_shown(reference)!r}")
     return found
+
+
+@contextmanager
+def faults_of(reference: str) -> Iterator[None]:
+    """Raise InputError, with the line, where the code that ``reference`` names has a mistake."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (*_FAULTS, RuntimeError) as error:
+        path = file_of(reference)
+        raise InputError(f"{_shown(path)}{_line(error, path)}: {_text(error)}") from error
 
 
 def stored(reference: str, folder: Path, sha256: str | None) -> str:

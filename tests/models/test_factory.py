@@ -25,6 +25,18 @@ def backbone():
 
 def number():
     return 3
+
+def sized(width):
+    return net()
+
+def broken():
+    return torch.nn.Linear("64", 10)
+
+def wide():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(65, 10))
+
+def few():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 9))
 """
 EXPERIMENT = """
 rounds = 1
@@ -76,6 +88,8 @@ def test_a_run_keeps_the_file_and_is_opened_by_it(folder: Path) -> None:
             {"factory": "{}/net.py:number"},
             "returns a int; it must return an nn.Module",
         ),
+        ({"factory": "{}/net.py:sized"}, "needs width; it is called without arguments"),
+        ({"factory": "{}/net.py:broken"}, r"net\.py.*: TypeError"),
         ({"factory": "{}/net.py:net", "pooling": "mean"}, "model.pooling = 'mean' does not apply"),
     ],
 )
@@ -83,3 +97,19 @@ def test_bad_input_is_told(folder: Path, fields: dict[str, str], message: str) -
     config = ModelConfig(**{name: value.format(folder) for name, value in fields.items()})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         load_model(config, "classification", 10, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("wide", r"net\.py:wide fails on these data \(pixel_values \[2, 1, 8, 8\].*64 and 65x10"),
+        ("few", r"net\.py:few gives logits \[2, 9\] for 2 examples of 10 classes"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_data_is_told(
+    folder: Path, function: str, message: str
+) -> None:
+    experiment = load(folder / "mine.toml", [f"model.factory={folder}/net.py:{function}"])
+    with pytest.raises(InputError, match=message):
+        ft.run(experiment, folder / "run")
+    assert not (folder / "run").exists()

@@ -23,9 +23,12 @@ from ..engine.metrics import MetricFunction, Metrics
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
+from ..models.source import first_line
+from ..params import Batch
 from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 from ..task.task import Task
+from ..user_code import portable
 from .experiment import Experiment
 
 
@@ -79,8 +82,34 @@ class Inputs:
             if self.federations[seed].remote:
                 continue  # the clients' sites check it
             two = self.dataset.batch(np.arange(min(2, len(self.dataset.inputs))))
-            method.check_batch(task, {name: value.to(task.device) for name, value in two.items()})
+            two = {name: value.to(task.device) for name, value in two.items()}
+            self._check_own_model(task, two)
+            method.check_batch(task, two)
         return task.device
+
+    def _check_own_model(self, task: Task, batch: Batch) -> None:
+        """Raise InputError where a model of the user's own doesn't take ``batch``, or gives logits
+        of another shape than the data need."""
+        model = self.experiment.model
+        name = portable(model.factory) if model.factory else str(model.name)
+        if not (model.factory or name.startswith(FROM_PYTHON)):
+            return
+        received = ", ".join(f"{key} {list(value.shape)}" for key, value in batch.items())
+        try:
+            with torch.no_grad():
+                logits = task.logits(task.state, batch)
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            raise InputError(
+                f"the model {name} fails on these data ({received}): {first_line(error)}"
+            ) from error
+        if task.backbone.kind != "classification":
+            return
+        rows, classes = len(next(iter(batch.values()))), self.dataset.num_classes
+        if logits.ndim != 2 or len(logits) != rows or logits.shape[1] < classes:
+            raise InputError(
+                f"the model {name} gives logits {list(logits.shape)} for {rows} examples of "
+                f"{classes} classes; they must be [{rows}, {classes}]"
+            )
 
 
 def named(
