@@ -20,8 +20,8 @@ from fedtailor.runs.trained import TrainedMethod, Which, open_trained
 from tests.small import digits, digits_backbone, same_bits, without_checksum
 
 SGD = {"optimiser": {"name": "sgd", "lr": 0.6}}  # so high that the last round is not the best
-# each step multiplies the weights by -19, until the loss is not finite any more
-WILD = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 20.0}}
+# each step multiplies the weights by -6, until the loss is not finite any more
+WILD = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 7.0}}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": SGD,  # nothing is private
     "fedper": {"optimiser": {"name": "sgd", "lr": 2.0}},  # private heads
