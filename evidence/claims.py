@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -24,6 +23,7 @@ from fedtailor.report.paired import Paired, paired
 
 from .accounting import FUNCTIONS
 from .accounting import command as count_command
+from .markdown import markdown_table, on_one_line
 from .run import HERE, Run, lines
 
 CLAIMS = HERE / "claims.toml"
@@ -357,7 +357,7 @@ def page(found: Sequence[Line]) -> str:
     """The whole of docs/claims.md."""
     results = Results(found)
     outcomes = {claim["id"]: outcome(claim, results) for claim in claims()}
-    parts = [HEAD, *_counts(outcomes)]
+    parts = [HEAD, _counts(outcomes)]
     for paper, note in notes().items():
         parts += ["", f"## {paper}", "", note, ""]
         parts += [
@@ -372,12 +372,10 @@ def page(found: Sequence[Line]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _counts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+def _counts(outcomes: Mapping[str, Outcome]) -> str:
     papers = Counter((claim["paper"], outcomes[claim["id"]].verdict) for claim in claims())
-    yield "| | " + " | ".join(VERDICTS) + " |"
-    yield "|---|--:|--:|--:|--:|"
-    for paper in notes():
-        yield f"| {paper} | " + " | ".join(str(papers[paper, v]) for v in VERDICTS) + " |"
+    rows = [[paper, *(papers[paper, v] for v in VERDICTS)] for paper in notes()]
+    return markdown_table(["", *VERDICTS], rows)
 
 
 def _row(claim: Claim, found: Outcome) -> str:
@@ -388,18 +386,13 @@ def _row(claim: Claim, found: Outcome) -> str:
         claim["claim"],
         f"{claim['number']} ({claim['where']})",
         found.ours,
-        _on_one_line(found.spread),
+        on_one_line(found.spread),
         found.verdict,
         claim["differs"],
         seeds,
         " and ".join(f"`{command}`" for command in commands(claim)),
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def _on_one_line(spread: str) -> str:
-    """Intervals with spaces at which no line ends."""
-    return re.sub(r"(\S+) \((\S+) to (\S+)\)", "\\1\xa0(\\2\xa0to\xa0\\3)", spread)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,10 @@ def test_what_travels_packed_arrives_whole(name: str, on: str, cases: Cases) -> 
     checks.packed_uploads_arrive_whole(cases(name, on))
 
 
-@every_case
+@on_both(
+    [name for name in CASES if type(CASES[name]).check_upload is not Method.check_upload],
+    slow_on_text=VARIANTS.keys() - METHODS.keys(),
+)
 def test_honest_uploads_are_accepted(name: str, on: str, cases: Cases) -> None:
     checks.honest_uploads_are_accepted(cases(name, on))
 

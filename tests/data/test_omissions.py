@@ -39,8 +39,10 @@ def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
     dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
     assert len(dataset.inputs) == 6
     told = [one.text for one in dataset.omissions if one.kind == "repeated"]
-    what = "with a text that the client has before, kept; both may be in training and test data"
-    assert told == [f"1 row {what}: b (1)"]
+    assert told == [
+        "1 row with the text of an earlier row of the same client, kept: one may be trained on, "
+        "one tested: b (1)"
+    ]
     chat = DataConfig(path=str(path), client="site", task="causal-lm")
     assert "repeated" not in {one.kind for one in load_data(chat, tokenizer, tmp_path).omissions}
 

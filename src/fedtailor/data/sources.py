@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "causal-lm"]
 
-_REPEATS = "with a text that the client has before, kept; both may be in training and test data"
+_REPEATS = (
+    "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
+)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 

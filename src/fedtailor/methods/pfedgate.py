@@ -271,13 +271,16 @@ class PFedGate(Method):
         blocks, touched = gated_blocks(task), upload["touched"]
         W, sent, s = blocks.W, touched.cpu().numpy(), entry_of(self.sparsity, client)
         room = blocks.capacity(s) - int(W[blocks.always].sum())
-        for number in (~blocks.always & (room < W) & sent).nonzero()[0].tolist():
+        misfits, missing = ~blocks.always & (room < W) & sent, blocks.always & (W > 0) & ~sent
+        if misfits.any():
+            number = int(misfits.argmax())
             raise InputError(
                 f"its upload has block {number} ({W[number]} parameters of "
                 f"{blocks.places[number][0]}); beside the blocks that are always kept, its "
                 f"sparsity {s} of {blocks.d} parameters has room for {room}"
             )
-        for number in (blocks.always & (W > 0) & ~sent).nonzero()[0].tolist() if sent.any() else ():
+        if sent.any() and missing.any():
+            number = int(missing.argmax())
             raise InputError(
                 f"its upload lacks block {number} of {blocks.places[number][0]}, which every batch "
                 "keeps; it must have all such blocks, or none at all"

@@ -85,6 +85,14 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
+def hollow(index: int, colour: Any, size: float = 5.5) -> dict[str, Any]:
+    """Return how a mark on the line of a method is drawn: in the line's ``colour``, ``size`` points
+    wide, and hollow."""
+    shape = {"marker": marker(index), "markersize": size, "linestyle": "none"}
+    edge = {"markeredgecolor": colour, "markeredgewidth": 1.4}
+    return {**shape, **edge, "markerfacecolor": PAPER}
+
+
 def centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple[float, float]:
     """Return a range of colours with ``neutral`` in the middle that holds ``values``, and reaches
     at least ``reach`` to both sides, so that small differences stay pale.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .costs import COSTS, costs_of, front, is_wide
 from .differences import Difference, too_few
-from .drawing import COLOURS, INK, PAPER, Drawing, marker, new_figure, shared_legend, style
+from .drawing import COLOURS, INK, PAPER, Drawing, hollow, marker, new_figure, shared_legend, style
 from .metrics import box_of
 from .read import Run
 from .records import Counts, Partition
@@ -76,16 +76,11 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
             axis.fill_between(
                 rounds, mean - std, mean + std, color=line.get_color(), alpha=0.15, lw=0
             )
-            reported = {one.round for one in selected if one is not None}.intersection(rounds)
+            reported = sorted({one.round for one in selected if one} & set(rounds))
             axis.plot(
-                sorted(reported),
-                [mean[rounds.index(when)] for when in sorted(reported)],
-                marker=marker(index),
-                markersize=5.5,
-                markerfacecolor=PAPER,
-                markeredgecolor=line.get_color(),
-                markeredgewidth=1.4,
-                linestyle="none",
+                reported,
+                [mean[rounds.index(when)] for when in reported],
+                **hollow(index, line.get_color()),
             )
         handles.append(line)
     for axis, split in zip(axes, ("validation", "test"), strict=True):

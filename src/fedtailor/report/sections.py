@@ -20,8 +20,9 @@ from .select import Entry, Metric
 from .table import Table
 from .text import TextTable
 
-# drawings that stand in the section of a method's picture, which shows the same
-_LIVE = ("mask_agreement",)
+_IN_PICTURE = (
+    "mask_agreement",
+)  # drawings in the section of a method's picture: they show its means
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,9 @@ def _of_method(
     pictures = [one for one in content["pictures"] if one["method"] == position]
     drawings = {draw.__name__: draw(entry) for draw in FIGURES.get(entry.method, ())}
     own = {one["drawing"]: one for one in content["own"] if one["method"] == position}
-    beside = [name for name in drawings if pictures and name in _LIVE]  # in the picture's section
+    beside = [
+        name for name in drawings if pictures and name in _IN_PICTURE
+    ]  # in the picture's section
     if pictures:
         charts = [one["name"] for name in beside if name in own for one in own[name]["charts"]]
         yield Section(

@@ -50,6 +50,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
     ]
     names = federation.names or ()
+    parameters = sum(value.numel() for value in backbone.model.parameters())
     methods = []
     if not federation.remote:
         methods = [_method(inputs, label, left, ranks) for label in labels]
@@ -68,22 +69,23 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         evaluated=len(evaluated_clients(experiment, federation)),
         omissions=[one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
-        parameters=sum(value.numel() for value in backbone.model.parameters()),
+        parameters=parameters,
         device=_device(experiment),
         executor=_executor(plan, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,
         parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
-        hints=_hints(experiment, labels, backbone),
+        hints=_hints(experiment, labels, backbone, parameters),
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, len(cohort.clients), 1),
     )
 
 
-def _hints(experiment: Experiment, labels: Sequence[str], backbone: Backbone) -> list[str]:
+def _hints(
+    experiment: Experiment, labels: Sequence[str], backbone: Backbone, parameters: int
+) -> list[str]:
     """Point out the methods that train all of a large model that could have an adapter."""
-    parameters = sum(value.numel() for value in backbone.model.parameters())
     if not (backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
     methods = {label: experiment.methods[label] for label in labels}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drawing import PAPER, Drawing, marker, new_figure, shared_legend, style
+from ..drawing import Drawing, hollow, new_figure, shared_legend, style
 from ..read import Trial
 from ..select import Entry, Metric, by_round, higher_is_better, is_percentage, metric_of, summary
 
@@ -51,16 +51,7 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
             (line,) = axis.plot(
                 rounds, best, drawstyle="steps-post", linewidth=1.5, alpha=0.8, **style(index)
             )
-            axis.plot(
-                *best_rounds[-1],
-                marker=marker(index),
-                markersize=8,
-                markerfacecolor=PAPER,
-                markeredgecolor=line.get_color(),
-                markeredgewidth=1.6,
-                linestyle="none",
-                zorder=3,
-            )
+            axis.plot(*best_rounds[-1], zorder=3, **hollow(index, line.get_color(), size=8))
         if best_rounds:
             number, value = np.mean(best_rounds, axis=0)
             unit = "%" if is_percentage(metric) else ""
