@@ -107,13 +107,18 @@ def _scores(line: Mapping[str, Any], model: str) -> Scores:
 
 
 @cache
+def _experiment(run: Run) -> ft.Experiment:
+    return run.experiment()
+
+
+@cache
 def _digest(run: Run) -> str:
-    return digest(resolved(run.experiment()))
+    return digest(resolved(_experiment(run)))
 
 
 def undefended(run: Run) -> Run:
     """The run of the same method without a rule and without an attack."""
-    chosen = run.experiment()
+    chosen = _experiment(run)
     wanted = replace(chosen.methods[run.method], robust=Robust())
     preset = next(one for one in run.settings if one.startswith("preset="))
     settings = (preset.removesuffix(",clean") + ",clean",)
@@ -124,14 +129,14 @@ def undefended(run: Run) -> Run:
 
 def defence(run: Run) -> str:
     """A method's rule in words."""
-    robust = run.experiment().methods[run.method].robust
+    robust = _experiment(run).methods[run.method].robust
     steps = [*robust.before, *([robust.rule] if robust.rule != "none" else [])]
     return ", then ".join(steps) if steps else "none"
 
 
 def attack(run: Run) -> str:
     """An attack in words."""
-    found = run.experiment().attack
+    found = _experiment(run).attack
     if found.kind == "none":
         return _NOBODY
     times = "" if found.strength is None else f" × {found.strength:g}"
@@ -214,7 +219,7 @@ def _of_backdoors(rows: Sequence[Row]) -> list[str]:
 def _missing(runs: Sequence[Run]) -> str:
     """What these runs don't cover: kinds of attack, and shares of attackers."""
     usual = AttackConfig.fraction
-    attacks = [one for one in (run.experiment().attack for run in runs) if one.kind != "none"]
+    attacks = [one for one in (_experiment(run).attack for run in runs) if one.kind != "none"]
     kinds = [kind for kind in get_args(Kind) if kind not in {"none", *(a.kind for a in attacks)}]
     other = [one for one in attacks if one.fraction != usual]
     shares = " and ".join(f"{100 * share:.0f}" for share in sorted({a.fraction for a in other}))
@@ -230,7 +235,7 @@ def _gaps(runs: Sequence[Run]) -> list[tuple[str, str]]:
     under: dict[str, set[str]] = {}
     for run in runs:
         if run.method in SYSTEMS:
-            under.setdefault(run.experiment().attack.kind, set()).add(run.method)
+            under.setdefault(_experiment(run).attack.kind, set()).add(run.method)
     often = {kind: of for kind, of in under.items() if len(of) > 1}
     return [(label, kind) for kind, of in often.items() for label in SYSTEMS if label not in of]
 
