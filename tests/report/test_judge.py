@@ -179,11 +179,25 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
     assert found.text[0] == (
-        "fedavg is best on validation data (50.5 %), but its lead over fedsdg (50.0 %) may be "
+        "fedavg is best on validation data (50.5 %), but its lead there over fedsdg (50.0 %) may be "
         "chance."
     )
     assert [one.method for one in found.ahead] == ["fedsdg"]
     assert "10.0 points worse than with fedsdg, the next best" in found.text[2]
+
+
+def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
+    test = {"fedavg": ALONE, "fedsdg": ALONE, "local": _around(0.3), "fedprox": _around(0.6)}
+    near = _around(6 / 7, [10 * x for x in NOISE])
+    orders: dict[str, float | list[float]] = {"fedavg": near, "fedsdg": near[::-1]}
+    orders |= {"local": sorted(near), "fedprox": sorted(near, reverse=True)}
+    assert len({float(np.mean(values)) for values in orders.values()}) > 1
+    found = _verdict(_run(tmp_path / "run", test, orders))
+    assert found.text[0] == (
+        "fedavg is best on validation data (85.7 %), and fedsdg, local and fedprox are just as good "
+        "there."
+    )
+    assert "10.0 points worse than with fedprox, as good on validation data" in found.text[2]
 
 
 def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
@@ -192,7 +206,7 @@ def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
     validation |= {"fedsdg": 0.5, "local": _around(0.51)}
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert found.text[0] == (
-        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead "
+        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead there "
         "over fedprox (50.5 %) and fedsdg (50.0 %) may be chance."
     )
     assert found.text[1] == (
@@ -325,7 +339,7 @@ def test_few_clients_have_no_interval(tmp_path: Path) -> None:
     few = _verdict(_run(tmp_path / "few", test, majority=0.3))
     assert few.text[0] == (  # ditto has not learned, so it is no tie
         "fedsdg is best on validation data (90.0 %). 5 clients are too few to tell whether its "
-        "lead over local (80.0 %) is chance."
+        "lead there over local (80.0 %) is chance."
     )
     six = _verdict(_run(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
     assert six.alone is not None

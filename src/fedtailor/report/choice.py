@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from .metrics import best_round
+from .metrics import best_round, rounded
 from .read import Trial
 from .select import Entry, Metric, by_round, higher_is_better, select_by, summary
 
@@ -36,7 +36,7 @@ def validation_score(
     values = [value for _, value in found]
     if any(math.isnan(value) for value in values):
         return None
-    return Score(mean(values), tuple(number for number, _ in found))
+    return Score(rounded(mean(values)), tuple(number for number, _ in found))
 
 
 def reported_validation(trial: Trial, select: Metric, metric: Metric) -> tuple[int, float]:

@@ -144,7 +144,7 @@ def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
             if value is not None and other is not None:
                 key = (client, None if same else division[0])
                 found.setdefault(key, []).append(value - other)
-    return {key: mean(values) for key, values in found.items()}
+    return {key: round(mean(values), 12) for key, values in found.items()}
 
 
 def difference(ours: Results, theirs: Results) -> Difference | None:

@@ -6,6 +6,7 @@ where they divide the same data alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,18 +167,26 @@ class _Judge:
         return {label: score for label, score in found.items() if score is not None}
 
     def _best(self, scores: Mapping[str, Score]) -> Entry | None:
+        """The best one; the first of equals."""
+        return next(iter(self._all_best(scores)), None)
+
+    def _all_best(self, scores: Mapping[str, Score]) -> list[Entry]:
         if not scores:
-            return None
+            return []
         higher = higher_is_better(metric_of([entry.run for entry in self.entries]))
-        values = {label: score.value for label, score in scores.items()}
-        return self._of((max if higher else min)(values, key=lambda label: values[label]))
+        top = (max if higher else min)(score.value for score in scores.values())
+        return [self._of(label) for label, score in scores.items() if score.value == top]
 
     def _baseline(self, best: Entry) -> Entry | None:
-        """The best of the other methods, or else of the same method with other settings."""
+        """The best of the other methods, or else of the same method with other settings. Of equals
+        the one that is hardest to beat on test data."""
         others = {k: s for k, s in self._by_validation.items() if k != best.label}
-        return self._best(
+        equal = self._all_best(
             {k: s for k, s in others.items() if self._of(k).method != best.method}
-        ) or (self._best(others))
+        ) or self._all_best(others)
+        leads = [self._difference(best, other) for other in equal]
+        values = [math.inf if lead is None else lead.value for lead in leads]
+        return equal[values.index(min(values))] if equal else None
 
     def _ties(self, best: Entry) -> list[Entry]:
         """The methods that validation data can't tell from the best."""

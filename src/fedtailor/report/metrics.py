@@ -16,7 +16,7 @@ class Summary:
     """The summary of one evaluation over the clients that have examples.
 
     For ``mean``, ``std`` (population), ``bottom_decile`` and ``worst`` every client counts once;
-    for ``weighted`` every example counts once.
+    for ``weighted`` every example counts once. Means are `rounded`.
     """
 
     mean: float
@@ -26,6 +26,18 @@ class Summary:
     worst: float
     clients: int
     without_examples: int
+
+
+def rounded(mean: float) -> float:
+    """A mean to 12 significant digits. The last digits of a sum depend on its order, so means that
+    are equal on paper differ there, and one of them would win by chance.
+
+    >>> (0.1 + 0.2 + 0.3) / 3 == (0.3 + 0.2 + 0.1) / 3
+    False
+    >>> rounded((0.1 + 0.2 + 0.3) / 3) == rounded((0.3 + 0.2 + 0.1) / 3)
+    True
+    """
+    return float(f"{mean:.12g}")
 
 
 def box_of(values: Sequence[float]) -> tuple[float, float, float, float, float]:
@@ -81,8 +93,8 @@ def summarise(
     with np.errstate(invalid="ignore"):  # of infinite losses the spread is not a number
         mean, weighted, std = float(x.mean()), float((x * n).sum() / n.sum()), float(x.std())
     return Summary(
-        mean=mean,
-        weighted=weighted,
+        mean=rounded(mean),
+        weighted=rounded(weighted),
         std=std,
         bottom_decile=float(worst_first[len(x) // 10]),
         worst=float(worst_first[0]),

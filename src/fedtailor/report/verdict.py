@@ -170,10 +170,10 @@ def _choice(v: Verdict) -> str:
         verb = "is" if len(equal) == 1 else "are"
         text += f", and {listed(equal)} {verb} just as good there"
     if behind and v.baseline is not None and not v.baseline.has_interval:
-        text += f". {too_few(v.baseline.num_clients)} whether its lead over {listed(behind)} "
+        text += f". {too_few(v.baseline.num_clients)} whether its lead there over {listed(behind)} "
         text += "is chance"
     elif behind:
-        text += f"{';' if equal else ', but'} its lead over {listed(behind)} may be chance"
+        text += f"{';' if equal else ', but'} its lead there over {listed(behind)} may be chance"
     return f"{text}."
 
 
@@ -190,7 +190,8 @@ def _differences(v: Verdict) -> Iterator[str]:
         yield f"{data} {_difference(v.metric, alone, 'training alone')}"
         data = "Its"
     if other is not None and (alone is None or other.over != alone.over):
-        name = f"{other.over}, the next best on validation data"
+        is_tied = v.validation.get(other.over) == v.validation.get(other.method)
+        name = f"{other.over}, {'as good' if is_tied else 'the next best'} on validation data"
         yield f"{data} {_difference(v.metric, other, name)}"
 
 
