@@ -58,7 +58,9 @@ def test_the_choice_of_validation_data_and_the_best_on_test_data_come_first() ->
     assert chosen.methods == ["ditto", "fedavg-ft", "fedper"]
     assert not advice.alone_is_as_good
     (row,) = [line for line in advice.lines("mine.toml") if line.startswith("fedavg-ft")]
-    assert " ".join(row.split()[1:]) == "82.0 % +8.0 [+6.0, +10.0] 25 % of clients"
+    assert " ".join(row.split()[1:]) == (
+        "82.0 % +8.0 [+6.0, +10.0] 25 % of clients whole model 1 kB"
+    )
 
 
 def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() -> None:
@@ -112,7 +114,7 @@ def test_figures_of_another_kind_are_an_order_alone() -> None:
     assert any("network from random weights: only their order is a hint" in line for line in said)
     assert any(line.startswith("left out          pfedgate, fedsq: ") for line in said)
     (row,) = [line for line in said if line.startswith("ditto")]
-    assert row.split() == ["ditto", "+5.0", "[+3.0,", "+7.0]", "25", "%", "of", "clients"]
+    assert " ".join(row.split()) == "ditto +5.0 [+3.0, +7.0] 25 % of clients whole model 1 kB"
 
 
 def test_other_layers_are_trained_at_the_rate_of_ones_own_file() -> None:
@@ -128,7 +130,8 @@ def test_other_layers_are_trained_at_the_rate_of_ones_own_file() -> None:
     assert advice.settings_of("fedper") == (
         "trainable=lora", "optimiser.name=adam", "optimiser.lr=0.003", "head_passes=2",
     )  # fmt: skip
-    assert any("the adapter of your experiment" in line for line in advice.lines("x"))
+    assert any("the adapter of your local:" in line for line in advice.lines("x"))
+    assert advice.settings_of("fedsq") == ()  # an adapter's rate is none for a whole model
     same = replace(TEXTS, model=replace(TEXTS.model, targets=("layer.5",)))
     assert advise_for(MINE, "text", same, [one]).settings_of("fedper") == (
         "optimiser.lr=0.01", "head_passes=2",

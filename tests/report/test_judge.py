@@ -179,8 +179,8 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
     assert found.text[0] == (
-        "fedavg is best on validation data (50.5 %), but its lead there over fedsdg (50.0 %) may be "
-        "chance."
+        "fedavg is best on validation data (50.5 %), but its lead there over fedsdg (50.0 %) may "
+        "be chance."
     )
     assert [one.method for one in found.ahead] == ["fedsdg"]
     assert "10.0 points worse than with fedsdg, the next best" in found.text[2]
@@ -194,8 +194,8 @@ def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
     assert len({float(np.mean(values)) for values in orders.values()}) > 1
     found = _verdict(_run(tmp_path / "run", test, orders))
     assert found.text[0] == (
-        "fedavg is best on validation data (85.7 %), and fedsdg, local and fedprox are just as good "
-        "there."
+        "fedavg is best on validation data (85.7 %), and fedsdg, local and fedprox are just as "
+        "good there."
     )
     assert "10.0 points worse than with fedprox, as good on validation data" in found.text[2]
 
@@ -206,8 +206,8 @@ def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
     validation |= {"fedsdg": 0.5, "local": _around(0.51)}
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert found.text[0] == (
-        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead there "
-        "over fedprox (50.5 %) and fedsdg (50.0 %) may be chance."
+        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead "
+        "there over fedprox (50.5 %) and fedsdg (50.0 %) may be chance."
     )
     assert found.text[1] == (
         "On test data its accuracy is as good as with training alone, for every client."

@@ -15,6 +15,7 @@ from ..data.federation import Federation
 from ..data.overlap import label_counts, label_overlap
 from ..method import FineTuning
 from ..methods import METHODS
+from ..report.numbers import si
 from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
@@ -35,9 +36,10 @@ class Advice:
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
     ``own`` are the labels that the experiment has: their settings are its own. The methods that it
     lacks get those of the measurement; where that trained another model or other layers, or is of
-    another kind than the experiment's ``kind``, they get ``fine_tuning``: what the experiment's own
-    methods train, and how. ``left_out`` are those that would be named and can only train a whole
-    model, which nobody has measured with a pretrained one.
+    another kind than the experiment's ``kind``, those that can train an adapter get
+    ``fine_tuning``: what a method of the experiment trains, ``like`` which they are set, and how.
+    ``left_out`` are those that would be named and can only train a whole model, which nobody has
+    measured with a pretrained one.
     """
 
     clients: Clients
@@ -48,6 +50,8 @@ class Advice:
     why_none: str = ""
     own: Sequence[str] = ()
     fine_tuning: Sequence[str] = ()
+    like: str = ""
+    is_same_model: bool = True
     left_out: Sequence[str] = ()
 
     @property
@@ -84,7 +88,7 @@ class Advice:
         said.append("")
         if self.alone_is_as_good:
             said += ["Training alone was as good there as what validation data chose.", ""]
-        said += [*self._table(self.setting), ""]
+        said += [*self._table(self.setting), *self._without_adapter(self.setting), ""]
         said.append(f"Compare them on your own validation data{self._whose_settings}:")
         said += [f"  {line}" for line in self.command(source, changes)]
         said.append(
@@ -94,11 +98,22 @@ class Advice:
         said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
         return said
 
+    def _without_adapter(self, setting: Setting) -> Iterator[str]:
+        """Say which named methods train the model itself, beside others that train a LoRA."""
+        labels = self.labels()
+        trained = [_trained(label, setting.methods[label].settings) for label in labels]
+        whole = [k for k, what in zip(labels, trained, strict=True) if what in _WHOLE]
+        if whole and len(whole) < len(trained):
+            what = "trains weights" if len(whole) == 1 else "train weights"
+            yield f"{' and '.join(whole)} {what} of the model itself: no adapter comes of it."
+
     @property
     def _whose_settings(self) -> str:
         """The end of a sentence: where the command's settings come from."""
+        if self.like:
+            return f", with the optimiser and the adapter of your {self.like}"
         if self.fine_tuning:
-            return ", with the optimiser and the adapter of your experiment"
+            return ", with LoRA"
         return ", with the settings of the measurement" if self.is_like_yours else ""
 
     def _doubts(self, setting: Setting) -> Iterator[str]:
@@ -116,13 +131,16 @@ class Advice:
             "accuracy measured",
             "lead over local, 95 % interval",
             "worse off",
+            "trains",
+            "traffic a round",
         ]
         rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:
             del header[1]
             for row in rows:
                 del row[1]
-        right = ("left", *["right"] * (len(header) - 1))
+        right = ["left", *["right"] * (len(header) - 1)]
+        right[-2] = "left"
         return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
 
     def labels(self) -> list[str]:
@@ -146,9 +164,11 @@ class Advice:
             return ()
         known = {} if self.setting is None or not self.is_like_yours else self.setting.methods
         measured = known[label].settings if label in known else ()
-        if not self.fine_tuning:
+        if not self.fine_tuning or (not _can_adapt(label) and self.is_same_model):
             return measured
         kept = [one for one in measured if not one.startswith(_OF_THE_MODEL)]
+        if not _can_adapt(label):  # an adapter's rate is no rate for a whole model
+            return tuple(kept)
         whole = issubclass(METHODS[label], FineTuning)
         mine = [one for one in self.fine_tuning if whole or one.startswith("optimiser.")]
         return (*mine, *kept)
@@ -218,6 +238,7 @@ def advise_for(
     if kind.pretrained and not nearest.pretrained:
         whole = [name for name in order if not _can_adapt(name)]
     named = [name for name in order if name not in whole][:_MOST]
+    like, fine_tuning = _fine_tuning(experiment, kind, nearest)
     return Advice(
         clients,
         kind,
@@ -225,7 +246,9 @@ def advise_for(
         nearest.distance(clients),
         named,
         own=tuple(experiment.methods),
-        fine_tuning=_fine_tuning(experiment, kind, nearest),
+        fine_tuning=fine_tuning,
+        like=like,
+        is_same_model=(nearest.kind, nearest.model) == (kind, experiment.model.name),
         left_out=[name for name in order[:_MOST] if name in whole],
     )
 
@@ -235,21 +258,24 @@ def _can_adapt(label: str) -> bool:
     return "rank" in {field.name for field in fields(METHODS[label])}
 
 
-def _fine_tuning(experiment: Experiment, kind: Kind, nearest: Setting) -> tuple[str, ...]:
-    """What the experiment's first method with an adapter, or a head alone, trains, and how; nothing
-    where the nearest setting trained the same layers of the same model. Where no method can say it,
-    and nothing of the kind was measured, an adapter is for a pretrained model of texts."""
+def _fine_tuning(
+    experiment: Experiment, kind: Kind, nearest: Setting
+) -> tuple[str, tuple[str, ...]]:
+    """The experiment's first method with an adapter, or a head alone, and what it trains, and how;
+    nothing where the nearest setting trained the same layers of the same model. Where no method can
+    say it, and nothing of the kind was measured, an adapter is for a pretrained model of texts."""
     model = experiment.model
     measured = (nearest.kind, nearest.model, nearest.targets)
     if measured == (kind, model.name, model.targets):
-        return ()
-    usual, own = _fields(FineTuning()), experiment.methods.values()
-    for method in own:
+        return "", ()
+    usual, own = _fields(FineTuning()), experiment.methods
+    for label, method in own.items():
         if isinstance(method, FineTuning) and method.trainable != "full":
             mine = _fields(method)
-            return tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
+            return label, tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
     is_new = nearest.kind != kind and kind == Kind("text", True)
-    return ("trainable=lora",) if is_new and not any(isinstance(m, FineTuning) for m in own) else ()
+    has_any = any(isinstance(method, FineTuning) for method in own.values())
+    return "", ("trainable=lora",) if is_new and not has_any else ()
 
 
 def _fields(method: FineTuning) -> dict[str, Any]:
@@ -278,13 +304,27 @@ def clients_of_run(path: Path) -> Clients:
     return Clients(len(partition.train), median, overlap, bool(partition.classes))
 
 
-def _cells(label: str, one: Measured) -> tuple[str, str, str]:
+def _cells(label: str, one: Measured) -> tuple[str, ...]:
     accuracy = f"{100 * one.accuracy:.1f} %"
     if label == ALONE:
-        return accuracy, "", ""
+        return accuracy, "", "", _trained(label, one.settings), si(one.bytes, "B")
     difference, low, high = (100 * x for x in one.over_alone)
     interval = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
-    return accuracy, interval, f"{100 * one.worse_off:.0f} % of clients"
+    worse_off = f"{100 * one.worse_off:.0f} % of clients"
+    return accuracy, interval, worse_off, _trained(label, one.settings), si(one.bytes, "B")
+
+
+_WHOLE = ("whole model", "some layers")
+
+
+def _trained(label: str, settings: Sequence[str]) -> str:
+    """What a method trained with these settings, in a word or two."""
+    chosen = dict(one.split("=", 1) for one in settings)
+    usual = "full" if issubclass(METHODS[label], FineTuning) or not _can_adapt(label) else "lora"
+    what = chosen.get("trainable", usual).strip("\"'")
+    if what == "full" and "layers" in chosen:
+        return _WHOLE[1]
+    return {"full": _WHOLE[0], "lora": "LoRA", "head": "head"}[what]
 
 
 def in_words(clients: Clients) -> str:
