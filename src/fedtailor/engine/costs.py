@@ -6,7 +6,9 @@ import json
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..params import Params, count
 from ..task.task import Task
+from .malloc import give_back_freed_memory
 
 
 def wire_bytes(params: Params) -> dict[str, int]:
@@ -90,10 +93,25 @@ def count_flops(train: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
+def forget_peak_memory() -> None:
+    """Begin `peak_memory_mb` anew: what was held before, and is free now, doesn't count. Only CUDA
+    and Linux can do so; elsewhere the peak remains that of the process."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif sys.platform == "linux":
+        give_back_freed_memory()
+        with suppress(OSError):  # some sandboxes forbid it
+            Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory_mb() -> float:
-    """The most memory that this process has held so far, in MB (10^6 bytes): resident memory, or
-    with a CUDA device the largest allocation there."""
+    """The most memory that this process has held since `forget_peak_memory`, in MB (10^6 bytes):
+    resident memory, or with a CUDA device the largest allocation there."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
+    if sys.platform == "linux":
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * unit / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

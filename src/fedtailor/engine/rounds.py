@@ -12,6 +12,7 @@ from .asynchronous import schedule
 from .checks import check
 from .client_store import PrivateStates
 from .config import LEAST, Plan
+from .costs import forget_peak_memory
 from .evaluation import Evaluator
 from .executors.choose import executor_for
 from .executors.counted import Counted
@@ -69,6 +70,7 @@ def rounds(
         ChildProcessError: a process that clients are run in has died.
     """
     keep_freed_memory()
+    forget_peak_memory()
     federation.check()
     check(method, task, federation, plan)
     wanted = Metrics(plan.evaluate, metrics or {})
