@@ -13,10 +13,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print it as JSON")
-    form.add_argument("--csv", action="store_true", help="print the tables alone, as CSV")
-    form.add_argument("--latex", action="store_true", help="the same for LaTeX, with booktabs")
+    form.add_argument("--csv", action="store_true", help="print plain numbers as CSV")
+    form.add_argument(
+        "--latex", action="store_true", help="print the tables as LaTeX, with booktabs"
+    )
     parser.add_argument(
-        "--metric", help="what to show, e.g. macro_f1 or loss; the reported rounds stay the same"
+        "--metric",
+        help="what to show: loss, or what evaluate.metrics names, e.g. macro_f1; the reported "
+        "rounds stay the same",
     )
     parser.add_argument(
         "--against", metavar="METHOD",
@@ -28,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _compare(options: argparse.Namespace) -> None:
     from ..report import compare
     from ..report.cells import text_tables
+    from ..report.flat import to_csv
     from ..report.pairs import pairs
     from ..report.read import read_all
     from ..report.table import table
@@ -37,8 +42,10 @@ def _compare(options: argparse.Namespace) -> None:
             raise InputError("--against prints a table or, with --json, JSON")
         found = pairs(options.runs, options.against, options.metric)
         print(found.as_json() if options.json else found.as_text())
-    elif options.csv or options.latex:
+    elif options.csv:
+        print(to_csv(table(read_all(options.runs), options.metric)), end="")
+    elif options.latex:
         tables = text_tables(table(read_all(options.runs), options.metric))
-        print("\n".join(one.csv() if options.csv else one.latex() for one in tables), end="")
+        print("\n".join(one.latex() for one in tables), end="")
     else:
         print(compare(options.runs, options.json, options.metric))

@@ -166,7 +166,9 @@ def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | Non
         return evaluation.accuracy if metric == "accuracy" else evaluation.loss
     if metric not in evaluation.metrics:
         allowed = ["accuracy", "loss", *evaluation.metrics]
-        raise unknown("metric", metric, allowed, where="the run")
+        raise unknown(
+            "metric", metric, allowed, where="the run, which measures what evaluate.metrics names"
+        )
     return evaluation.metrics[metric]
 
 

@@ -34,7 +34,7 @@ class TextTable:
     def csv(self) -> str:
         """Return the table as CSV; names that a spreadsheet would compute begin with a '."""
         text = io.StringIO()
-        rows = ([_inert(cell) for cell in row] for row in [self.flat_header, *self.cells])
+        rows = ([inert(cell) for cell in row] for row in [self.flat_header, *self.cells])
         csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
@@ -76,10 +76,10 @@ class TextTable:
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*(\.\d*)?(±[\d.]+)?( ?[kMGT]?(B|FLOP|s)?| ?%)|inf|nan)?")
 
 
-def _inert(text: str) -> str:
+def inert(text: str) -> str:
     """Put a ' before a name that a spreadsheet would compute: clients choose their names.
 
-    >>> [_inert(text) for text in ("=1+1", "@SUM(A1)", "-2+3", "-3.2", "+1.5±0.2", "-")]
+    >>> [inert(text) for text in ("=1+1", "@SUM(A1)", "-2+3", "-3.2", "+1.5±0.2", "-")]
     ["'=1+1", "'@SUM(A1)", "'-2+3", '-3.2', '+1.5±0.2', '-']
     """
     is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
