@@ -62,9 +62,14 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
     assert [line.split("  ")[2] for line in lines.splitlines()] == [
         "Wheat prices rose.", "The bank cut its rate.",
     ]  # fmt: skip
-    refused = subprocess.run([*use, "missing.csv"], capture_output=True, text=True)
+    (tmp_path / "two.csv").write_text("id;text\n1;Wheat prices rose.\n2;The bank cut its rate.\n")
+    of_csv = subprocess.run([*use, tmp_path / "two.csv"], capture_output=True, text=True)
+    assert of_csv.stdout == lines
+    refused = subprocess.run([*use, "missing.jsonl"], capture_output=True, text=True)
     assert refused.returncode == 2
-    told = "can't read missing.csv: give a text, or a .txt file with one text a line\n"
+    told = (
+        "can't read missing.jsonl: give a text, a .txt file with one text a line, or a .csv file\n"
+    )
     assert refused.stderr.endswith(told)
     base = AutoModel.from_pretrained(str(get_model_path()), attn_implementation="eager")
     peft = PeftModel.from_pretrained(base, str(out)).eval()

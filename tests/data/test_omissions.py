@@ -1,6 +1,7 @@
 """What is left out is counted by client, from the file to the federation."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,16 +69,30 @@ def test_blanks_around_a_label_make_no_other_class(tokenizer, tmp_path):
     assert [one.kind for one in dataset.omissions] == ["label-blanks", "no-label"]
 
 
+def test_a_label_that_looks_like_none_is_told(tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label,site\na,good,x\nb,poor,x\nc,N/A,y\n")
+    config = DataConfig(path=str(path), client="site")
+    (told,) = load_data(config, tokenizer, tmp_path).omissions
+    assert told.text == (
+        "1 row with the label 'N/A', which counts as a class; if it means that there is no label, "
+        "empty these cells: y (1)"
+    )
+    named = replace(config, classes=("N/A", "good", "poor"))
+    assert not load_data(named, tokenizer, tmp_path).omissions
+
+
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)
     parts = partition(dataset, config, 0)
     assert parts.names == ("berlin", "lagos")
-    (small,) = parts.omissions
+    small, few = parts.omissions
+    assert few.text.endswith("as any other: berlin (1), lagos (1)")
     what = "1 client with fewer than 3 rows (split.min_examples), left out: oslo (1)"
     assert (small.kind, small.text) == ("min-examples", what)
     drawn = partition(dataset, SplitConfig(1, "natural", min_examples=1), 0)
-    (not_drawn,) = drawn.omissions
+    not_drawn, _ = drawn.omissions
     assert not_drawn.kind == "not-drawn"
     assert not_drawn.count == 2
     assert set(drawn.names).isdisjoint(not_drawn.text.split(": ")[1].split(", "))

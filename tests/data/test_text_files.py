@@ -19,6 +19,7 @@ from fedtailor.errors import InputError
         ("a.jsonl", '{"note": "caf\u00e9"}\n'.encode("latin-1"), "not UTF-8; save it as UTF-8"),
         ("a.csv", b"note,label\na,b\na,b,c,d\n", "line 3 has 4 cells, and the lines before it 2"),
         ("a.jsonl", b"no json\n", "can't read"),
+        ("a.csv", b"PK\x03\x04 cut short", "it is an Excel file or a zip archive"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_once(

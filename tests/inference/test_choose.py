@@ -11,10 +11,10 @@ def test_the_best_on_validation_examples_is_kept() -> None:
     found = {"guess": candidate(2, 3), "fitted": candidate(1, 2), "global": candidate(3, 3)}
     assert choose(found, fits=True, label="x") == (
         "guess",
-        "the best of 3 on its 4 validation examples, which are few to choose by; of equal "
-        "accuracy, it has the lowest loss",
+        "the best of 3 on its 4 validation examples, too few to choose by with confidence; of "
+        "equal accuracy, it has the lowest loss",
     )
-    for count, few in ((29, ", which are few to choose by"), (30, "")):
+    for count, few in ((29, ", too few to choose by with confidence"), (30, "")):
         more = {name: candidate(1, 3, count) for name in found}
         note = f"the best of 3 on its {count} validation examples{few}"
         more["fitted"] = candidate(1, 4, count)

@@ -149,8 +149,9 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield from _doubts("classes", table.counts(roles.label))
         median = sorted(table.counts(roles.label).values())[len(classes) // 2]
         if median < _FEW_ROWS:
+            rows = "one row" if median == 1 else f"{median} rows"
             yield (
-                f"half of the classes have at most {median} rows, which are few to learn from: is "
+                f"half of the classes have at most {rows}, too few to learn from: is "
                 f"{roles.label!r} the label? --label names another column"
             )
         missing = table.column(roles.label).missing

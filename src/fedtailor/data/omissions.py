@@ -19,6 +19,7 @@ Kind = Literal[
     "client-blanks",
     "label-blanks",
     "no-label",
+    "label-like-none",
     "no-text",
     "cut-text",
     "repeated",

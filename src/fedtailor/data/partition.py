@@ -23,6 +23,10 @@ from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 _CHUNK = 1 << 16  # rows that are hashed together
 _FEW_TEST_ROWS = 5  # fewer say little of a client
 _NOT_SCORED = "without a test row, not scored"
+_FEW = (
+    f"with fewer than {_FEW_TEST_ROWS} test rows, each of which moves the client's result a lot; "
+    "in a mean over clients it counts as much as any other"
+)
 _RECENT = 10_000  # clients whose held-out rows stay in memory
 
 
@@ -117,13 +121,11 @@ def without_held_out(parts: Partition, leave_out: NDArray[np.bool_], what: str) 
     digest = hashlib.sha256(parts.digest.encode())
     digest.update(np.packbits(leave_out[np.concatenate([s.rows for s in held_out])]).tobytes())
     without = np.flatnonzero(test.sizes() == 0) if len(parts.test.rows) else clients[:0]
-    omissions = [one for one in parts.omissions if one.kind != "no-test-row"]
+    omissions = [o for o in parts.omissions if o.kind not in ("no-test-row", "few-test-rows")]
     omissions.append(of_held_out("trained-before", less, what, parts.names))
     omissions += of_clients("no-test-row", np.array(without), _NOT_SCORED, parts.names)
-    sizes, fewer = test.sizes(), test.sizes() < parts.test.sizes()
-    few = np.flatnonzero(fewer & (sizes > 0) & (sizes < _FEW_TEST_ROWS))
-    what = f"with fewer than {_FEW_TEST_ROWS} test rows left by this"
-    omissions += of_clients("few-test-rows", few, what, parts.names, sizes[few])
+    is_told = parts.names is not None
+    omissions += _few_test_rows(test, is_told | (test.sizes() < parts.test.sizes()), parts.names)
     return replace(
         parts,
         train=Shares.of([parts.train[client] for client in clients]),
@@ -188,7 +190,20 @@ def _omissions(
         without = without[np.isin(without, local_clients)]
     if len(without) < len(test_sizes):  # else there is no test at all, as the experiment says
         omissions += of_clients("no-test-row", without, _NOT_SCORED, parts.names)
+    if groups is not None:
+        everyone = range(len(test_sizes))
+        mine = np.isin(everyone, everyone if local_clients is None else local_clients)
+        omissions += _few_test_rows(parts.test, mine, parts.names)
     return omissions
+
+
+def _few_test_rows(
+    test: Split, told: NDArray[np.bool_], names: tuple[str, ...] | None
+) -> list[Omission]:
+    """Tell of the clients, among those that are ``told`` of, whose result hangs on a few rows."""
+    sizes = test.sizes()
+    few = np.flatnonzero(told & (sizes > 0) & (sizes < _FEW_TEST_ROWS))
+    return of_clients("few-test-rows", few, _FEW, names, sizes[few])
 
 
 def _limited(split: Split, config: SplitConfig, seed: int) -> Shares:

@@ -34,6 +34,7 @@ Task = Literal["classification", "causal-lm"]
 _REPEATS = (
     "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
 )
+_NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -181,6 +182,7 @@ def load_data(
             groups,
             client_names,
         ),
+        *_like_none(labels, classes, rows, config, groups, client_names),
         *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
     ]
     num_train = int(np.searchsorted(rows, columns.num_train))
@@ -191,6 +193,29 @@ def load_data(
     return Dataset(
         inputs, num_train, task, "", labels, classes, groups, client_names, tuple(omissions)
     )
+
+
+def _like_none(
+    labels: Indices | None,
+    classes: tuple[str, ...],
+    rows: Indices,
+    config: DataConfig,
+    groups: Indices | None,
+    names: tuple[str, ...] | None,
+) -> list[Omission]:
+    """Tell of classes whose name often stands for no label, unless ``config`` names the classes."""
+    if labels is None or config.classes:
+        return []
+    found: list[Omission] = []
+    for number, name in enumerate(classes):
+        if name.lower() in _NONE:
+            what = (
+                f"with the label {name!r}, which counts as a class; if it means that there is no "
+                "label, empty these cells"
+            )
+            of_class = rows[labels[rows] == number]
+            found += of_rows("label-like-none", of_class, what, groups, names)
+    return found
 
 
 def _text_omissions(

@@ -11,11 +11,18 @@ from ..errors import InputError
 _BLOCK = 1 << 20
 _SEPARATORS = (",", ";", "\t")
 
+_BINARY = {  # how files begin that are no text
+    b"PK\x03\x04": "an Excel file or a zip archive",
+    b"\xd0\xcf\x11\xe0": "an old Excel file",
+    b"\x1f\x8b": "a gzip archive",
+    b"PAR1": "a parquet file",
+}
+
 _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
     (
         r"Expected (\d+) fields in line (\d+), saw (\d+)",
-        "line {1} has {2} cells, and the lines before it {0}; is a comma not in quotes, or a quote "
-        "left open?",
+        "line {1} has {2} cells, and the lines before it {0}; is a separator not in quotes, or a "
+        "quote left open?",
     ),
     (
         r"EOF inside string starting at row (\d+)",
@@ -23,8 +30,8 @@ _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
     ),
     (
         r"Buffer overflow caught",
-        "a line does not end, or has far more cells than the others; put cells with commas or line "
-        "ends in quotes",
+        "a line does not end, or has far more cells than the others; put cells with separators or "
+        "line ends in quotes",
     ),
     (
         r"JSON parse error: .* in row (\d+)",
@@ -49,8 +56,8 @@ def message_of(error: BaseException) -> str:
 def reason_of(problem: str) -> str:
     """Return what pandas or pyarrow say is wrong with a file, in words for who wrote the file.
 
-    >>> reason_of("Error tokenizing data. C error: Expected 2 fields in line 3, saw 4")
-    'line 3 has 4 cells, and the lines before it 2; is a comma not in quotes, or a quote left open?'
+    >>> reason_of("C error: EOF inside string starting at row 3")
+    'the quote that opens in row 3 after the header is never closed; close it'
     """
     for pattern, words in _REASONS:
         if found := re.search(pattern, problem):
@@ -75,11 +82,19 @@ def written_lines(path: Path) -> int:
 
 
 def check_text_file(path: Path, name: str) -> None:
-    """Check that a csv or jsonl file is in UTF-8.
+    """Check that a csv or jsonl file is one, and in UTF-8.
 
     Raises:
-        InputError: it has another encoding.
+        InputError: it is a spreadsheet or an archive; it has another encoding.
     """
+    with path.open("rb") as file:
+        head = file.read(4)
+    for begins, what in _BINARY.items():
+        if head.startswith(begins):
+            raise InputError(
+                f"can't read {name!r}: it is {what}, whatever its name says; save the table as "
+                "text (in Excel: CSV UTF-8)"
+            )
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..data import Data, Dataset
+from ..data.columns import TEXT_NAMES
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params
@@ -321,6 +322,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "modality": data["modality"],
         "picture": data.get("picture"),
         "id2label": dict(enumerate(data["classes"])),
+        "columns": [experiment.data.text] if experiment.data.text else TEXT_NAMES,
         "max_length": experiment.data.max_length if text else None,
         "pooling": network.pooling or ("native" if text and network.is_transformer else None),
         "batch_size": experiment.evaluate.batch_size,

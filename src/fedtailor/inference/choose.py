@@ -52,8 +52,9 @@ def choose(
         return "fitted", f"{note}, but {label} has no other one that is trained"
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
     count = int(sums["fitted"][0, 2])
-    few = ", which are few to choose by" if count < _FEW else ""
-    note = f"the best of {len(present)} on its {count} validation examples{few}"
+    few = ", too few to choose by with confidence" if count < _FEW else ""
+    examples = "validation example" if count == 1 else f"{count} validation examples"
+    note = f"the best of {len(present)} on its {examples}{few}"
     as_accurate = [name for name in present if sums[name][0, 1] == sums[best][0, 1]]
     if by_loss or len(as_accurate) == 1:
         return best, note

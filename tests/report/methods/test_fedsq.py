@@ -80,4 +80,4 @@ def test_without_gated_activations_the_page_has_one_figure_less(
     for path, shown in ((bare, 0), (run, 1)):
         write([path], out)
         assert out.read_text().count("<h2>How well the fixed masks still fit: fedsq</h2>") == shown
-        assert "<h2>Rounds to the best of fedsq</h2>" in out.read_text()
+        assert "<h2>Rounds to the best of fedsq and of the other methods</h2>" in out.read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -129,7 +131,7 @@ class Base(ABC):
     def answer(self, given: str) -> str:
         """Return a line for each class, the most probable one first; or the text, continued.
 
-        Of a .txt file: a line for each of its texts, with the most probable class.
+        Of a .txt or .csv file: a line for each of its texts, with the most probable class.
 
         Raises:
             OSError: a file is missing, or is none that the model reads.
@@ -142,12 +144,7 @@ class Base(ABC):
         return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
 
     def _answers(self, file: Path) -> str:
-        if file.suffix != ".txt":
-            raise OSError(EINVAL, "give a text, or a .txt file with one text a line", str(file))
-        try:
-            texts = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-        except UnicodeDecodeError:
-            raise OSError(EINVAL, "it is not UTF-8 text", str(file)) from None
+        texts = _read_texts(file, self.about["columns"])
         if self.about["task"] == "causal-lm":
             return "\n".join(map(self.generate, texts))
         best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
@@ -190,6 +187,32 @@ class Pooled(nn.Module):
         pooled = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.head(pooled)
         return logits
+
+
+def _read_texts(file: Path, columns: Sequence[str]) -> list[str]:
+    """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
+    that it has.
+
+    Raises:
+        OSError: it is missing, or is none that can be read.
+    """
+    if file.suffix not in (".txt", ".csv"):
+        allowed = "give a text, a .txt file with one text a line, or a .csv file"
+        raise OSError(EINVAL, allowed, str(file))
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise OSError(EINVAL, "it is not UTF-8 text", str(file)) from None
+    if file.suffix == ".txt":
+        return content.removesuffix("\n").split("\n")
+    separator = max(",;\t", key=content.partition("\n")[0].count)
+    rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=separator)
+    names = rows.fieldnames or []
+    column = next((name for name in columns if name in names), None)
+    if column is None:
+        wanted = " or ".join(map(repr, columns))
+        raise OSError(EINVAL, f"it has no column {wanted}, but {', '.join(names)}", str(file))
+    return [row[column] or "" for row in rows]
 
 
 def _names_a_file(given: str) -> bool:

@@ -1,5 +1,5 @@
-"""Use the model: python use.py "some text", a .txt file with one text a line, or the path of a
-picture; one or several."""
+"""Use the model: python use.py "some text", a .txt file with one text a line, a .csv file, or the
+path of a picture; one or several."""
 
 import sys
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from .content import Json
 from .specs import chart, tip
 
+_MAX_NAMES = 30  # below dots; with more clients, their numbers in order
 _FEW = 14  # names that have room beside each other on a phone
 
 
@@ -64,10 +65,14 @@ def _dots(content: Json) -> Json:
     if content["isWhole"]:
         axis |= {"tickMinStep": 1, "format": "d"}
     ends = [0.5, len(content["clients"]) + 0.5]
+    x: Json = {"field": "place", "type": "quantitative", "scale": {"domain": ends, "nice": False}}
+    title = "clients, the largest value first"
+    x["axis"] = {"title": title, "grid": False, "tickMinStep": 1, "format": "d"}
+    if len(content["clients"]) <= _MAX_NAMES:
+        x = {"field": "name", "type": "nominal", "sort": {"field": "place"}}
+        x["axis"] = {"title": title, "labelLimit": 90}
     places: Json = {
-        "x": {"field": "place", "type": "quantitative", "scale": {"domain": ends, "nice": False},
-              "axis": {"title": "clients, the largest value first", "grid": False,
-                       "tickMinStep": 1, "format": "d"}},
+        "x": x,
         "y": {"field": "value", "type": "quantitative", "axis": axis,
               "scale": {"domain": content["reach"], "nice": True}},
     }  # fmt: skip

@@ -131,7 +131,7 @@ PICTURES: Mapping[str, Picture] = {
         None,
         "Each client trains a model of its own, and a penalty holds it near the shared one. The "
         "distance (Euclidean, over all trained parameters) is 0 where both are equal. Clients far "
-        "up differ most from what the others have in common.",
+        "up differ most from what the others have in common. The axis may start above 0.",
     ),
     "hetlora": Picture(
         "server/ranks",

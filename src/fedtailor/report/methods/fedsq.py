@@ -65,7 +65,7 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
     axis.grid(visible=True)
     shared_legend(figure, handles, names)
     return Drawing(
-        f"Rounds to the best of {entry.label}",
+        f"Rounds to the best of {entry.label} and of the other methods",
         figure,
         f"The figure shows the best mean validation {metric} over clients that each method has "
         "reached by a round, with one line for each seed. The marker is the first round with the "
