@@ -227,7 +227,9 @@ class Method(ABC):
         """The upload again, at the server: the inverse of `pack`."""
         return packed
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         """Check an upload that comes over a network. Its tensors have the names, types and shapes
         of the method's uploads already, and finite values; by default nothing else is asked.
 
@@ -236,6 +238,8 @@ class Method(ABC):
             client: the number of the client that sends it, from 0 to K - 1.
             received: what that client received in this round, as `send` gave it.
             upload: what it sends, unpacked, ``[...]`` by name: not stacked.
+            steps: on how many batches it was asked to train.
+            lr_scale: the round's factor on learning rates.
 
         Raises:
             InputError: this client sends no such values. The message names the tensor, what it

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.engine.config import EvaluateConfig
+from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.metrics import Metrics, MetricValues
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
@@ -208,7 +209,8 @@ def test_variances_below_0_are_refused_of_models_with_names_of_their_own(
     task, one = case.task(), case.first_round(0)
     packed = method.pack(task, one.upload)
     schema = UploadSchema.of(method.unpack(task, packed), packed)
-    context, reply = (method, task, schema, one.received), ClientReply(0, loss=1.0)
+    request = ClientRequest(0, 0, 1, None, "train", 1, 1.0, len(case.batches(0)))
+    context, reply = (method, task, schema, one.received, request), ClientReply(0, loss=1.0)
     accept_upload(*context, reply, packed)
     (name,) = (name for name in packed if name.endswith("running_var"))
     with pytest.raises(WireError, match=f"{name} holds variances below 0"):
@@ -219,9 +221,9 @@ def test_variances_below_0_are_refused_of_models_with_names_of_their_own(
 def test_a_site_chooses_one_model_of_ifca(clusters: list[float]) -> None:
     method = ft.IFCA(clusters=2)
     task = Task(digits_backbone(), method.adapt)
-    method.check_upload(task, 0, {}, {"clusters": torch.tensor([0.0, 1.0])})
+    method.check_upload(task, 0, {}, {"clusters": torch.tensor([0.0, 1.0])}, 1, 1.0)
     with pytest.raises(InputError, match="clusters must hold a 1 for one model"):
-        method.check_upload(task, 0, {}, {"clusters": torch.tensor(clusters)})
+        method.check_upload(task, 0, {}, {"clusters": torch.tensor(clusters)}, 1, 1.0)
 
 
 def test_too_few_uploads_for_a_rule_leave_the_state_as_it_is(tmp_path: Path) -> None:

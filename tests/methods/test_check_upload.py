@@ -68,6 +68,12 @@ def outside(upload: Params) -> Params:
     return {**upload, name: value}
 
 
+def check(case: Case, upload: Params, lr_scale: float = 1.0) -> None:
+    """Check an upload of client 0's first round."""
+    received, steps = case.first_round(0).received, len(case.batches(0))
+    case.method.check_upload(case.task(), 0, received, upload, steps, lr_scale)
+
+
 def ft_task(method: Method) -> ft.Task:
     return ft.Task(pictures().backbone, method.adapt)
 
@@ -97,6 +103,10 @@ RANKS = (2, 4)
                 (method, with_("rank", 0), "has rank 0; allowed for this client: (1 or )?2"),
             )
         ),
+        *(
+            (ft.Scaffold(), with_("scaffold.path", value), r"scaffold.path is .* rate: 0\.0")
+            for value in (1e-12, 0.0, -0.05, 1e3)
+        ),
         (HeteroFL(widths=(0.5, 1.0)), with_ones("head.weight", 0, -1),
          "head.weight holds values beyond the client's width"),
         (HeteroFL(widths=(0.5, 1.0)), with_("kept units", 6), "with its width 0.5 it must have"),
@@ -106,24 +116,33 @@ def test_a_client_sends_what_its_settings_allow(
     method: Method, change: Change, message: str, tmp_path: Path
 ) -> None:
     case = Case(method, pictures(), tmp_path)
-    task, one = case.task(), case.first_round(0)
-    method.check_upload(task, 0, one.received, one.upload)
+    upload = case.first_round(0).upload
+    check(case, upload)
     with pytest.raises(InputError, match=message):
-        method.check_upload(task, 0, one.received, change(one.upload))
+        check(case, change(upload))
 
 
 def test_a_client_without_a_training_step_sends_no_block_of_pfedgate(tmp_path: Path) -> None:
     case = Case(PFEDGATE, pictures(), tmp_path)
     one = case.first_round(0)
     blank = {name: torch.zeros_like(value) for name, value in one.upload.items()}
-    PFEDGATE.check_upload(case.task(), 0, one.received, blank)
+    check(case, blank)
 
 
 @pytest.mark.parametrize("averaging", ["models", "gradients"])
 def test_variances_of_ifcas_models_stay_above_0(averaging: str, tmp_path: Path) -> None:
     method = ft.IFCA(averaging=averaging)  # type: ignore[arg-type]
     case = Case(method, pictures(), tmp_path)
-    task, one = case.task(), case.first_round(0)
-    method.check_upload(task, 0, one.received, one.upload)
+    upload = case.first_round(0).upload
+    check(case, upload)
     with pytest.raises(InputError, match=r"norm\.running_var holds variances below 0"):
-        method.check_upload(task, 0, one.received, with_("norm.running_var", -1.5)(one.upload))
+        check(case, with_("norm.running_var", -1.5)(upload))
+
+
+def test_the_path_of_scaffold_follows_the_rounds_rate(tmp_path: Path) -> None:
+    case = Case(ft.Scaffold(), pictures(), tmp_path)
+    upload = case.first_round(0).upload
+    half = {**upload, "scaffold.path": upload["scaffold.path"] / 2}
+    check(case, half, lr_scale=0.5)
+    with pytest.raises(InputError, match=r"scaffold\.path is"):
+        check(case, upload, lr_scale=0.5)

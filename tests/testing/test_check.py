@@ -77,7 +77,9 @@ class LosesRows(Own):
 
 @dataclass(frozen=True)
 class RefusesItsOwn(Own):
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         if not upload["head.bias"].equal(received["head.bias"]):
             raise InputError("head.bias has moved")
 

@@ -34,7 +34,7 @@ class UploadStack:
     so nothing of them is left after a kill."""
 
     def __init__(self, cohort_size: int, limit: float, folder: Path | None = None) -> None:
-        self._size = self._left = cohort_size
+        self._size = cohort_size
         self._limit = limit
         self._folder = folder
         self.params: Params = {}
@@ -52,7 +52,6 @@ class UploadStack:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in ascending order. They move up in place: nothing is copied from
         the disk to memory."""
-        self._left = len(rows)
         for name, value in self.params.items():
             for at, row in enumerate(rows):
                 if at != row:
@@ -63,9 +62,9 @@ class UploadStack:
         """The upload in row ``index``, as views."""
         return {name: value[index] for name, value in self.params.items()}
 
-    def largest(self) -> int:
-        """The row that holds the value of the largest size."""
-        return _place_of_largest([v[at] for v in self.params.values()] for at in range(self._left))
+    def largest(self, rows: Sequence[int]) -> int:
+        """Of these rows, the one that holds the value of the largest size."""
+        return rows[_place_of_largest(self.upload(row).values() for row in rows)]
 
     def _allocate(self, like: Tensor, on_disk: bool) -> Tensor:
         shape = (self._size, *like.shape)
@@ -172,13 +171,6 @@ class UploadMean:
 Uploads = UploadStack | UploadMean
 
 
-class OneUpload:
-    """What stands for a whole cohort's uploads, as one row ``[1, ...]``."""
-
-    def __init__(self, upload: Params) -> None:
-        self.params: Params = {name: value[None] for name, value in upload.items()}
-
-
 def _place_of_largest(uploads: Iterable[Iterable[Tensor]]) -> int:
     sizes = [max(float(v.double().abs().max()) for v in one if v.numel()) for one in uploads]
     return sizes.index(max(sizes))
@@ -256,11 +248,12 @@ def next_state(
 
     First they go through the ``screen``, which may change them in place and says which rows are to
     be left out, and why. A result that is not finite, or above `MOST`, is taken again without the
-    upload that has the largest value, until it can be used, as long as ``least`` members are left.
+    upload that makes such a result alone, or else without the one that has the largest value, until
+    it can be used, as long as ``least`` members are left.
 
     Raises:
         TooFewUploadsError: they are too few for the method's robust rule.
-        DivergedError: the result can't be used, and too few would be left without the largest ones.
+        DivergedError: the result can't be used, and too few would be left without the worst ones.
     """
     if len(present) < len(cohort.clients) and isinstance(uploads, UploadStack):
         uploads.keep(present)
@@ -280,7 +273,7 @@ def next_state(
     if isinstance(uploads, UploadStack) and method.robust.is_active:
         one, rows = _robust(method, task, server, uploads, members)
         if one is not None:
-            state, problem = _aggregate(method, task, server, one, members)
+            state, problem = _aggregate(method, task, server, one, members.pooled())
             if problem is not None:
                 raise DivergedError(problem)
             return NextState(state, tuple(counted), left_out, notes)
@@ -291,23 +284,41 @@ def next_state(
         members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
             uploads.weigh(used, checked_weights(method, members))
-        state, problem = _aggregate(method, task, server, uploads, members)
+        each = members if isinstance(uploads, UploadStack) else members.pooled()
+        state, problem = _aggregate(method, task, server, uploads.params, each)
         if problem is None:
             return NextState(state, tuple(counted), left_out, notes)
         if len(counted) <= max(1, least) or len(used) == 1:
             raise DivergedError(problem)
-        worst = uploads.largest()
+        worst = (
+            _worst(method, task, server, uploads, members)
+            if isinstance(uploads, UploadStack)
+            else uploads.largest()
+        )
         left_out[used[worst]] = problem
         counted.remove(used.pop(worst))
         if isinstance(uploads, UploadStack):
             uploads.keep([row for row in range(len(used) + 1) if row != worst])
 
 
+def _worst(method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort) -> int:
+    """The row to be left out of uploads that make a state that can't be used: of those that do so
+    alone, or else of all, the one that has the largest value."""
+    rows = range(len(cohort.clients))
+    alone = []
+    for row in rows:
+        params = {name: value[row : row + 1] for name, value in uploads.params.items()}
+        member = cohort.subset(torch.tensor([row]))
+        if _aggregate(method, task, server, params, member)[1] is not None:
+            alone.append(row)
+    return uploads.largest(alone or rows)
+
+
 def _robust(
     method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort
-) -> tuple[OneUpload | None, list[int]]:
-    """What a robust rule leaves of the uploads: one upload in the place of all; or None, and the
-    rows that are left in ``uploads``."""
+) -> tuple[Params | None, list[int]]:
+    """What a robust rule leaves of the uploads: one in the place of all, ``[1, ...]``; or None, and
+    the rows that are left in ``uploads``."""
     robust, params = method.robust, uploads.params
     floats = {name: value for name, value in params.items() if value.is_floating_point()}
     if "nnm" in robust.before and len(floats) < len(params):
@@ -326,13 +337,13 @@ def _robust(
     order = random.uniform(cohort.key, (len(cohort.clients),)).argsort()
     floats = changed(robust, floats, state, scored, order)
     if robust.combines:
-        return OneUpload(combined(robust, floats, state, scored)), []
+        return _row(combined(robust, floats, state, scored)), []
     params |= floats
     rows = robust.select(pick(params, scored))
     if "bucketing" in robust.before:
         kept = floats if rows is None else {name: value[rows] for name, value in floats.items()}
         count = len(next(iter(kept.values())))
-        return OneUpload(weighted_sum(kept, torch.full((count,), 1 / count))), []
+        return _row(weighted_sum(kept, torch.full((count,), 1 / count))), []
     if rows is None:
         return None, list(range(len(cohort.clients)))
     selected: list[int] = rows.tolist()
@@ -340,19 +351,21 @@ def _robust(
     return None, selected
 
 
+def _row(upload: Params) -> Params:
+    """One upload, as stacked ones ``[1, ...]``."""
+    return {name: value[None] for name, value in upload.items()}
+
+
 def _aggregate(
-    method: Method, task: Task, server: Server, uploads: Uploads | OneUpload, cohort: Cohort
+    method: Method, task: Task, server: Server, uploads: Params, cohort: Cohort
 ) -> tuple[Server, str | None]:
     """The server's next state, on the task's device, and in words why it can't be used, if so.
 
     It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
     """
-    if not isinstance(uploads, UploadStack):
-        cohort = cohort.pooled()
-    params = uploads.params
-    device = next((value.device for value in params.values()), task.device)
+    device = next((value.device for value in uploads.values()), task.device)
     try:
-        state = method.aggregate(task, to_device(server, device), params, cohort)
+        state = method.aggregate(task, to_device(server, device), uploads, cohort)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
         return server, "the server's next state can't be computed"
     return aligned(to_device(state, task.device)), _problem(state)

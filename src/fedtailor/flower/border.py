@@ -16,6 +16,7 @@ from flwr.app import RecordDict
 from ..data.federation import Federation
 from ..data.names import check_names
 from ..engine.client import ClientEvaluationResult
+from ..engine.executors.work import ClientRequest
 from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
 from ..errors import InputError
@@ -170,10 +171,12 @@ def accept_upload(
     task: Task,
     schema: UploadSchema,
     received: Params,
+    request: ClientRequest,
     reply: ClientReply,
     packed: Params,
 ) -> Params:
-    """A client's upload, unpacked; ``received`` is what the client has trained from.
+    """A client's upload, unpacked; ``request`` says what the client was asked to do, ``received`` is
+    what it has trained from.
 
     Raises:
         WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
@@ -196,7 +199,7 @@ def accept_upload(
         check_variances(
             pick(upload, upload.keys() & received.keys()), received if method.sends_updates else {}
         )
-        method.check_upload(task, reply.client, received, upload)
+        method.check_upload(task, request.client, received, upload, request.size, request.lr_scale)
     except InputError as error:
         raise WireError(str(error)) from None
     return upload

@@ -157,16 +157,21 @@ class GridExecutor:
             if not isinstance(answer, Refusal):
                 reply, payload = answer
                 try:
-                    result = self._result(kind, reply, payload, send)
+                    result = self._result(kind, requests[client], reply, payload, send)
                 except WireError as error:
                     result = self._refuse(message, client, str(error))
             yield requests[client], result
 
     def _result(
-        self, kind: Kind, reply: ClientReply, payload: Params, send: Callable[[int], Params]
+        self,
+        kind: Kind,
+        request: ClientRequest,
+        reply: ClientReply,
+        payload: Params,
+        send: Callable[[int], Params],
     ) -> ClientUpdate | ClientEvaluationResult | None:
         if kind == "train":
-            return self._update(reply, payload, send)
+            return self._update(request, reply, payload, send(request.client))
         if kind == "keep":
             return None
         return evaluation_of(reply, self.metrics, self.federation)
@@ -179,11 +184,10 @@ class GridExecutor:
             print(f"{_title(message)}: {problem}", file=sys.stderr)
 
     def _update(
-        self, reply: ClientReply, payload: Params, send: Callable[[int], Params]
+        self, request: ClientRequest, reply: ClientReply, payload: Params, received: Params
     ) -> ClientUpdate:
         packed = to_device(payload, self.task.device)
-        received = send(reply.client)
-        accept_upload(self.method, self.task, self.schema, received, reply, packed)
+        accept_upload(self.method, self.task, self.schema, received, request, reply, packed)
         trained = self.method.num_trained(self.task)
         costs = measure(self.task, received, self.first_private, payload, trained=trained)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)

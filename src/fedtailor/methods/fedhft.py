@@ -243,7 +243,9 @@ class FedHFT(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rows(packed, task.state)
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         rank, rho = entry_of(self.rank, client), entry_of(self.mask_ratio, client)
         for path in projections(task.backbone):
             A, B, kept = (upload[f"{path}.{part}"] for part in ("A", "B", "kept"))

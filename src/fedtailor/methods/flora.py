@@ -129,7 +129,9 @@ class FLoRA(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rank(packed, max_rank(self.rank))
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         check_uploaded_rank(upload, {entry_of(self.rank, client)})
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:

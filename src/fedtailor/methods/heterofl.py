@@ -121,7 +121,9 @@ class HeteroFL(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return self.upload(task, {}, packed)
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         groups, kept = self._groups(task), upload[_KEPT].tolist()
         own = kept_units(received, groups)
         if kept != own:

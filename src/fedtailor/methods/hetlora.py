@@ -124,7 +124,9 @@ class HetLoRA(Method):
     def unpack(self, task: Task, packed: Params) -> Params:
         return unpack_rank(packed, max_rank(self.rank))
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         r = len(received[lora_names(received)[0][0]])
         check_uploaded_rank(upload, {self._pruned(r), r})
 

@@ -109,7 +109,9 @@ class IFCA(FineTuning):
             count = count + (scores[0].count * weight).sum()
         return torch.stack(totals) / count.clamp(min=1)
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         s = upload["clusters"]
         if not ((s == 0) | (s == 1)).all() or s.sum() != 1:
             raise InputError("clusters must hold a 1 for one model, and 0 for all others")

@@ -265,7 +265,9 @@ class PFedGate(Method):
         statistics = pick(packed, packed.keys() & task.buffers)
         return {**statistics, **blocks.whole(zeros, sent), "touched": touched}
 
-    def check_upload(self, task: Task, client: int, received: Params, upload: Params) -> None:
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
         """A budget holds for each batch. So over many batches a client may send all blocks that fit
         into it beside those that are always kept, and no others."""
         blocks, touched = gated_blocks(task), upload["touched"]

@@ -24,6 +24,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -104,6 +105,16 @@ class Scaffold(FineTuning):
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         y, rest = split(trained, lambda name: name in task.state)
         return {**subtract(y, pick(received, y)), **rest}
+
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
+        path, expected = float(upload[_PATH]), steps * self.optimiser.lr * lr_scale
+        if not math.isclose(path, expected, rel_tol=0.01):  # a loss in bfloat16 rounds it
+            raise InputError(
+                f"{_PATH} is {path:g}; allowed for the client's {steps} steps at the round's "
+                f"rate: {expected:g}"
+            )
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         S, N = len(cohort.clients), server[_N].double().cpu()

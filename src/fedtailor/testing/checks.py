@@ -289,7 +289,7 @@ def _require_accepted(
 ) -> None:
     arrived = case.method.unpack(task, decode(encode(case.method.pack(task, upload))))
     try:
-        case.method.check_upload(task, client, received, arrived)
+        case.method.check_upload(task, client, received, arrived, len(case.batches(client)), 1.0)
     except InputError as error:
         require(False, f"check_upload refuses an honest upload of client {client}: {error}")
 
