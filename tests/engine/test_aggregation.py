@@ -1,15 +1,18 @@
 """A cohort's uploads, in memory and on disk, and their mean."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from fedtailor.engine.aggregation import UploadMean, UploadStack, next_state, with_max_share
-from fedtailor.method import Cohort
+from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params, stack
 from fedtailor.random import key
+from fedtailor.robustness.rules import Robust
 from fedtailor.stacked import GROUP, weighted_sum
 from fedtailor.task.task import Task
 from tests.small import digits_backbone
@@ -126,3 +129,37 @@ def test_a_state_above_all_measure_is_not_committed() -> None:
     assert found.present == (0, 2)
     assert found.left_out == {1: "w of the server's next state has values above 1e+18"}
     assert found.server["w"].tolist() == [1.5, 1.5]
+
+
+@dataclass(frozen=True)
+class Divides(Method):
+    """Its aggregate divides by a number of each upload."""
+
+    name: ClassVar[str] = "divides"
+
+    def aggregate(self, task: Task, server: Params, uploads: Params, cohort: Cohort) -> Params:
+        return {"w": (uploads["w"] / uploads["by"][:, None]).mean(0)}
+
+
+def test_the_upload_that_spoils_the_state_is_left_out_though_its_values_are_small() -> None:
+    uploads = UploadStack(3, 1e9)
+    for place, by in enumerate((1.0, 0.0, 1e-25)):
+        uploads.put(place, {"w": torch.full((2,), 3.0 - place), "by": torch.tensor(by)})
+    cohort = Cohort((0, 1, 2), torch.ones(3).double(), 1, key(0), num_clients=3)
+    task = Task(digits_backbone())
+    found = next_state(Divides(), task, {"w": torch.zeros(2)}, uploads, cohort, (0, 1, 2), least=1)
+    assert found.present == (0,)
+    assert found.server["w"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("robust", [Robust(before=("bucketing",)), Robust("trimmed-mean")])
+def test_a_round_is_taken_again_where_one_upload_is_made_of_all(robust: Robust) -> None:
+    uploads = UploadStack(5, 1e9)
+    for place, value in enumerate((1.0, 1e30, 2.0, 3.0, 2.0)):
+        uploads.put(place, {"w": torch.full((2,), value)})
+    cohort = Cohort((0, 1, 2, 3, 4), torch.ones(5).double(), 1, key(0), num_clients=5)
+    task, server = Task(digits_backbone()), {"w": torch.zeros(2)}
+    method = FedAvg(robust=robust)
+    found = next_state(method, task, server, uploads, cohort, (0, 1, 2, 3, 4), least=2)
+    assert found.present == (0, 2, 3, 4)
+    assert found.server["w"].tolist() == [2.0, 2.0]

@@ -21,6 +21,7 @@ from ..method import Cohort, Method, Server, checked_weights
 from ..params import Params, aligned, clone, not_finite, pick, to_device, too_large
 from ..robustness.before import changed
 from ..robustness.combine import combined
+from ..robustness.rules import Robust
 from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
 from .config import Plan
@@ -262,24 +263,30 @@ def next_state(
     if refused and isinstance(uploads, UploadStack):
         uploads.keep([index for index in range(len(present)) if index not in refused])
     counted = [position for position in present if position not in left_out]
-    full, rule = method.robust, method.robust.among(len(counted))
-    method, notes = replace(method, robust=rule), tuple[str, ...]()
-    if rule.attackers < full.attackers:
-        notes = (
-            f"{len(counted)} of {len(cohort.clients)} uploads are there: the rule withstands "
-            f"{rule.attackers} false ones, not {full.attackers}",
-        )
-    members = cohort.subset(torch.tensor(counted))
-    if isinstance(uploads, UploadStack) and method.robust.is_active:
+
+    def leave_out(worst: int, used: list[int], problem: str) -> None:
+        if len(counted) <= max(1, least) or len(used) == 1:
+            raise DivergedError(problem)
+        left_out[used[worst]] = problem
+        counted.remove(used.pop(worst))
+        if isinstance(uploads, UploadStack):
+            uploads.keep([row for row in range(len(used) + 1) if row != worst])
+
+    full, one = method.robust, None
+    while True:  # until each upload is used as it is, or a rule makes one of all
+        rule, used = full.among(len(counted)), list(counted)
+        method, notes = replace(method, robust=rule), _weakened(rule, full, counted, cohort)
+        if not (isinstance(uploads, UploadStack) and rule.is_active):
+            break
+        members = cohort.subset(torch.tensor(counted))
         one, rows = _robust(method, task, server, uploads, members)
-        if one is not None:
-            state, problem = _aggregate(method, task, server, one, members.pooled())
-            if problem is not None:
-                raise DivergedError(problem)
+        if one is None:
+            used = [counted[row] for row in rows]
+            break
+        state, problem = _aggregate(method, task, server, one, members.pooled())
+        if problem is None:
             return NextState(state, tuple(counted), left_out, notes)
-        used = [counted[row] for row in rows]
-    else:
-        used = list(counted)
+        leave_out(_worst(method, task, server, uploads, members), used, problem)
     while True:
         members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
@@ -288,17 +295,23 @@ def next_state(
         state, problem = _aggregate(method, task, server, uploads.params, each)
         if problem is None:
             return NextState(state, tuple(counted), left_out, notes)
-        if len(counted) <= max(1, least) or len(used) == 1:
-            raise DivergedError(problem)
-        worst = (
-            _worst(method, task, server, uploads, members)
-            if isinstance(uploads, UploadStack)
-            else uploads.largest()
-        )
-        left_out[used[worst]] = problem
-        counted.remove(used.pop(worst))
         if isinstance(uploads, UploadStack):
-            uploads.keep([row for row in range(len(used) + 1) if row != worst])
+            worst = _worst(method, task, server, uploads, members)
+        else:
+            worst = uploads.largest()
+        leave_out(worst, used, problem)
+
+
+def _weakened(
+    rule: Robust, full: Robust, counted: Sequence[int], cohort: Cohort
+) -> tuple[str, ...]:
+    """In words that the ``rule`` of a round withstands fewer attackers than the ``full`` one."""
+    if rule.attackers == full.attackers:
+        return ()
+    return (
+        f"{len(counted)} of {len(cohort.clients)} uploads are there: the rule withstands "
+        f"{rule.attackers} false ones, not {full.attackers}",
+    )
 
 
 def _worst(method: Method, task: Task, server: Server, uploads: UploadStack, cohort: Cohort) -> int:
@@ -338,12 +351,12 @@ def _robust(
     floats = changed(robust, floats, state, scored, order)
     if robust.combines:
         return _row(combined(robust, floats, state, scored)), []
-    params |= floats
-    rows = robust.select(pick(params, scored))
+    rows = robust.select(pick(floats, scored))
     if "bucketing" in robust.before:
         kept = floats if rows is None else {name: value[rows] for name, value in floats.items()}
         count = len(next(iter(kept.values())))
         return _row(weighted_sum(kept, torch.full((count,), 1 / count))), []
+    params |= floats
     if rows is None:
         return None, list(range(len(cohort.clients)))
     selected: list[int] = rows.tolist()

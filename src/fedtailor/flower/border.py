@@ -175,8 +175,8 @@ def accept_upload(
     reply: ClientReply,
     packed: Params,
 ) -> Params:
-    """A client's upload, unpacked; ``request`` says what the client was asked to do, ``received`` is
-    what it has trained from.
+    """A client's upload, unpacked; the client has trained from what it ``received``, as the
+    ``request`` asked it to.
 
     Raises:
         WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
