@@ -72,3 +72,11 @@ def test_too_few_components_hide_groups() -> None:
         labels = mixture_assignments(gram, start, components, 1e-2, seed=0).argmax(1).tolist()
         pairs = set(zip(groups.tolist(), labels, strict=True))
         assert (len(pairs) == len(set(labels)) == 5) == perfect
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_updates_than_clusters_leave_the_assignments_alone(count: int) -> None:
+    gram, _ = planted((1,) * count)
+    for last in (torch.full((count, 3), 1 / 3), torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])):
+        p = mixture_assignments(gram, last[:count], 3, 1e-2, seed=0)
+        torch.testing.assert_close(p.float(), last[:count])

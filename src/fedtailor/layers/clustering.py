@@ -27,14 +27,18 @@ def mixture_assignments(
         seed: of k-means.
 
     Returns:
-        float64 ``[c, C]``, rows that sum to 1; ``p`` if all updates are equal. A cluster to which
-        no client is assigned in ``p`` gets none.
+        float64 ``[c, C]``, rows that sum to 1. A cluster to which no client is assigned in ``p``
+        gets none. ``p`` itself if all updates are equal, or if they are fewer than two or than the
+        clusters that have clients.
     """
     from sklearn.decomposition import KernelPCA
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
     last: NDArray[np.float64] = p.double().cpu().numpy()
+    present = np.flatnonzero(last.sum(0) > 1e-3)
+    if len(last) < max(2, len(present)):
+        return p.double()
     kernel = (gram / gram.diagonal().mean().clamp(min=1e-300)).cpu().numpy()
     pca = KernelPCA(min(components, len(last) - 1), kernel="precomputed", eigen_solver="dense")
     X = pca.fit_transform(kernel)  # [c, components]
@@ -42,7 +46,6 @@ def mixture_assignments(
     if variance < 1e-12:  # only rounding: the updates' own size is 1
         return p.double()
     X /= np.sqrt(variance)
-    present = np.flatnonzero(last.sum(0) > 1e-3)
     start: dict[str, NDArray[np.float64]] = {}
     if not np.allclose(last, last[0]):
         weights = last[:, present].sum(0)

@@ -33,7 +33,8 @@ Differs from the paper:
   apart once their adapters fit. At the first clustering both are equal.
 - The Gaussians have diagonal covariances. EM starts from the last assignments, so that clusters
   keep their numbers. Clients outside the cohort keep their assignments. A cluster to which no
-  client of the cohort belongs is left out of the round.
+  client of the cohort belongs is left out of the round. A round with fewer uploads than clusters
+  keeps all assignments: so few don't determine a mixture.
 - A row that nobody sent is not updated. Of equally important rows the first are masked.
 - The SVD goes through the factors, randomised or exact, and never forms d_out x d_in.
 """
