@@ -118,6 +118,7 @@ def test_clients_and_rows_without_a_counterpart_in_the_test_split(tokenizer, tmp
         ("min-examples", "oslo (1)"),
         ("no-client", "rome (1)"),
         ("no-test-row", "lagos"),
+        ("few-test-rows", "berlin (1)"),
     ]
     assert "with fewer than 3 training rows (split" in parts.omissions[0].text
 

@@ -60,7 +60,7 @@ def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
         (
             "a.csv",
             "text,label\na,b\nc,d,e\n",
-            "line 3 has 3 cells, and the lines before it 2; is a comma",
+            "line 3 has 3 cells, and the lines before it 2; is a separator",
         ),
         ("a.csv", 'text,label\na,b\n"c,d\n', "the quote that opens in row 2 after the header is"),
         (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
+from fedtailor.report.metrics import rounded
 from fedtailor.report.read import read
 from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import EXPERIMENT, FOLDER
@@ -48,7 +49,7 @@ def test_it_sees_every_committed_round_of_every_part(tmp_path: Path) -> None:
 
     def on_round(done: ft.CommittedRound) -> None:
         (line,) = lines(done.folder)[done.number - 1 :]
-        assert done.score() == done.score("accuracy") == np.mean(line["accuracy"])
+        assert done.score() == done.score("accuracy") == rounded(np.mean(line["accuracy"]))
         assert done.score(split="test") != done.score("loss")
         seen.append((done.label, done.seed, done.number, done.rounds))
 
