@@ -3,8 +3,7 @@
     fedtailor run quickstart
     python docs/quickstart_picture.py runs/quickstart
 
-Writes ``docs/images/quickstart.png``. Needs Chromium. The seconds are left out: they are those of
-one machine.
+Writes ``docs/images/quickstart.png``. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ from fedtailor.report.page import write
 
 _OUT = Path(__file__).parent / "images/quickstart.png"
 _WIDTH, _MARGIN = 870, 10  # pixels
-_WITHOUT_SECONDS = """() => {
-  for (const item of document.querySelectorAll("#verdict li"))
-    item.textContent = item.textContent.replace(/, and (took|its training took) .*/, ".");
-}"""
 _ENDS = """() => [
   document.querySelector("#verdict").getBoundingClientRect().top,
   document.querySelector("#results table").getBoundingClientRect().bottom,
@@ -44,7 +39,6 @@ def photograph(run: Path, out: Path) -> None:
         )
         page.goto(page_file.resolve().as_uri())
         page.wait_for_selector("html.drawn", state="attached")
-        page.evaluate(_WITHOUT_SECONDS)
         top, bottom = page.evaluate(_ENDS)
         clip = {"x": 0, "y": top - _MARGIN, "width": _WIDTH, "height": bottom - top + _MARGIN}
         picture = Image.open(io.BytesIO(page.screenshot(clip=clip)))
