@@ -80,11 +80,22 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     assert same_bits(done[-1].server, without[-1].server)
 
 
-def test_the_first_round_of_two_uploads_has_a_bound() -> None:
-    """Of one upload it has none: there is nothing to compare it with."""
-    done = run(lying(FedAvg, 1, 1e20)(), with_cohort(size=2), federation=digits_federation((23, 3)))
-    assert [one.cohort.clients for one in done] == [(0,)] * 2
-    assert "without client 1: with its upload, its norm" in done[0].notes[0]
+def test_of_two_clients_a_tiny_upload_does_not_shut_out_the_other() -> None:
+    attack = AttackConfig("scaling", clients=(1,), strength=1e-4)
+    plan = replace(with_cohort(size=2), rounds=3, attack=attack)
+    done = run(FedBN(), plan, federation=digits_federation((23, 3)))
+    assert [one.cohort.clients for one in done] == [(0, 1)] * 3
+
+
+def test_of_two_clients_an_upload_far_above_earlier_ones_is_left_out() -> None:
+    attack = AttackConfig("scaling", clients=(1,), strength=1e6, first_round=2, last_round=2)
+    plan = replace(with_cohort(size=2), rounds=3, attack=attack)
+    done = run(FedAvg(), plan, federation=digits_federation((23, 3)))
+    assert [one.cohort.clients for one in done] == [(0, 1), (0,), (0, 1)]
+    assert "without client 1: with its upload, its norm" in done[1].notes[0]
+
+
+def test_a_single_upload_has_no_bound_but_a_fixed_one() -> None:
     alone = run(lying(FedAvg, 0, 1e15)(), with_cohort(size=1), federation=digits_federation((23,)))
     assert [one.cohort.clients for one in alone] == [(0,)] * 2
     fixed = with_cohort(size=1, max_norm=100.0)

@@ -54,9 +54,9 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 
 
-@pytest.mark.parametrize(("above", "size"), [("refuse", 3), ("clip", 3), ("refuse", 2)])
-def test_a_bound_on_norms_acts_in_the_same_way(above: str, size: int, tmp_path: Path) -> None:
-    cohort = {"size": size, "above_norm": above, "norm_factor": 1.0}
+@pytest.mark.parametrize("above", ["refuse", "clip"])
+def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> None:
+    cohort = {"size": 3, "above_norm": above, "norm_factor": 1.0}
     chosen = experiment("fedper", rounds=4, cohort=cohort)
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")

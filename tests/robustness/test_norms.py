@@ -11,11 +11,14 @@ from fedtailor.robustness.norms import NormBound, update_norm
 @pytest.mark.parametrize(
     ("recent", "norms", "limit"),
     [
-        ([], [1e30], 1e31),  # nothing to compare it with
-        ([], [1.0, 1e30], 10.0),
-        ([(1.0,)], [50.0, 60.0], 10.0),  # two are too few to raise it
+        ([], [1e30], math.inf),  # nothing to compare it with
+        ([], [1e-9, 1.0], math.inf),  # two don't show which is false
+        ([(1.0,)], [50.0, 60.0], math.inf),
+        ([(1.0, 2.0)], [50.0, 60.0], 20.0),  # two are too few to raise it
+        ([(1e-9, 1.0), (1e-9,), (1e-9,)], [1e-9, 1.0], 10.0),  # one vote a client
         ([], [1.0, 3.0, 1e30], 30.0),
-        ([(1.0, 2.0, 3.0), (9.0,)], [1e30], 20.0),  # of an even number the lower one
+        ([(1.0, 2.0, 3.0, 4.0)], [5.0] * 3 + [1e30], 50.0),
+        ([(1.0, 2.0, 3.0, 4.0)], [1.0] * 3, 20.0),  # of an even number the lower one
         ([(1.0, 2.0, 3.0)], [1e-9, 1e-9, 5.0], 20.0),  # tiny uploads don't lower it
         ([(1.0, 2.0, 3.0)], [50.0, 60.0, 70.0], 600.0),  # what most of a cohort need is allowed
         ([(0.0, 0.0)], [0.0, 0.0, 0.0, 5.0, 6.0, 1e30], 60.0),  # who changes nothing doesn't count
@@ -25,8 +28,9 @@ from fedtailor.robustness.norms import NormBound, update_norm
 def test_the_bound_follows_the_norms_of_others(
     recent: list[tuple[float, ...]], norms: list[float], limit: float
 ) -> None:
-    assert NormBound("refuse", None, 10.0, 0.5, tuple(recent)).limit(norms) == limit
-    assert NormBound("refuse", 7.0, 10.0, 0.5, tuple(recent)).limit(norms) == 7.0
+    rounds = tuple(dict(enumerate(of_round)) for of_round in recent)
+    assert NormBound("refuse", None, 10.0, 0.5, rounds).limit(norms) == limit
+    assert NormBound("refuse", 7.0, 10.0, 0.5, rounds).limit(norms) == 7.0
 
 
 def test_a_norm_that_float32_can_not_square() -> None:

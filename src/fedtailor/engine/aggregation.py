@@ -264,9 +264,13 @@ def next_state(
         uploads.keep([index for index in range(len(present)) if index not in refused])
     counted = [position for position in present if position not in left_out]
 
-    def leave_out(worst: int, used: list[int], problem: str) -> None:
+    def leave_out(used: list[int], members: Cohort, problem: str) -> None:
         if len(counted) <= max(1, least) or len(used) == 1:
             raise DivergedError(problem)
+        if isinstance(uploads, UploadStack):
+            worst = _worst(method, task, server, uploads, members)
+        else:
+            worst = uploads.largest()
         left_out[used[worst]] = problem
         counted.remove(used.pop(worst))
         if isinstance(uploads, UploadStack):
@@ -286,7 +290,7 @@ def next_state(
         state, problem = _aggregate(method, task, server, one, members.pooled())
         if problem is None:
             return NextState(state, tuple(counted), left_out, notes)
-        leave_out(_worst(method, task, server, uploads, members), used, problem)
+        leave_out(used, members, problem)
     while True:
         members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
@@ -295,11 +299,7 @@ def next_state(
         state, problem = _aggregate(method, task, server, uploads.params, each)
         if problem is None:
             return NextState(state, tuple(counted), left_out, notes)
-        if isinstance(uploads, UploadStack):
-            worst = _worst(method, task, server, uploads, members)
-        else:
-            worst = uploads.largest()
-        leave_out(worst, used, problem)
+        leave_out(used, members, problem)
 
 
 def _weakened(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -99,14 +99,14 @@ class CohortConfig:
             and self.norm_quantile >= usual.norm_quantile
         )
 
-    def norm_bound(self, recent: Sequence[Sequence[float]]) -> NormBound:
+    def norm_bound(self, recent: Sequence[Mapping[int, float]]) -> NormBound:
         """The bound on norms after rounds whose uploads had the ``recent`` ones."""
         return NormBound(
             self.above_norm,
             self.max_norm,
             self.norm_factor,
             self.norm_quantile,
-            tuple(map(tuple, recent[-RECENT:])),
+            tuple(recent[-RECENT:]),
         )
 
     def count(self, num_clients: int) -> int:

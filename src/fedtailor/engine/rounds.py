@@ -32,7 +32,7 @@ def rounds(
     *,
     store: PrivateStates | None = None,
     server: Server | None = None,
-    recent_norms: Sequence[Sequence[float]] = (),
+    recent_norms: Sequence[Mapping[int, float]] = (),
     start: int = 1,
     earlier: Callable[[int], Server | None] | None = None,
     executor: str | None = None,
@@ -51,7 +51,7 @@ def rounds(
         store: the clients' private states; None: new ones, in memory. To resume a run, the store as
             it was after the last round.
         server: the server's state after the last round; None: its first state.
-        recent_norms: to resume a run, the ``norms`` of its last ten rounds.
+        recent_norms: to resume a run, the ``norms`` of its last ten rounds, by client.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
             are evaluated before round 1, and handed out as round 0.
         earlier: to resume asynchronous rounds, the server's state after an earlier round; None for

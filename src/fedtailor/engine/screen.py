@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import random
@@ -20,13 +20,13 @@ from .config import Plan
 @dataclass
 class Screen:
     """The norms of a round's uploads, by client, and what becomes of those above the bound.
-    ``recent_norms`` are those of the uploads that the last rounds counted."""
+    ``recent_norms`` are those of the uploads that the last rounds counted, too."""
 
     method: Method
     task: Task
     federation: Federation
     plan: Plan
-    recent_norms: Sequence[Sequence[float]] = ()
+    recent_norms: Sequence[Mapping[int, float]] = ()
     norms: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -78,9 +78,9 @@ class Screen:
 
     def close(self, cohort: Cohort) -> tuple[float, ...]:
         """End a round that counts these members; their norms."""
-        norms = tuple(self.norms[client] for client in cohort.clients if self.norms)
-        self.recent_norms = [*self.recent_norms, norms][-RECENT:]
-        return norms
+        counted = {client: self.norms[client] for client in cohort.clients if self.norms}
+        self.recent_norms = [*self.recent_norms, counted][-RECENT:]
+        return tuple(counted.values())
 
     def _unchanged(self, upload: Params) -> Params:
         return self.method.unchanged(self.task, self._server, upload)

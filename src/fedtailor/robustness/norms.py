@@ -7,7 +7,7 @@ nothing (`Method.unchanged`). The bound is a fixed number, or follows the norms 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,33 +26,38 @@ class NormBound:
     or its difference from the server's state is scaled down to the bound ("clip").
 
     ``largest`` is a fixed bound. None: ``factor`` times a ``quantile`` of the norms of the
-    ``recent`` rounds, or of the round itself where that is more. Two uploads don't show which of
-    them is false, so a round of fewer than three counts for itself only where no other is known:
-    then the smaller of two gives the bound, and one upload has none. Uploads that change nothing
-    don't count.
+    ``recent`` rounds, by client, or of the round itself where that is more. Two uploads don't show
+    which of them is false. So in a round of fewer than three each client has one vote, its last
+    norm; of an even number the larger one counts, and with fewer than two there is no bound.
+    Uploads that change nothing don't count.
     """
 
     above: Literal["refuse", "clip", "keep"]
     largest: float | None
     factor: float
     quantile: float
-    recent: tuple[tuple[float, ...], ...] = ()
+    recent: tuple[Mapping[int, float], ...] = ()
 
     def limit(self, norms: Sequence[float]) -> float:
         """The bound of a round whose uploads have these ``norms``; inf where nothing is known.
 
-        >>> NormBound("refuse", None, 100.0, 0.5, ((2.0, 1.0, 9.0),)).limit([0.5, 1e6])
+        >>> NormBound("refuse", None, 100.0, 0.5, ({3: 2.0, 5: 1.0, 8: 9.0},)).limit([0.5, 1e6])
         200.0
         >>> NormBound("refuse", None, 100.0, 0.5).limit([1.0, 3.0, 1e6])
         300.0
         """
         if self.largest is not None:
             return self.largest
-        recent = [norm for round_ in self.recent for norm in round_ if norm > 0]
+        recent = [(k, norm) for round_ in self.recent for k, norm in round_.items() if norm > 0]
         now = [norm for norm in norms if norm > 0]
-        pools = [recent, now] if len(now) >= 3 or not recent else [recent]
-        usual = [float(np.quantile(p, self.quantile, method="lower")) for p in pools if p]
-        return self.factor * max(usual, default=math.inf)
+        if len(now) < 3:
+            last = list(dict(recent).values())
+            return self.factor * self._usual(last, "higher") if len(last) > 1 else math.inf
+        pools = [now, [norm for _, norm in recent]]
+        return self.factor * max(self._usual(pool, "lower") for pool in pools if pool)
+
+    def _usual(self, norms: Sequence[float], side: Literal["lower", "higher"]) -> float:
+        return float(np.quantile(norms, self.quantile, method=side))
 
     def above_limit(self, norms: Sequence[float]) -> list[int]:
         """The places of the norms above the bound, ascending."""

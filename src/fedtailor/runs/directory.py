@@ -279,9 +279,10 @@ class RunDirectory:
         """All committed rounds."""
         return read_log(RoundLine, self._log("history"), self.commit)
 
-    def recent_norms(self) -> list[Sequence[float]]:
-        """The norms of the uploads of the last committed rounds."""
-        return [line.norms for line in self._last_lines(RoundLine, "history", RECENT)]
+    def recent_norms(self) -> list[dict[int, float]]:
+        """The norms of the uploads of the last committed rounds, by client."""
+        lines = self._last_lines(RoundLine, "history", RECENT)
+        return [dict(zip(line.cohort, line.norms, strict=bool(line.norms))) for line in lines]
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
