@@ -30,13 +30,15 @@ class Cohort:
     """Who took part in a round: ``clients`` (numbers), in the order of the uploads' rows, and
     ``num_examples`` float64 ``[c]``, the training examples of each. ``round`` counts from 1,
     ``key`` is for the random numbers that the server draws in the round, and ``num_clients`` is K,
-    the number of clients of the whole federation."""
+    the number of clients of the whole federation. ``max_share`` is the largest part of a round's
+    weight that one client may have; None: no limit."""
 
     clients: tuple[int, ...]
     num_examples: Tensor
     round: int
     key: Tensor
     num_clients: int = 0
+    max_share: float | None = None
 
     def subset(self, rows: Tensor) -> Cohort:
         """The same round with those members whose uploads are at ``rows`` (int64 ``[m]``)."""
@@ -47,6 +49,18 @@ class Cohort:
         """The same round as if one client had the examples of all."""
         return replace(self, clients=(), num_examples=self.num_examples.sum()[None])
 
+    def with_max_share(self, max_share: float | None) -> Cohort:
+        """The same round, in which no member's examples count as more than ``max_share`` of the sum
+        of all that are counted."""
+        counted = _lowered(self.num_examples, max_share)
+        return replace(self, num_examples=counted, max_share=max_share)
+
+    def limited(self, weights: Tensor) -> Tensor:
+        """A method's own ``weights`` ``[c]``, 0 or more, with the same sum and none above
+        ``max_share`` of it. What a few have too much, all others get."""
+        lowered = _lowered(weights, self.max_share)
+        return lowered if lowered is weights else lowered * (weights.sum() / lowered.sum())
+
     @property
     def shares(self) -> Tensor:
         """p_k = n_k / sum n over the cohort, float64 ``[c]``."""
@@ -56,6 +70,23 @@ class Cohort:
     def uniform(self) -> Tensor:
         """1 / c for every member, float64 ``[c]``."""
         return torch.full_like(self.num_examples, 1 / len(self.num_examples))
+
+
+def _lowered(weights: Tensor, max_share: float | None) -> Tensor:
+    """``weights`` ``[c]``, the largest of them lowered to ``max_share`` of the sum; equal ones if
+    they are too few for that."""
+    largest = float(weights.max()) if len(weights) else 0.0
+    if max_share is None or largest <= 0:
+        return weights
+    if max_share * len(weights) <= 1:
+        return torch.ones_like(weights)
+    positive = weights.clamp(min=1e-30 * largest)  # so that others than the largest have a share
+    ordered = positive.sort(descending=True).values.tolist()
+    for above, each in enumerate(ordered):  # so many are lowered to the limit
+        limit = max_share * sum(ordered[above:]) / (1 - max_share * above)
+        if each <= limit * (1 + 1e-9):
+            return positive.clamp(max=limit) if above else weights
+    raise AssertionError("unreachable: with enough members one of them is below the limit")
 
 
 @dataclass(frozen=True)
@@ -324,7 +355,7 @@ class Method(ABC):
 
 
 def checked_weights(method: Method, cohort: Cohort) -> Tensor:
-    """The weights that ``method`` gives the cohort's uploads.
+    """The weights that ``method`` gives the cohort's uploads, with the cohort's ``max_share``.
 
     Raises:
         InputError: there is not one for each upload, or their sum is not 1.
@@ -343,7 +374,7 @@ def checked_weights(method: Method, cohort: Cohort) -> Tensor:
             f"{method.name}: client_weights of {count} of {cohort.num_clients} clients have the "
             f"sum {total:.4g}; it must be 1"
         )
-    return weights
+    return cohort.limited(weights)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedtailor.engine.aggregation import UploadMean, UploadStack, next_state, with_max_share
+from fedtailor.engine.aggregation import UploadMean, UploadStack, next_state
 from fedtailor.method import Cohort, Method
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.hetlora import HetLoRA
 from fedtailor.params import Params, stack
 from fedtailor.random import key
 from fedtailor.robustness.rules import Robust
@@ -114,7 +116,43 @@ def test_no_client_weighs_more_than_its_share(
 ) -> None:
     numbers = torch.tensor(examples, dtype=torch.float64)
     cohort = Cohort(tuple(range(len(examples))), numbers, 1, torch.zeros(2))
-    assert with_max_share(cohort, max_share).num_examples.tolist() == pytest.approx(expected)
+    assert cohort.with_max_share(max_share).num_examples.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([0.9, 0.05, 0.03, 0.02], [0.4, 0.3, 0.18, 0.12]),
+        ([2.0, 0.0, 0.0, 0.0], [0.8, 0.4, 0.4, 0.4]),  # others have none: they get the rest
+        ([0.4, 0.4, 0.2, 0.0], [0.4, 0.4, 0.2, 0.0]),
+        ([0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_weights_of_a_methods_own_have_the_limit(
+    weights: list[float], expected: list[float]
+) -> None:
+    n = torch.ones(4, dtype=torch.float64)
+    cohort = Cohort((0, 1, 2, 3), n, 1, key(0)).with_max_share(0.4)
+    own = torch.tensor(weights, dtype=torch.float64)
+    assert cohort.limited(own).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", [FedSDG(rank=2), HetLoRA(rank=2)])
+def test_a_long_upload_has_no_more_than_the_limit(method: Method) -> None:
+    task = Task(digits_backbone(), method.adapt)
+    server = method.init_server(task, 4, key(0))
+    sent = {name: torch.zeros_like(server[name]) for name in server if name in task.state}
+    if isinstance(method, HetLoRA):
+        sent["rank"] = torch.tensor(2)
+    rows = [dict(sent) for _ in range(4)]
+    factors = [name for name in sent if name.endswith((".A", ".B", "default.weight"))]
+    for at, row in enumerate(rows):
+        row |= {name: torch.full_like(row[name], -1e-3 if at else 1e3) for name in factors}
+    cohort = Cohort((0, 1, 2, 3), torch.ones(4).double(), 1, key(0)).with_max_share(0.25)
+    new = method.aggregate(task, server, stack(rows), cohort)
+    for name in factors:
+        before = server[name] if method.sends_updates else 0
+        assert (new[name] - before).max() == pytest.approx(250, rel=1e-3)
 
 
 def test_a_state_above_all_measure_is_not_committed() -> None:

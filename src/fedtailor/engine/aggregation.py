@@ -187,22 +187,6 @@ def training_order(num_batches: Sequence[int]) -> list[int]:
     return sorted(range(len(num_batches)), key=lambda at: (num_batches[at], at))
 
 
-def with_max_share(cohort: Cohort, max_share: float | None) -> Cohort:
-    """The same round, with no member's examples counted as more than ``max_share`` of the sum of
-    all that are counted; with equal numbers if the members are too few for that."""
-    n = cohort.num_examples
-    if max_share is None:
-        return cohort
-    if max_share * len(n) <= 1:
-        return replace(cohort, num_examples=torch.ones_like(n))
-    ordered = n.sort(descending=True).values.tolist()
-    for above, largest in enumerate(ordered):  # so many are cut to the limit
-        limit = max_share * sum(ordered[above:]) / (1 - max_share * above)
-        if largest <= limit:
-            return replace(cohort, num_examples=n.clamp(max=limit))
-    raise AssertionError("unreachable: with enough members one of them is below the limit")
-
-
 def empty_uploads(
     method: Method,
     cohort: Cohort,
@@ -216,7 +200,7 @@ def empty_uploads(
     without one of its members comes to nothing, or is taken again: then uploads can be weighed as
     they come, unless they are ``attacked``."""
     if method.needs_only_mean and not method.robust.is_active and not attacked:
-        weighed = with_max_share(cohort, plan.cohort.max_share)
+        weighed = cohort.with_max_share(plan.cohort.max_share)
         weights = checked_weights(method, weighed) if complete else None
         return UploadMean(training_order(num_batches), weights)
     return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
@@ -245,7 +229,8 @@ def next_state(
     max_share: float | None = None,
     screen: Callable[[Uploads, Cohort], dict[int, str]] | None = None,
 ) -> NextState:
-    """Aggregate the uploads of the members at these positions, ascending, with `with_max_share`.
+    """Aggregate the uploads of the members at these positions, ascending, none of which has more
+    than ``max_share`` of the weight.
 
     First they go through the ``screen``, which may change them in place and says which rows are to
     be left out, and why. A result that is not finite, or above `MOST`, is taken again without the
@@ -292,7 +277,7 @@ def next_state(
             return NextState(state, tuple(counted), left_out, notes)
         leave_out(used, members, problem)
     while True:
-        members = with_max_share(cohort.subset(torch.tensor(used)), max_share)
+        members = cohort.subset(torch.tensor(used)).with_max_share(max_share)
         if isinstance(uploads, UploadMean) and uploads.keeps:
             uploads.weigh(used, checked_weights(method, members))
         each = members if isinstance(uploads, UploadStack) else members.pooled()

@@ -77,7 +77,7 @@ class CohortConfig:
     size: Clients | None = None  # instead of fraction
     # so many clients, drawn by key, never take part
     novel: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
-    # the largest part of a round's weight that a client's examples give it; None: no limit
+    # the largest part of a round's weight that a client may have; None: no limit
     max_share: Annotated[float, Gt(0), Le(1)] | None = None
     # asynchronous: the server aggregates once it has so many uploads; None: synchronous rounds
     buffer: Clients | None = None

@@ -226,7 +226,8 @@ class FedSDG(Method):
         return subtract(trained, received)
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
-        return add(server, weighted_sum(uploads, self._weights(uploads, cohort)))
+        weights = cohort.limited(self._weights(uploads, cohort))
+        return add(server, weighted_sum(uploads, weights))
 
     def _weights(self, uploads: Params, cohort: Cohort) -> Tensor:
         if self.aggregation == "examples":

@@ -137,7 +137,7 @@ class HetLoRA(Method):
         new = {**weighted_sum(averaged, cohort.shares), "ranks": ranks}
         sent = torch.arange(max_rank(self.rank), device=ranks.device) < uploads["rank"].max()  # [r]
         for name_A, name_B in lora_names(server):
-            S = product_norm(uploads[name_B], uploads[name_A])  # [c]
+            S = cohort.limited(product_norm(uploads[name_B], uploads[name_A]))  # [c]
             weights = torch.where(S.sum() > 0, S / S.sum(), cohort.shares.to(S))
             mean = weighted_sum(pick(uploads, (name_A, name_B)), weights)
             new[name_A] = torch.where(sent[:, None], mean[name_A], server[name_A])
