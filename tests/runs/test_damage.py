@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from fedtailor.report.tensors import tensors
 from fedtailor.run_format import seal_tensors
 from fedtailor.runs.callbacks import CommittedRound, OnRound
 from fedtailor.runs.check import check
+from fedtailor.runs.files import load_tensors, save_tensors
 from fedtailor.runs.trained import open_trained
 from fedtailor.runs.trained_rows import read_trained_rows
 from tests.runs.conftest import EXPERIMENT, FOLDER, contents
@@ -158,6 +160,35 @@ def test_a_resume_names_the_damaged_file(
         go_on(out)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ("whole", "server.safetensors"),
+        ("killed", "round-000005.safetensors"),
+        ("killed", "round-000003.safetensors"),
+        ("whole", "diagnostics-000003.safetensors"),
+    ],
+)
+def test_a_file_of_another_run_in_the_place_of_the_own_one_is_noticed(
+    request: pytest.FixtureRequest, tmp_path: Path, state: str, name: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(request.getfixturevalue(state), out)
+    path = out / PART / name
+    others = {key: value + 1 for key, value in load_tensors(path).items() if key != "clients"}
+    save_tensors(path, {**load_tensors(path), **others})
+    message = f"{path} is damaged: it is not the file that was committed"
+    assert any(problem.startswith(message) for problem in problems_of(out))
+    uses: dict[str, Callable[[], object]] = {
+        "server.safetensors": lambda: open_trained(
+            out, "fedsdg", data=digits(), backbone=digits_backbone(), which="last"
+        ).client_state(0),
+        "diagnostics-000003.safetensors": lambda: read(out),
+    }
+    with pytest.raises(ft.InputError, match=re.escape(message)):
+        uses.get(name, lambda: go_on(out))()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from ..run_format import (
+    check_committed,
     check_folder_name,
     check_format,
     check_regular,
-    check_there,
     checksum,
     damaged,
     has_commit,
@@ -132,7 +132,8 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     commit = read_commit(folder)
     costs = folder / "costs.json"
     timings = read_log(Timing, folder / "timings.jsonl", commit)
-    check_there(*(folder / name for timing in timings for name in timing.files))
+    for timing in timings:
+        check_committed(timing.files_in(folder))
     return Trial(
         label=label,
         method=method,

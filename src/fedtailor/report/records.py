@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -100,7 +101,8 @@ class Commit:
     # the earlier rounds whose states clients in flight have been sent; not in the file if there are
     # none
     in_flight: Sequence[Count] = ()
-    # of the logs' committed bytes, and ``private``: of all private states
+    # of the logs' committed bytes, of all private states (``private``), and of the files of the
+    # server's states by name
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -178,15 +180,20 @@ class Evaluation:
 @dataclass(frozen=True)
 class Timing:
     """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
-    of the clients' training in seconds, None where it is not known. ``files`` are the names of the
-    files that the round has written for good."""
+    of the clients' training in seconds, None where it is not known. ``files`` are the files that
+    the round has written for good, with their checksums; of older runs, the names alone."""
 
     round: Count
     seconds: Mapping[str, Amount]
     peak_memory_mb: Amount | None
     executor: str | None = None
     cpu_seconds: Amount | None = None
-    files: Sequence[str] = ()
+    files: Mapping[str, str | None] | Sequence[str] = ()
+
+    def files_in(self, folder: Path) -> dict[Path, str | None]:
+        """The files by their paths, with their checksums."""
+        known = self.files if isinstance(self.files, Mapping) else dict.fromkeys(self.files)
+        return {folder / name: checksum for name, checksum in known.items()}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..report.logs import LOGS
 from ..run_format import (
     FORMAT,
+    check_committed,
     check_regular,
     check_tensors,
     check_there,
@@ -125,21 +126,27 @@ def _of_part(folder: Path) -> Iterator[Test]:
     try:
         expected = expected_files(folder, commit)
     except InputError:  # the log that names some of them is damaged, which was said
-        expected = []
+        expected = {}
     there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
     for path in sorted({*expected, *there}):
         if path.name == PRIVATE_FILE:
             yield path, partial(_private, folder, commit)
         elif path.suffix == ".safetensors" and not _is_left_over(path, expected):
-            yield path, partial(check_tensors, path)
+            yield path, partial(_committed, path, expected.get(path), check_tensors)
         elif path.suffix == ".json" and path.name != "commit.json":
-            yield path, partial(_json, path)
+            yield path, partial(_committed, path, expected.get(path), _json)
 
 
 def _is_left_over(path: Path, expected: Collection[Path]) -> bool:
     """Whether a kill has left a file of a round that does not count, or `_private` checks it."""
     number = re.fullmatch(r"(?:round|private|diagnostics|confusion)-(\d+)", path.stem)
     return number is not None and path not in expected
+
+
+def _committed(path: Path, committed: str | None, test: Callable[[Path], bool]) -> bool:
+    has_checksum = test(path)
+    check_committed({path: committed})
+    return has_checksum
 
 
 def _json(path: Path) -> bool:

@@ -17,11 +17,12 @@ from ..report.logs import read_commit as read_commit
 from ..report.logs import read_refused as read_refused
 from ..report.records import Commit as Commit
 from ..report.records import Timing
-from ..run_format import damaged
+from ..run_format import check_committed, damaged
 from .files import load_tensors, read_record
 
 COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
+RESULT_FILE = "server.safetensors"  # the server's state after the last round
 START_FILE = "start.json"  # written before round 0
 
 
@@ -44,28 +45,31 @@ def other_states(store: Path, number: int) -> InputError:
     return damaged(store, f"it does not have the states of round {number}, or {staged} is missing")
 
 
-def expected_files(folder: Path, commit: Commit) -> list[Path]:
-    """The files that the folder of one method with one seed must have. One that is missing is not
-    read as if it had never been there.
+def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
+    """The files that the folder of one method with one seed must have, and the checksums that they
+    must hold, where they are known. One that is missing is not read as if it had never been there.
 
     Raises:
         InputError: the log that names some of them is damaged.
     """
-    files = [folder / f"{log}.jsonl" for log in LOGS]
+    files: dict[Path, str | None] = {folder / f"{log}.jsonl": None for log in LOGS}
     for timing in read_log(Timing, folder / "timings.jsonl", commit):
-        files += [folder / name for name in timing.files]
+        files |= timing.files_in(folder)
+    files |= {path: commit.checksums.get(path.name) for path in server_files(folder, commit)}
+    if "private" in commit.checksums:
+        files |= dict.fromkeys(private_files(folder, commit))
+    return files
+
+
+def server_files(folder: Path, commit: Commit) -> list[Path]:
+    """The files of the server's states: the last one, those of the best rounds, and those that
+    clients in flight have been sent."""
     states = {about.round for about in commit.best.values()} | {*commit.in_flight}
     states -= {commit.round}
     if not (folder / START_FILE).exists():
         states -= {0}  # the first values, which need no file
-    if commit.finished:
-        files.append(folder / "server.safetensors")
-    elif commit.has_model:
-        states.add(commit.round)
-    files += [state_path(folder, number) for number in sorted(states)]
-    if "private" in commit.checksums:
-        files += private_files(folder, commit)
-    return files
+    last = [last_state_path(folder, commit)] if commit.finished or commit.has_model else []
+    return [*last, *(state_path(folder, number) for number in sorted(states))]
 
 
 def private_files(folder: Path, commit: Commit) -> list[Path]:
@@ -81,6 +85,22 @@ def state_path(folder: Path, number: int) -> Path:
     return folder / f"round-{number:06d}.safetensors"
 
 
+def last_state_path(folder: Path, commit: Commit) -> Path:
+    """Where the server's state after the last round is."""
+    return folder / RESULT_FILE if commit.finished else state_path(folder, commit.round)
+
+
+def load_state(path: Path, commit: Commit) -> Params:
+    """The tensors in a file of the server's state.
+
+    Raises:
+        InputError: it is missing or damaged, or not the file that was committed.
+    """
+    state = load_tensors(path)
+    check_committed({path: commit.checksums.get(path.name)})
+    return state
+
+
 def read_server(folder: Path, commit: Commit, number: int) -> Server:
     """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
     one.
@@ -88,9 +108,10 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
     Raises:
         InputError: it is missing or damaged.
     """
-    last = commit.finished and number == commit.round
-    state = load_tensors(folder / "server.safetensors" if last else state_path(folder, number))
-    return aligned(state if last else strip_prefix(state, "server/"))
+    last = number == commit.round
+    path = last_state_path(folder, commit) if last else state_path(folder, number)
+    state = load_state(path, commit)
+    return aligned(state if path.name == RESULT_FILE else strip_prefix(state, "server/"))
 
 
 def model_seed(folder: Path, seed: int) -> int:

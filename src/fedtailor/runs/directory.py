@@ -34,7 +34,7 @@ from ..engine.client_store import (
 from ..engine.results import Round
 from ..errors import InputError, naming
 from ..method import Server
-from ..params import add_prefix, aligned, strip_prefix
+from ..params import Params, add_prefix, aligned, strip_prefix
 from ..report.checked import load_json, record
 from ..report.logs import LOGS, read_log
 from ..report.read import read_environment
@@ -43,24 +43,28 @@ from ..report.records import Timing
 from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
-    check_there,
+    check_committed,
     committed_bytes,
     has_commit,
+    held_checksum,
     seal_json,
 )
 from .best import best_rounds
 from .committed import (
     COSTS_FILE,
     PRIVATE_FILE,
+    RESULT_FILE,
     START_FILE,
     Commit,
     expected_files,
+    load_state,
     other_states,
     read_commit,
     read_server,
+    server_files,
     state_path,
 )
-from .files import load_tensors, make_folder, read_json, save_tensors, write_atomically
+from .files import make_folder, read_json, save_tensors, write_atomically
 from .log_lines import clients_line, confusion_of, history_line, timings_line
 
 if TYPE_CHECKING:
@@ -190,7 +194,7 @@ class RunDirectory:
         self.commit = Commit(0, rounds, False, dict.fromkeys(LOGS, 0))
         if has_commit(path):
             self.commit = read_commit(path)
-            check_there(*expected_files(path, self.commit))
+            check_committed(expected_files(path, self.commit))
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
@@ -204,7 +208,7 @@ class RunDirectory:
 
     @property
     def _result(self) -> Path:
-        return self.path / "server.safetensors"
+        return self.path / RESULT_FILE
 
     def _reopen(self, rounds: int) -> None:
         """Undo `finish`: the result is the last round's state again, as `write` left it."""
@@ -213,8 +217,8 @@ class RunDirectory:
         if (self.path / PRIVATE_FILE).exists():
             (last,) = self._last_lines(RoundLine, "history", 1)
             state["clients"] = torch.tensor(last.cohort)
-        save_tensors(state_path(self.path, number), state)
-        self._commit(replace(self.commit, rounds=rounds, finished=False))
+        checksums = self._with_state(state_path(self.path, number), state)
+        self._commit(replace(self.commit, rounds=rounds, finished=False, checksums=checksums))
         self._result.unlink()
 
     def _last_lines(self, kind: type[Record], log: str, count: int) -> list[Record]:
@@ -243,7 +247,7 @@ class RunDirectory:
         """Bring ``store`` to the last committed round; that round's server state, None if none."""
         if not self.has_begun:
             return None
-        state = load_tensors(state_path(self.path, self.commit.round))
+        state = load_state(state_path(self.path, self.commit.round), self.commit)
         self._keep_best(store)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
@@ -298,9 +302,10 @@ class RunDirectory:
         if store.staged:
             store.sync()
             state["clients"] = torch.tensor(store.staged)
-        save_tensors(state_path(self.path, done.number), {n: v.cpu() for n, v in state.items()})
+        path = state_path(self.path, done.number)
+        checksums = self._with_state(path, {n: v.cpu() for n, v in state.items()})
+        checksums |= {log: logged.hexdigest() for log, logged in self._logged.items()}
         best = best_rounds(self.commit.best, done, self._metric)
-        checksums = {log: logged.hexdigest() for log, logged in self._logged.items()}
         if (private := store.checksum) is not None:
             checksums["private"] = private
         self._commit(
@@ -317,8 +322,13 @@ class RunDirectory:
         self._keep_best(store)
         self._drop_states()
 
-    def _write_for_good(self, done: Round) -> list[str]:
-        """Write the files that no later round replaces; their names."""
+    def _with_state(self, path: Path, state: Params) -> dict[str, str]:
+        """Write a file of the server's state; the commit's checksums with that of the file."""
+        save_tensors(path, state)
+        return {**self.commit.checksums, path.name: held_checksum(path) or ""}
+
+    def _write_for_good(self, done: Round) -> dict[str, str | None]:
+        """Write the files that no later round replaces; their names and checksums."""
         kinds = {"diagnostics": done.diagnostics, "confusion": confusion_of(done)}
         tensors = {f"{k}-{done.number:06d}.safetensors": v for k, v in kinds.items() if v}
         for name, values in tensors.items():
@@ -326,15 +336,16 @@ class RunDirectory:
         if done.costs is not None and not self.has_costs:
             write_atomically(self.path / COSTS_FILE, seal_json(asdict(done.costs)))
         once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
-        return [*tensors, once] if once is not None and self._has(once) else [*tensors]
+        names = [*tensors, once] if once is not None and self._has(once) else [*tensors]
+        return {name: held_checksum(self.path / name) for name in names}
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result. The store must be committed."""
         if self.commit.finished:
             return
         server = read_server(self.path, self.commit, self.commit.round)
-        save_tensors(self._result, server)
-        self._commit(replace(self.commit, finished=True, stopped=False))
+        checksums = self._with_state(self._result, server)
+        self._commit(replace(self.commit, finished=True, stopped=False, checksums=checksums))
         self._drop_states()
 
     def stop(self) -> None:
@@ -357,6 +368,13 @@ class RunDirectory:
             return file.tell()
 
     def _commit(self, commit: Commit) -> None:
+        states = {path.name for path in server_files(self.path, commit)}
+        checksums = {
+            name: checksum
+            for name, checksum in commit.checksums.items()
+            if not name.endswith(".safetensors") or name in states
+        }
+        commit = replace(commit, checksums=checksums)
         content = asdict(commit)
         if not commit.in_flight:
             del content["in_flight"]
@@ -371,13 +389,9 @@ class RunDirectory:
         """Remove all states but the last one, those of the best rounds, and those that clients in
         flight have been sent."""
         commit, private = self.commit, self.path / PRIVATE_FILE
-        rounds = {commit.round, commit.best_round, commit.best_global_round, *commit.in_flight}
-        kept = {best_path(private, commit.best_round)}
-        if commit.finished:  # the last one has files of its own
-            rounds.discard(commit.round)
-        else:
+        kept = {best_path(private, commit.best_round), *server_files(self.path, commit)}
+        if not commit.finished:
             kept.add(staged_path(private, commit.round))
-        kept |= {state_path(self.path, number) for number in rounds}
         for path in (*self.path.glob("round-*"), *self.path.glob("private-*")):
             if path not in kept:
                 path.unlink()

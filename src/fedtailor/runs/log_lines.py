@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -66,9 +66,9 @@ def confusion_of(done: Round) -> Params:
     return tensors
 
 
-def timings_line(done: Round, files: Sequence[str]) -> dict[str, Any]:
-    """Return the line of ``timings.jsonl``; ``files`` are the names of those that the round has
-    written and no later round replaces."""
+def timings_line(done: Round, files: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the line of ``timings.jsonl``; ``files`` are those that the round has written and no
+    later round replaces, by name with their checksums."""
     seconds = {name: round(value, 4) for name, value in done.seconds.items()}
     return {
         "round": done.number,
@@ -76,5 +76,5 @@ def timings_line(done: Round, files: Sequence[str]) -> dict[str, Any]:
         "executor": done.executor,
         "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
         "peak_memory_mb": round(peak_memory_mb(), 1),
-        "files": list(files),
+        "files": dict(files),
     }
