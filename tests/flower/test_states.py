@@ -57,6 +57,24 @@ def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     assert value(states, 5) == 5.0
 
 
+@pytest.mark.parametrize(
+    ("best", "message"),
+    [
+        (0, "round 0 as the best one came after one with round 1"),
+        (3, "with round 3 as the best one, whose state is not here"),
+    ],
+)
+def test_the_state_of_the_best_round_is_not_given_up_for_one_that_is_not_here(
+    best: int, message: str, tmp_path: Path
+) -> None:
+    states = States(tmp_path)
+    for base, number in ((0, 1), (1, 2), (2, 4)):
+        states.write(3, base, min(base, 1), number, state(number))
+    with pytest.raises(InputError, match=message):
+        states.write(3, 4, best, 9, state(9.0))
+    assert value(states, 1) == 1.0
+
+
 def test_a_state_that_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
     states = States(tmp_path)
     with pytest.raises(InputError, match="the private state of round 2 is missing"):

@@ -108,7 +108,7 @@ class Session:
             DivergedError: it has trained to values that aren't finite.
         """
         if message.kind == "train":
-            states.check(request.client, request.base, message.round)
+            states.check(request.client, request.base, request.best, message.round)
         if message.kind == "global":
             return self._evaluated(request.client, received), None
         private = states.read(request.client, request.base, self.first.read(request.client))

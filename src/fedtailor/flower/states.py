@@ -48,14 +48,17 @@ class States:
             raise InputError(f"the private state of round {base} is of another model")
         return {name: state[name].clone() for name in like}
 
-    def check(self, client: int, base: int, number: int) -> None:
-        """Check that a client's round ``number`` may start from ``base``, before it trains.
+    def check(self, client: int, base: int, best: int, number: int) -> None:
+        """Check that a client's round ``number`` may start from ``base``, before it trains, with
+        ``best`` as the best round.
 
         The server has said that the last but one state here counted, when it was the base of the
         last one. So it can't go back beyond it, and an order for it would cost a state that counts.
+        Nor can the best round be an earlier one than before.
 
         Raises:
-            InputError: the client has gone on to a later round, or ``base`` is an earlier one.
+            InputError: the client has gone on to a later round, or ``base`` or ``best`` is an
+                earlier one, or the state of ``best`` is not here.
         """
         kept = sorted(self._kept(client))
         if kept and kept[-1] > number:
@@ -64,6 +67,12 @@ class States:
             raise InputError(
                 f"an order to start from round {base} came after one to start from round {kept[-2]}"
             )
+        if len(kept) > 2 and best < kept[0]:  # those of the best round, the base, and the last one
+            raise InputError(
+                f"an order with round {best} as the best one came after one with round {kept[0]}"
+            )
+        if kept and best not in (0, base, *kept):
+            raise InputError(f"an order with round {best} as the best one, whose state is not here")
 
     def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
         """Keep the state after round ``number``, beside those of ``base`` and ``best``, and no
@@ -74,7 +83,7 @@ class States:
         """
         if not private:
             return
-        self.check(client, base, number)
+        self.check(client, base, best, number)
         kept, path = self._kept(client), self._path(client, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, private)
