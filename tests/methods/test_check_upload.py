@@ -37,6 +37,16 @@ def with_(name: str, value: float) -> Change:
     return lambda upload: {**upload, name: torch.full_like(upload[name], value)}
 
 
+def shuffled(name: str) -> Change:
+    """The same upload with the values of a tensor in another order."""
+
+    def change(upload: Params) -> Params:
+        value = upload[name]
+        return {**upload, name: value.flatten().sort().values.view(value.shape)}
+
+    return change
+
+
 def many_rows(upload: Params) -> Params:
     """All rows are sent, where some were masked."""
     return with_("hidden.kept", True)(upload)
@@ -107,6 +117,9 @@ RANKS = (2, 4)
             (ft.Scaffold(), with_("scaffold.path", value), r"scaffold.path is .* rate: 0\.0")
             for value in (1e-12, 0.0, -0.05, 1e3)
         ),
+        (ft.FedMask(), with_("retained.hidden", True), r"retained.hidden keeps \d+ of \d+ weights"),
+        (ft.FedMask(), with_("retained.hidden", False), "retained.hidden keeps 0 of"),
+        (ft.FedMask(), shuffled("retained.hidden"), "retained.hidden keeps parts of inputs"),
         (HeteroFL(widths=(0.5, 1.0)), with_ones("head.weight", 0, -1),
          "head.weight holds values beyond the client's width"),
         (HeteroFL(widths=(0.5, 1.0)), with_("kept units", 6), "with its width 0.5 it must have"),

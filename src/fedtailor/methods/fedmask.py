@@ -209,6 +209,26 @@ class FedMask(Method):
             upload |= {f"mask.{path}": mask, f"retained.{path}": retained}
         return upload
 
+    def check_upload(
+        self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float
+    ) -> None:
+        for path in _paths(task):
+            retained = upload[f"retained.{path}"]
+            count, total = int(retained.sum()), retained.numel()
+            scores = torch.zeros(retained.shape)
+            allowed = int(retain(scores, self.sparsity, self.structure).sum())
+            if count != allowed:
+                raise InputError(
+                    f"retained.{path} keeps {count} of {total} weights; with the sparsity "
+                    f"{self.sparsity} it must keep {allowed}"
+                )
+            of_inputs = retained.movedim(1, 0).flatten(1)
+            if self.structure == "inputs" and not of_inputs.eq(of_inputs[:, :1]).all():
+                raise InputError(
+                    f"retained.{path} keeps parts of inputs; with the structure 'inputs' it must "
+                    "keep or drop whole ones"
+                )
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         new = {}
         for path in _paths(task):
