@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import subprocess
@@ -110,6 +111,28 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     tries = len(log.read_text().splitlines())
     assert tries > 1 if joined else tries == 1
     assert (time.monotonic() > start + 2) >= joined
+
+
+def test_the_pause_between_tries_grows_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(DIGITS)
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a"], "127.0.0.1:8000")
+    deployment = open_folder(tmp_path / "dir")
+    deployment.site("a").mkdir(parents=True)
+    (deployment.site("a") / "joined").touch()
+    program = tmp_path / "bin/flower-supernode"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    pauses = {"_FIRST_PAUSE": 0.0625, "_LAST_PAUSE": 0.25, "_MAX_REFUSAL": 1.0}
+    for name, seconds in pauses.items():
+        monkeypatch.setattr(launch, name, seconds)
+    with pytest.raises(InputError, match="flower-supernode ended with code 3"):
+        join(deployment, "a", "digits", ["limit=30"], insecure=True)
+    said = re.findall(r"starting it again in (\S+) s", capfd.readouterr().err)
+    assert said[:3] == ["0.125", "0.25", "0.25"]
 
 
 SERVING = """

@@ -43,6 +43,16 @@ def test_text_fits_a_terminal_and_says_what_it_shows(make_run: MakeRun, expected
     assert "Left out because they have no test examples: 1 client" in words
 
 
+def test_a_long_label_of_a_directory_is_on_one_line(make_run: MakeRun) -> None:
+    """It is a path, which a break would change."""
+    name = "a-directory-with-a-long-name_of-its-own.and-more-than-a-column-has"
+    text = compare([make_run(methods=("fedavg",)), make_run(name, methods=("fedavg",))])
+    lines = text.splitlines()
+    tables = text[: text.index("Verdict")].splitlines()
+    assert sum(line.startswith(f"({name})") for line in tables) == 2  # of results, and of costs
+    assert not [line for line in lines if "a-directory" in line and f"({name})" not in line]
+
+
 def test_one_seed_has_no_spread(make_run: MakeRun) -> None:
     text = compare([make_run(seeds=(0,), methods=("local",))])
     assert "±" not in text
