@@ -182,6 +182,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
     ]
     compared = "; ".join(
         f"{a.points:+.1f} points, with equal weights {b.points:+.1f}, under {a.attack}"
+        + ("" if a.outcome.difference.high < 0 else ", which shows no damage")
         for a, b in pairs
     )
     more = sum(a.points < b.points and a.outcome.difference.high < 0 for a, b in pairs)
