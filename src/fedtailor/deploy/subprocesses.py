@@ -194,9 +194,7 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
     try:
         signal.signal(signal.SIGCHLD, child_ended)
         if process.poll() is None:
-            if helper:
-                watching = process, helper, over
-                threading.Thread(target=_end_without, args=watching, daemon=True).start()
+            threading.Thread(target=_watch, args=(process, helper, over), daemon=True).start()
             yield
             process.wait()
     finally:
@@ -205,20 +203,40 @@ def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None
     raise KeyboardInterrupt
 
 
-def _end_without(process: subprocess.Popen[bytes], helper: str, over: threading.Event) -> None:
-    """End the program once its helper is gone, even if that was never seen alive."""
+def _watch(process: subprocess.Popen[bytes], helper: str, over: threading.Event) -> None:
+    """End the program once its ``helper`` is gone, if there is one, even if that was never seen
+    alive. And signal the end of the program again: the signal of a child's end is lost on a main
+    thread that gets it just before it waits for a connection, say, or if another thread gets it."""
     # a thread that gets a signal would not wake the main thread, which handles it
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_INTERRUPTS, signal.SIGCHLD})
-    was_there = False
+    was_there = ending = False
     while not over.wait(_LOOK):
+        if _has_ended(process):
+            signal.pthread_kill(_main_thread(), signal.SIGCHLD)
+        if not helper or ending:
+            continue
         is_there = bool(children_with(process.pid, helper))
         is_gone = not is_there and (was_there or _is_defunct(process.pid, helper))
         if is_gone and process.returncode is None:
             said = f"fedtailor: {helper} has ended; ending the program that can't go on without it"
             print(said, file=sys.stderr, flush=True)
             process.terminate()
-            return
+            ending = True
         was_there = was_there or is_there
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended; unlike `poll` it leaves the code to who waits for it."""
+    with suppress(ChildProcessError):  # it has been waited for
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, process.pid, how) is not None
+    return True
+
+
+def _main_thread() -> int:
+    number = threading.main_thread().ident
+    assert number is not None
+    return number
 
 
 def children_with(pid: int, text: str) -> list[int]:
