@@ -102,8 +102,8 @@ def check_there(*paths: Path) -> None:
 
 
 def check_committed(files: Mapping[Path, str | None]) -> None:
-    """Check that all files are there, and that each is the one that was committed: it holds this
-    checksum; None: any will do.
+    """Check that all files are there, and that each safetensors file is the one that was committed:
+    it holds this checksum; None: any will do.
 
     Raises:
         InputError: one is not.
@@ -115,17 +115,11 @@ def check_committed(files: Mapping[Path, str | None]) -> None:
 
 
 def held_checksum(path: Path) -> str | None:
-    """Return the checksum that a JSON or safetensors file holds of itself; None if it holds none.
+    """Return the checksum that a safetensors file holds of itself; None if it holds none.
 
     Raises:
         InputError: the file is missing or damaged.
     """
-    if path.suffix == ".json":
-        try:
-            found = json.loads(path.read_bytes()).get(_KEY)
-        except (ValueError, AttributeError, RecursionError):
-            raise damaged(path, "it is not valid JSON") from None
-        return None if found is None else str(found)
     header = _header(path)
     return None if header is None else header[_AT:_END].decode(errors="replace")
 

@@ -261,7 +261,7 @@ def next_state(
         if isinstance(uploads, UploadStack):
             uploads.keep([row for row in range(len(used) + 1) if row != worst])
 
-    full, one = method.robust, None
+    full = method.robust
     while True:  # until each upload is used as it is, or a rule makes one of all
         rule, used = full.among(len(counted)), list(counted)
         method, notes = replace(method, robust=rule), _weakened(rule, full, counted, cohort)

@@ -181,7 +181,7 @@ class Evaluation:
 class Timing:
     """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
     of the clients' training in seconds, None where it is not known. ``files`` are the files that
-    the round has written for good, with their checksums; of older runs, the names alone."""
+    the round has written for good, with checksums of tensors; in older runs the names alone."""
 
     round: Count
     seconds: Mapping[str, Amount]

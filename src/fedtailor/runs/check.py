@@ -132,9 +132,9 @@ def _of_part(folder: Path) -> Iterator[Test]:
         if path.name == PRIVATE_FILE:
             yield path, partial(_private, folder, commit)
         elif path.suffix == ".safetensors" and not _is_left_over(path, expected):
-            yield path, partial(_committed, path, expected.get(path), check_tensors)
+            yield path, partial(_tensors, path, expected.get(path))
         elif path.suffix == ".json" and path.name != "commit.json":
-            yield path, partial(_committed, path, expected.get(path), _json)
+            yield path, partial(_json, path)
 
 
 def _is_left_over(path: Path, expected: Collection[Path]) -> bool:
@@ -143,8 +143,8 @@ def _is_left_over(path: Path, expected: Collection[Path]) -> bool:
     return number is not None and path not in expected
 
 
-def _committed(path: Path, committed: str | None, test: Callable[[Path], bool]) -> bool:
-    has_checksum = test(path)
+def _tensors(path: Path, committed: str | None) -> bool:
+    has_checksum = check_tensors(path)
     check_committed({path: committed})
     return has_checksum
 

@@ -286,7 +286,7 @@ class RunDirectory:
     def recent_norms(self) -> list[dict[int, float]]:
         """The norms of the uploads of the last committed rounds, by client."""
         lines = self._last_lines(RoundLine, "history", RECENT)
-        return [dict(zip(line.cohort, line.norms, strict=bool(line.norms))) for line in lines]
+        return [dict(zip(line.cohort, line.norms, strict=False)) for line in lines]
 
     def write(self, done: Round, store: PrivateStates) -> None:
         """Commit a round whose private states are staged in ``store``."""
@@ -325,10 +325,12 @@ class RunDirectory:
     def _with_state(self, path: Path, state: Params) -> dict[str, str]:
         """Write a file of the server's state; the commit's checksums with that of the file."""
         save_tensors(path, state)
-        return {**self.commit.checksums, path.name: held_checksum(path) or ""}
+        checksum = held_checksum(path)
+        assert checksum is not None
+        return {**self.commit.checksums, path.name: checksum}
 
     def _write_for_good(self, done: Round) -> dict[str, str | None]:
-        """Write the files that no later round replaces; their names and checksums."""
+        """Write the files that no later round replaces; their names, tensors' checksums."""
         kinds = {"diagnostics": done.diagnostics, "confusion": confusion_of(done)}
         tensors = {f"{k}-{done.number:06d}.safetensors": v for k, v in kinds.items() if v}
         for name, values in tensors.items():
@@ -336,8 +338,8 @@ class RunDirectory:
         if done.costs is not None and not self.has_costs:
             write_atomically(self.path / COSTS_FILE, seal_json(asdict(done.costs)))
         once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
-        names = [*tensors, once] if once is not None and self._has(once) else [*tensors]
-        return {name: held_checksum(self.path / name) for name in names}
+        files: dict[str, str | None] = {name: held_checksum(self.path / name) for name in tensors}
+        return {**files, once: None} if once is not None and self._has(once) else files
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result. The store must be committed."""

@@ -68,7 +68,7 @@ def confusion_of(done: Round) -> Params:
 
 def timings_line(done: Round, files: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the line of ``timings.jsonl``; ``files`` are those that the round has written and no
-    later round replaces, by name with their checksums."""
+    later round replaces, by name with the checksums of tensors."""
     seconds = {name: round(value, 4) for name, value in done.seconds.items()}
     return {
         "round": done.number,
