@@ -286,7 +286,7 @@ _READ = """![How far each method is ahead of training alone](images/when.svg)
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
 - **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
-  from resampling seeds and clients. An interval that holds 0 shows no difference.
+  from resampling seeds and clients. A difference whose interval holds 0 may be chance.
 - **worse off**: the share of clients that would have done better alone.
 - **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
   of all clients together, on one core.

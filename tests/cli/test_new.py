@@ -13,6 +13,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.cli.new import _ask
 from fedtailor.data import load_data
 from fedtailor.data.survey import survey
 from fedtailor.errors import InputError
@@ -233,3 +234,12 @@ def test_one_row_without_a_label_is_one_row(
             file.write("the ward was closed,,berlin\n")
         assert main(["new", str(visits), "--out", f"{count}.toml"]) == 0
         assert said in capsys.readouterr().out
+
+
+def test_answers_that_end_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    with pytest.raises(InputError, match="nothing is written. --yes takes the guesses"):
+        _ask("column of labels", "label")

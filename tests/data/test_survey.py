@@ -68,6 +68,8 @@ def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
     assert found.column("label").missing == 4
     assert found.column("label").distinct == 2
     assert found.counts("label") == {"x": 4, "y": 4}
+    sites = table(tmp_path, text=REPORTS, label=["x", "y", " "] * 4, site=["a"] * 9 + ["b"] * 3)
+    assert sites.counts("site", "label") == {"a": 6, "b": 2}
 
 
 @pytest.mark.parametrize(

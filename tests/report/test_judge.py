@@ -150,7 +150,7 @@ def test_a_tie(tmp_path: Path) -> None:
     test = {"fedsdg": _around(0.501), "fedavg": ALONE, "local": _around(0.49, NOISE[::-1])}
     found = _verdict(_run(tmp_path / "run", test))
     assert found.baseline is not None
-    assert found.baseline.reading == "no difference"
+    assert found.baseline.reading == "may be chance"
     assert found.text[0] == "fedsdg is best on validation data (50.1 %)."
     assert found.text[1:3] == (
         "On test data its accuracy is 1.1 points better than with training alone; that may be "
@@ -179,8 +179,8 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
     assert found.text[0] == (
-        "fedavg is best on validation data (50.5 %), but its lead there over fedsdg (50.0 %) may "
-        "be chance."
+        "fedavg is best on validation data (50.5 %); these data alone can't tell it from fedsdg "
+        "(50.0 %)."
     )
     assert [one.method for one in found.ahead] == ["fedsdg"]
     assert "10.0 points worse than with fedsdg, the next best" in found.text[2]
@@ -206,8 +206,8 @@ def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
     validation |= {"fedsdg": 0.5, "local": _around(0.51)}
     found = _verdict(_run(tmp_path / "run", test, validation))
     assert found.text[0] == (
-        "fedavg is best on validation data (51.0 %), and local is just as good there; its lead "
-        "there over fedprox (50.5 %) and fedsdg (50.0 %) may be chance."
+        "fedavg is best on validation data (51.0 %), and local is just as good there; these data "
+        "alone can't tell it from fedprox (50.5 %) and fedsdg (50.0 %)."
     )
     assert found.text[1] == (
         "On test data its accuracy is as good as with training alone, for every client."
@@ -288,7 +288,7 @@ def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
     assert found.baseline.value == pytest.approx(0.3)
     assert found.alone is not None
     assert found.alone.num_worse_off == 0
-    assert "Its loss is 0.300 nats per token better than with fedavg" in found.text[2]
+    assert "Its loss is 0.300 nats better than with fedavg" in found.text[2]
 
 
 def test_without_training_alone_it_says_so(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_without_validation_nothing_is_chosen(tmp_path: Path) -> None:
 def test_few_clients_have_no_interval(tmp_path: Path) -> None:
     found = _verdict(_run(tmp_path / "run", {"fedsdg": [0.9] * 5, "local": [0.1] * 5}))
     assert found.alone is not None
-    assert found.alone.reading == "no difference"
+    assert found.alone.reading == "may be chance"
     assert found.text[1] == (
         "On test data its accuracy is 80.0 points better than with training alone; 5 clients are "
         "too few to tell whether that is chance."

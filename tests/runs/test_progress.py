@@ -57,6 +57,8 @@ def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:
         shown.begin(Stage("slow", "slow, seed 0", 2, {}), done=0)
         shown.skip("slow", 1)
         assert shown._seconds_left() == pytest.approx(303, abs=0.1)
+        shown._measured["slow"] = [200.0, 1.0]  # half as fast as expected, as others will be
+        assert shown._seconds_left() == pytest.approx(606, abs=0.1)
 
 
 @pytest.mark.usefixtures("talkative")

@@ -75,9 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedtailor: {one_line(problem)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedtailor: interrupted; the same command goes on from here", file=sys.stderr)
+        goes_on = options.command.__module__.rpartition(".")[2] in _GO_ON
+        said = "interrupted; the same command goes on from here" if goes_on else "interrupted"
+        print(f"fedtailor: {said}", file=sys.stderr)
         return 130
     return 0
+
+
+_GO_ON = ("run", "tune", "deploy")  # commands that keep what they have done
 
 
 class _Parser(argparse.ArgumentParser):

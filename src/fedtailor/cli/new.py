@@ -75,7 +75,7 @@ def _new(options: argparse.Namespace) -> None:
     if asks:
         _ask_columns(table, options)
     roles = table.roles(options.text, options.label, options.client)
-    clients = draft.Clients.of(table, roles.client)
+    clients = draft.Clients.of(table, roles)
     model = options.model or draft.default_model(table, roles)
     names = options.methods or ",".join(draft.default_methods(table, roles))
     if asks:
@@ -117,7 +117,12 @@ def _ask(what: str, *choices: str) -> str | None:
     """Ask for one of ``choices``, or another; the first is the default."""
     guess = choices[0] if choices else ""
     others = f" (others: {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
-    return input(f"{what}{others} [{guess}]: ").strip() or guess or None
+    try:
+        return input(f"{what}{others} [{guess}]: ").strip() or guess or None
+    except EOFError:
+        raise InputError(
+            "no answer; nothing is written. --yes takes the guesses, and options name the columns"
+        ) from None
 
 
 def _columns(table: Survey, roles: Roles | None = None) -> str:

@@ -77,6 +77,11 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     if config.task != "causal-lm":
         label = _find(train, "label", config.label, LABEL_NAMES)
     client = None if config.client is None else _find(train, "client", config.client, ())
+    if label is not None and label == client:
+        raise InputError(
+            f"data.label and data.client both name {label!r}, so each client would have one class; "
+            "name another column (or divide by class: split.scheme = 'pathological')"
+        )
     names = {name: None for name in (source, label, client) if name is not None}
     table = _join(train, test, list(names))
     is_image = _check_input(table, source)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
@@ -57,6 +57,14 @@ class Roles:
     client: str | None
 
 
+class Counts(Protocol):
+    """Counts the rows of each value of a column; blanks around a value don't count."""
+
+    def __call__(self, name: str, beside: str | None = None) -> Mapping[Any, int]:
+        """Of the column ``name``; only rows that have something in the column ``beside``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Survey:
     """A table's columns, and the counts of its values."""
@@ -64,7 +72,7 @@ class Survey:
     path: str
     rows: int
     columns: tuple[Column, ...]
-    counts: Callable[[str], Mapping[Any, int]]  # of a column's values, without blanks around them
+    counts: Counts
 
     def column(self, name: str) -> Column:
         """Return the column of that name.
@@ -248,8 +256,11 @@ def survey(path: str, cache: Path | None = None) -> Survey:
         table = _typed(table)
     arrow = table.with_format("arrow")[:]
 
-    def counts(name: str) -> Mapping[Any, int]:
-        pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(arrow, name))
+    def counts(name: str, beside: str | None = None) -> Mapping[Any, int]:
+        rows = arrow
+        if beside is not None:
+            rows = arrow.filter([trimmed(v) is not None for v in arrow.column(beside).to_pylist()])
+        pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(rows, name))
         merged: dict[Any, int] = {}
         for value, count in ((trimmed(value), count) for value, count in pairs):
             if value is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..data.cells import check_column_names
 from ..data.columns import usual_column
 from ..data.config import DataConfig
-from ..data.text_files import separator_of
+from ..data.text_files import check_text_file, separator_of
 from ..errors import InputError, brief, missing_file, unknown
 from .examples import PICTURES, picture_paths
 from .model import Prediction
@@ -64,11 +64,9 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
             f"can't read {source!r}: this model reads texts; allowed: {', '.join(TABLES)} files, "
             "or - for stdin"
         )
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            content = file.read()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source} is not UTF-8 text: {error}") from None
+    check_text_file(path, source)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        content = file.read()
     return _of_text(content, path.suffix, source, data, text)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .majority import majority_accuracy
-from .records import Evaluation
+from .records import Evaluation, Partition
 from .select import (
     Entry,
     Metric,
@@ -86,7 +86,7 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
             if selected is None:
                 continue
             test = selected.test
-            base = majority_accuracy(partition, test) or [None] * len(test.clients)
+            base = _majority(partition, test, metric)
             for client, value, known in zip(
                 test.clients, values_of(test, metric), base, strict=True
             ):
@@ -101,6 +101,15 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
         }
         base_mean = float(np.mean(majority[name])) if majority[name] else None
         yield ClientRow(run, name, train, tested, base_mean, means)
+
+
+def _majority(
+    partition: Partition, evaluation: Evaluation, metric: Metric
+) -> Sequence[float | None]:
+    """The accuracies of the clients' most frequent classes; None where they are not known, and
+    beside another ``metric``, with which they can't be compared."""
+    known = majority_accuracy(partition, evaluation) if metric == "accuracy" else None
+    return known or [None] * len(evaluation.clients)
 
 
 def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:
@@ -152,7 +161,7 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
                 continue
             partition, test = entry.run.partitions[trial.seed], selected.test
             results = dict(zip(test.clients, values_of(test, metric), strict=True))
-            base = majority_accuracy(partition, test) or [None] * len(test.clients)
+            base = _majority(partition, test, metric)
             majority = dict(zip(test.clients, base, strict=True))
             shown = max(1, min(_WORST, len(test.clients) // 3))
             for client in worst_clients(test, metric, shown):

@@ -25,7 +25,7 @@ from .select import (
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
 
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
-Reading = Literal["better", "worse", "no difference"]
+Reading = Literal["better", "worse", "may be chance"]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
 
 
@@ -158,7 +158,7 @@ def difference(ours: Results, theirs: Results) -> Difference | None:
         [theirs.scores[division] for division in both],
         same_clients=ours.has_names and theirs.has_names,
     )
-    reading: Reading = "no difference"
+    reading: Reading = "may be chance"
     if len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
         reading = "better" if result.low > 0 else "worse"
     return Difference(

@@ -63,7 +63,7 @@ def amount(metric: Metric, value: float, *, signed: bool = False) -> str:
     """Format a difference with its unit.
 
     >>> amount("accuracy", 0.0321), amount("loss", 0.25)
-    ('3.2 points', '0.250 nats per token')
+    ('3.2 points', '0.250 nats')
     """
-    unit = " points" if is_percentage(metric) else " nats per token" if metric == "loss" else ""
+    unit = " points" if is_percentage(metric) else " nats" if metric == "loss" else ""
     return bare(metric, value, signed=signed) + unit

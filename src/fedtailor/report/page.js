@@ -187,9 +187,11 @@
   }
   for (const item of all("#methods label")) {
     const box = item.querySelector("input");
-    box.addEventListener("change", () =>
-      show(all("#methods input").filter((one) => one.checked).map((one) => one.value)));
-    item.addEventListener("pointerenter", () => focus(box.value));
+    box.addEventListener("change", () => {
+      focus(box.checked ? box.value : null);
+      show(all("#methods input").filter((one) => one.checked).map((one) => one.value));
+    });
+    item.addEventListener("pointerenter", () => focus(box.checked ? box.value : null));
     item.addEventListener("pointerleave", () => focus(null));
     box.addEventListener("focus", () => box.matches(":focus-visible") && focus(box.value));
     box.addEventListener("blur", () => focus(null));

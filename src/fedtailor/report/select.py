@@ -153,7 +153,7 @@ def unit_of(metric: Metric) -> str:
     >>> unit_of("accuracy"), unit_of("brier")
     (' (%)', '')
     """
-    return " (%)" if is_percentage(metric) else " (nats per token)" if metric == "loss" else ""
+    return " (%)" if is_percentage(metric) else " (nats)" if metric == "loss" else ""
 
 
 def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:

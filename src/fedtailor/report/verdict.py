@@ -173,7 +173,7 @@ def _choice(v: Verdict) -> str:
         text += f". {too_few(v.baseline.num_clients)} whether its lead there over {listed(behind)} "
         text += "is chance"
     elif behind:
-        text += f"{';' if equal else ', but'} its lead there over {listed(behind)} may be chance"
+        text += f"; these data alone can't tell it from {listed(behind)}"
     return f"{text}."
 
 
@@ -205,7 +205,7 @@ def _difference(metric: Metric, d: Difference, name: str) -> str:
         return f"{text}, for every client."
     if not d.has_interval:
         return f"{text}; {too_few(d.num_clients)} whether that is chance."
-    if d.reading == "no difference":
+    if d.reading == "may be chance":
         reach = f"{_sided(metric, d.low)} to {_sided(metric, d.high)}"
         return f"{text}; that may be chance (95 % interval {reach})."
     low, high = (d.low, d.high) if d.reading == "better" else (-d.high, -d.low)
@@ -321,7 +321,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
         )
     elif (d := v.baseline if v.is_alone else v.alone) is None:
         yield Step("Add a federated method to the experiment, and run it again, to compare it.")
-    elif d.reading == "no difference":
+    elif d.reading == "may be chance":
         yield from _more_data(v, d)
     elif v.is_alone and d.reading == "better":
         yield Step("Train alone, as far as these data go:", _predict(v.best_model))

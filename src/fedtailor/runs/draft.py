@@ -56,19 +56,22 @@ class Clients:
     too_small: Mapping[str, int]  # left out
 
     @classmethod
-    def of(cls, survey: Survey, column: str | None) -> Clients:
-        """Count the rows of the clients in ``column``.
+    def of(cls, survey: Survey, roles: Roles) -> Clients:
+        """Count the rows of the clients; those without a label, which the run leaves out, don't
+        count.
 
         Raises:
             InputError: fewer than two clients have enough rows.
         """
+        column = roles.client
         if column is None:
             if survey.rows < 2 * _MIN_EXAMPLES:
                 raise InputError(
                     f"{survey.path} has {survey.rows} rows; two clients need {2 * _MIN_EXAMPLES}"
                 )
             return cls({}, {})
-        counts = {str(name): count for name, count in sorted(survey.counts(column).items())}
+        rows = survey.counts(column, roles.label)
+        counts = {str(name): count for name, count in sorted(rows.items())}
         sizes = {name: count for name, count in counts.items() if count >= _MIN_EXAMPLES}
         if len(sizes) < 2:
             raise InputError(
@@ -125,7 +128,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
     _check_model(model, survey, roles)
     if len(set(methods)) < len(methods):
         raise InputError(f"methods {', '.join(methods)}: name each once")
-    clients = Clients.of(survey, roles.client)
+    clients = Clients.of(survey, roles)
     is_text = survey.column(roles.source).kind == "text"
     sections = [
         _head(name),

@@ -177,15 +177,18 @@ class Progress:
 
     def _seconds_left(self) -> float:
         """The time of all rounds that are left: each method's own pace, else what was expected of
-        it, else the mean pace of the others."""
+        it, in proportion to how those that are under way keep to what was expected of them; else
+        the mean pace of the others."""
         seconds = sum(total for total, _ in self._measured.values())
         rounds = sum(count for _, count in self._measured.values())
         mean = seconds / rounds if rounds else 0.0
+        expected = sum(self._expected.get(k, 0.0) * n for k, (_, n) in self._measured.items())
+        slower = seconds / expected if expected else 1.0
         left = 0.0
         for label, count in self._left.items():
             total, measured = self._measured.get(label, (0.0, 0.0))
-            pace = total / measured if measured else self._expected.get(label, mean)
-            left += count * pace
+            usual = slower * self._expected[label] if label in self._expected else mean
+            left += count * (total / measured if measured else usual)
         now = time.monotonic()
         return max(0.0, left - (now - self._round_begun))
 

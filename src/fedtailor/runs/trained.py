@@ -41,6 +41,7 @@ from .trained_rows import check_trained_rows, trained_rows_file
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
 Which = Literal["best", "last"]
+_LEFT_OUT = ("min-examples", "not-drawn")  # omissions of whole clients
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,17 @@ class TrainedMethod:
             InputError: there is no such client. Those that joined afterwards are listed.
         """
         joined = [name for name in self.joined if name != client]
-        return client_number(client, self.data["clients"], self.data.get("names"), joined)
+        try:
+            return client_number(client, self.data["clients"], self.data.get("names"), joined)
+        except InputError as error:
+            omissions = self.data.get("omissions", ())
+            left_out = [one["text"] for one in omissions if one["kind"] in _LEFT_OUT]
+            if not left_out:
+                raise
+            raise InputError(
+                f"{error}; of the data are {'; '.join(left_out)}: fedtailor onboard makes a model "
+                "for such a client"
+            ) from None
 
     def onboarded(self, client: str | int) -> Path | None:
         """The folder of a client that joined after the training; None: there is no such client."""

@@ -153,7 +153,10 @@ def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
     for key in (key for key, _ in _searched(content.get("all", {})) if key not in used):
         raise InputError(f"tune.space.all.{key}: none of the experiment's methods has this field")
     if not spaces:
-        raise InputError("tune.space names no field of the experiment's methods")
+        raise InputError(
+            "tune.space names no field of the experiment's methods, so there is nothing to search; "
+            "for example: [tune.space.all] with optimiser.lr = [0.01, 0.1]"
+        )
     return spaces
 
 

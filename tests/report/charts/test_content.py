@@ -119,7 +119,7 @@ def test_simulated_rounds_cost_what_all_who_trained_have_done(make_run: MakeRun)
 def test_language_models_have_losses(make_run: MakeRun) -> None:
     shown = content_of(make_run(is_lm=True, seeds=(0,), methods=("fedavg",)))
     assert shown["metric"] == {
-        "name": "loss", "axis": "loss (nats per token)", "isPercentage": False, "higher": False,
+        "name": "loss", "axis": "loss (nats)", "isPercentage": False, "higher": False,
     }  # fmt: skip
     assert shown["groups"][0]["labels"] is None
     assert min(shown["results"]["value"]) > 1
