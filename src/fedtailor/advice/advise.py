@@ -132,7 +132,7 @@ class Advice:
             "lead over local, 95 % interval",
             "worse off",
             "trains",
-            "traffic a round",
+            "traffic a round, both ways",
         ]
         rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:

@@ -121,7 +121,7 @@ def _ask(what: str, *choices: str) -> str | None:
         return input(f"{what}{others} [{guess}]: ").strip() or guess or None
     except EOFError:
         raise InputError(
-            "no answer; nothing is written. --yes takes the guesses, and options name the columns"
+            "no answer, so nothing is written; --yes takes the guesses, options name columns"
         ) from None
 
 

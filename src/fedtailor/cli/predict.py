@@ -42,12 +42,13 @@ def _predict(options: argparse.Namespace) -> None:
     import json
 
     from ..export.scores import ModelScores
-    from ..inference.model import load_model, predict_by_client
+    from ..inference.model import count_trained_on, load_model, predict_by_client
     from ..inference.rows import (
         accuracy,
         as_csv,
         as_objects,
         check_kept,
+        class_numbers,
         clients_of,
         empty_texts,
         read_rows,
@@ -73,9 +74,11 @@ def _predict(options: argparse.Namespace) -> None:
         results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
     right = ""
     if rows.labels is not None and trained.data["task"] == "classification":
-        right = accuracy(results, rows.labels, trained.data["classes"])
-        if data.path is not None and Path(options.input).resolve() == Path(data.path).resolve():
-            right += "; these are the run's own data, and the models have seen most of them"
+        right = accuracy(results, rows.labels, classes)
+        numbers = class_numbers(rows.labels, classes)
+        if seen := count_trained_on(trained, rows.inputs, numbers):
+            many = "1 of them was a training row" if seen == 1 else f"{seen} were training rows"
+            right += f"; {many}, so this says little of new ones"
     objects = as_objects(rows, results, clients, options.keep)
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:

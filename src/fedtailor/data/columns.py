@@ -204,7 +204,9 @@ def encode_labels(
     train, test = labels[: columns.num_train], labels[columns.num_train :]
     for split, values in (("training", train), ("test", test)):
         if len(values) and all(map(_is_missing, values)):
-            raise InputError(f"no row of the {split} split has a label; name another split")
+            raise InputError(
+                f"{columns.places[0]}: no row of the {split} split has a label; name another column"
+            )
     train = [label for label in train if not _is_missing(label)]
     test = [label for label in test if not _is_missing(label)]
     if all(isinstance(label, str) for label in train):

@@ -19,6 +19,7 @@ from ..engine.scoring import by_length
 from ..errors import InputError
 from ..params import Batch, Params, to_device
 from ..runs.trained import TrainedMethod, Which, open_trained
+from ..runs.trained_rows import read_trained_rows
 from ..task.backbone import Backbone
 from .examples import picture_examples, text_examples
 from .generation import generate
@@ -112,13 +113,7 @@ class PersonalModel:
         Raises:
             InputError: the model reads inputs of another kind, or one of them can't be read.
         """
-        if isinstance(inputs, Dataset):
-            inputs = inputs.inputs
-        data = self.trained.data
-        if data["modality"] == "image":
-            return picture_examples(inputs, data["picture"])
-        max_length = self.trained.experiment.data.max_length
-        return text_examples(inputs, self.trained.task.backbone.tokenizer, max_length)
+        return examples_of(self.trained, inputs)
 
     def _prediction(self, values: list[float]) -> Prediction:
         best = int(np.argmax(values))
@@ -177,6 +172,41 @@ def predict_by_client(
         for row, result in zip(rows, found, strict=True):
             results[row] = result
     return results
+
+
+def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
+    """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run.
+
+    Raises:
+        InputError: the model reads inputs of another kind, or one of them can't be read.
+    """
+    if isinstance(inputs, Dataset):
+        inputs = inputs.inputs
+    data = trained.data
+    if data["modality"] == "image":
+        return picture_examples(inputs, data["picture"])
+    max_length = trained.experiment.data.max_length
+    return text_examples(inputs, trained.task.backbone.tokenizer, max_length)
+
+
+def count_trained_on(
+    trained: TrainedMethod, inputs: Sequence[Any], class_numbers: Sequence[int]
+) -> int | None:
+    """How many of some rows were training rows of a client; None where the run doesn't know.
+
+    Args:
+        trained: one method with one seed of a finished run of classification.
+        inputs: as `PersonalModel.predict` takes them.
+        class_numbers: of each input; -1 where it has no label.
+    """
+    known = read_trained_rows(trained.run, trained.seed)
+    if known is None:
+        return None
+    labels = np.asarray(class_numbers)
+    rows = np.flatnonzero(labels >= 0)
+    examples = examples_of(trained, inputs)
+    found = Dataset(examples, len(labels), "classification", "-", labels).fingerprints(rows)
+    return int(np.isin(found, known).sum())
 
 
 def load_model(

@@ -188,15 +188,27 @@ def accuracy(
     Raises:
         InputError: a label is none of the model's classes.
     """
-    numbered = {str(number): name for number, name in enumerate(classes)}
-    known = [(p, name) for p, name in zip(predictions, labels, strict=True) if name.strip()]
-    names = {name: name if name in classes else numbered.get(name) for _, name in known}
-    if wrong := next((name for name, meaning in names.items() if meaning is None), None):
-        raise unknown("label", wrong, classes)
-    right = sum(p.label == names[name] for p, name in known)
+    numbers = class_numbers(labels, classes)
+    known = [(p.label, at) for p, at in zip(predictions, numbers, strict=True) if at >= 0]
+    right = sum(label == classes[at] for label, at in known)
     if not known:
         return "no row has a label"
     return f"accuracy {100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
+
+
+def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """The number of each label's class; -1 where there is no label. Labels may be class names or
+    their numbers.
+
+    Raises:
+        InputError: a label is none of the classes.
+    """
+    known = {"": -1} | {str(number): number for number in range(len(classes))}
+    known |= {name: number for number, name in enumerate(classes)}
+    names = [label.strip() and label for label in labels]
+    if wrong := next((name for name in names if name not in known), None):
+        raise unknown("label", wrong, classes)
+    return [known[name] for name in names]
 
 
 def check_kept(

@@ -56,6 +56,8 @@ class Difference:
     @property
     def words(self) -> str:
         """What the data show, for a table."""
+        if self.low == self.value == self.high == 0:
+            return "equal"
         return self.reading if self.has_interval else "too few clients to tell"
 
 
