@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from abc import ABC
@@ -76,7 +77,7 @@ def _lowered(weights: Tensor, max_share: float | None) -> Tensor:
     """``weights`` ``[c]``, the largest of them lowered to ``max_share`` of the sum; equal ones if
     they are too few for that."""
     largest = float(weights.max()) if len(weights) else 0.0
-    if max_share is None or largest <= 0:
+    if max_share is None or not 0 < largest < math.inf:  # or not a number: the round is taken again
         return weights
     if max_share * len(weights) <= 1:
         return torch.ones_like(weights)

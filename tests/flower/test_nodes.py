@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 
+from fedtailor.data.federation import Federation
+from fedtailor.data.table import Partition, Shares
 from fedtailor.errors import InputError
 from fedtailor.flower import serve
 from tests.flower.grid import DIGITS, QUICK, experiment, grid
-from tests.small import digits_backbone
+from tests.small import digits, digits_backbone
 
 
 def test_every_client_must_have_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +86,15 @@ def test_clients_go_by_what_the_server_calls_them(tmp_path: Path) -> None:
     lines = (out / "methods/fedavg/seed-0/clients.jsonl").read_text().splitlines()
     assert all(json.loads(line)["names"] == list(names) for line in lines)
     assert "fedavg, seed 0: round 1 of 1, 5 clients, loss " in (out / "run.log").read_text()
+
+
+def test_a_claim_of_many_examples_takes_no_memory() -> None:
+    claimed = Shares(np.broadcast_to(np.int64(0), 10**9), np.array([0, 10**9]))
+    federation = Federation(digits(), Partition(claimed, claimed, claimed, "d"), 0, remote=True)
+    tracemalloc.start()
+    try:
+        sizes = [federation.num_rows(0, split) for split in ("train", "validation", "test")]
+        assert sizes == [10**9] * 3
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()

@@ -167,7 +167,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "rounds = " + 5000 * "9": "is not TOML: Exceeds the limit",
         "seeds = " + 9999 * "[": "has tables or lists too deep within one another",
         "seeds = " + 100 * "[" + 100 * "]": "has tables or lists more than 16 deep",
-        "[presets.x" + 3000 * ".a" + "]\nb = 1": "has tables or lists more than 16 deep",
+        "[presets.x" + 900 * ".a" + "]\nb = 1": "has tables or lists more than 16 deep",
+        "[presets.x" + 99_999 * ".a" + "]\nb = 1": "has 100,000 dots in a line; at most 1,000",
     }.items():
         (tmp_path / "bad.toml").write_text(content)
         with pytest.raises(InputError, match=message):

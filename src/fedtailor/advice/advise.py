@@ -285,7 +285,7 @@ def _fields(method: FineTuning) -> dict[str, Any]:
 
 def clients_of(federation: Federation) -> Clients:
     """Return what is known of the clients of a federation."""
-    sizes = [len(federation.rows(k, "train")) for k in range(federation.num_clients)]
+    sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
     if federation.dataset.labels is None:
         return Clients(len(sizes), float(np.median(sizes)), None, are_classified=False)
     overlap = label_overlap(label_counts(federation))

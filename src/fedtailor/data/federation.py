@@ -150,12 +150,12 @@ class Federation:
 
     def rows(self, client: int, split: Split) -> Indices:
         """Return the rows of one of the client's splits."""
-        splits = {
-            "train": self.partition.train,
-            "validation": self.partition.validation,
-            "test": self.partition.test,
-        }
-        return splits[split][client]
+        return self.partition.split(split)[client]
+
+    def num_rows(self, client: int, split: Split) -> int:
+        """Return how many rows one of the client's splits has; without looking at them, since a
+        site may claim any number of rows."""
+        return self.partition.split(split).size(client)
 
     def evaluation_clients(
         self, count: int | None, novel: int = 0, without: Collection[int] = ()

@@ -312,6 +312,10 @@ class Partition:
     names: tuple[str, ...] | None = None
     omissions: tuple[Omission, ...] = ()
 
+    def split(self, name: Literal["train", "validation", "test"]) -> Split:
+        """The split of that name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
     @property
     def shares(self) -> list[Shares]:
         """The shares that the three splits are made of, each once: all rows of all clients."""

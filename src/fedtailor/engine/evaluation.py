@@ -152,7 +152,7 @@ class Evaluator:
         sizes = {
             client: federation.num_steps(client, self.plan.local, passes)
             if passes
-            else sum(len(federation.rows(client, split)) for split in SPLITS)
+            else sum(federation.num_rows(client, split) for split in SPLITS)
             for client in clients
         }
         order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients

@@ -96,7 +96,7 @@ def evaluate_one(
     sums = np.zeros((len(clients), len(SPLITS), columns))
     values: list[list[MetricValues]] = [[] for _ in clients]
     for number, split in enumerate(SPLITS):
-        sizes = [len(federation.rows(client, split)) for client in clients]
+        sizes = [federation.num_rows(client, split) for client in clients]
         losses = scores[number][:, :columns]
         np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
         if metrics.asked:

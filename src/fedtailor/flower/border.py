@@ -222,7 +222,7 @@ def evaluation_of(
             f"its results can't be: {reply.sums}; each split has a loss, hits and predictions: "
             "finite, not negative, and no more hits than predictions"
         )
-    examples = [len(federation.rows(reply.client, split)) for split in SPLITS]
+    examples = [federation.num_rows(reply.client, split) for split in SPLITS]
     for said, counted in zip(sums[:, 2].tolist(), examples, strict=True):
         # a language model predicts every token of an example
         is_lm = federation.dataset.task == "causal-lm"

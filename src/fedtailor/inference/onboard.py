@@ -318,7 +318,7 @@ def decide(
         seed=federation.seed,
         round=request.round,
         passes=request.passes,
-        num_examples={split: len(federation.rows(number, split)) for split in _ALL},
+        num_examples={split: federation.num_rows(number, split) for split in _ALL},
         scores=scores,
         kept=kept,
         note=note,

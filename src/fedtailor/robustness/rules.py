@@ -191,8 +191,8 @@ class Robust:
         """
         if self.attackers and present < 3:
             raise TooFewUploadsError(
-                f"{present} uploads are there; with robust.attackers = {self.attackers} at least 3 "
-                "are needed"
+                f"{present} upload{' is' if present == 1 else 's are'} there; with "
+                f"robust.attackers = {self.attackers} at least 3 are needed"
             )
         attackers = min(self.attackers, self._most_attackers(present))
         keep = None if self.keep is None else min(self.keep, present - attackers)

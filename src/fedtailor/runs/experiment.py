@@ -244,6 +244,9 @@ def _data_path(name: str, folder: Path) -> str:
     return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
 
 
+_MOST_DOTS = 1000  # in a line; a key of many parts takes the parser long
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file.
 
@@ -257,11 +260,15 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"{path} is a table; write an experiment file for it: fedtailor new {path}"
         )
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        dots = max((line.count(".") for line in text.splitlines()), default=0)
+        content = tomllib.loads(text) if dots <= _MOST_DOTS else None
     except RecursionError:
         raise InputError(f"{path} has tables or lists too deep within one another") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number of too many digits
         raise InputError(f"{path} is not TOML: {error}") from None
+    if content is None:
+        raise InputError(f"{path} has {dots:,} dots in a line; at most {_MOST_DOTS:,} are allowed")
     check_nesting(content, str(path))
     return content
 
@@ -314,7 +321,8 @@ def _method(label: str, fields: Any) -> Method:
     check_folder_name("method label", label)
     if not isinstance(fields, Mapping):
         raise InputError(f"methods.{label} must be a table of fields")
-    changes = {k: v for k, v in fields.items() if k not in ("name", "class", "sha256")}
+    about = ("name", "class", "sha256") if "class" in fields else ("name",)
+    changes = {k: v for k, v in fields.items() if k not in about}
     if "class" in fields:
         method = own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
         if fields.get("name", method.name) != method.name:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,9 @@ def test_missing_tensors_are_refused(gated: Path) -> None:
     with pytest.raises(InputError, match="is damaged"):
         tensor_names(trial / "private.safetensors")
     (trial / "private.safetensors").unlink()
+    assert clustering(entry) is None  # over Flower it lies at the sites, and has no checksum here
+    commit = replace(entry.trials[0].commit, checksums={"private": "0"})
+    entry = replace(entry, trials=[replace(entry.trials[0], commit=commit)])
     with pytest.raises(InputError, match=r"private\.safetensors is missing"):
         clustering(entry)
     save_file({"clients": np.array([1])}, trial / "diagnostics-000004.safetensors")

@@ -26,6 +26,8 @@ def gating_layers(entries: Sequence[Entry], position: int, of: Sequence[Group]) 
     """The tree of the clients' gating layers above the labels of the same clients."""
     entry = entries[position]
     trial = entry.trials[0]
+    if pfedgate.lie_at_sites(trial):
+        return None
     of_trial = division_of(entry.run, trial.seed)
     place = next(k for k, group in enumerate(of) if group.division == of_trial)
     partition = of[place].partition

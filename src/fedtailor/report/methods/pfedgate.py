@@ -42,6 +42,9 @@ def _distances(path: Path, clients: NDArray[np.int64]) -> Floats:
     Raises:
         InputError: the file has no gating layer.
     """
+    squares = np.zeros((len(clients), len(clients)))
+    if not len(clients):
+        return squares
     names = [
         name
         for name in tensor_names(path)
@@ -49,9 +52,6 @@ def _distances(path: Path, clients: NDArray[np.int64]) -> Floats:
     ]
     if not names:
         raise InputError(f"{path} has no tensors of a gating layer (gate.linear.*)")
-    squares = np.zeros((len(clients), len(clients)))
-    if not len(clients):
-        return squares
     for name in names:
         x = tensors(path, name)[name][clients].reshape(len(clients), -1)
         x = x - x.mean(axis=0)
@@ -75,6 +75,12 @@ class GatingTree:
     shares: Floats | None  # of the classes among a client's examples, [n, classes]
     label_correlation: float | None  # of the clients' distances with those of their label shares
     caption: str
+
+
+def lie_at_sites(trial: Trial) -> bool:
+    """Whether the clients' gating layers are not here, as after a run over Flower."""
+    has_committed = "private" in trial.commit.checksums
+    return not has_committed and not (trial.folder / "private.safetensors").exists()
 
 
 def gating_tree(trial: Trial, partition: Partition) -> GatingTree:
@@ -184,9 +190,14 @@ def _strip(axis: Any, shares: Floats, classes: Sequence[str]) -> Any:
     return image
 
 
-def clustering(entry: Entry) -> Drawing:
-    """Draw clients clustered by their gating layers, above the labels of their examples."""
+def clustering(entry: Entry) -> Drawing | None:
+    """Draw clients clustered by their gating layers, above the labels of their examples.
+
+    None where the gating layers lie at the sites.
+    """
     trial = entry.trials[0]
+    if lie_at_sites(trial):
+        return None
     partition = entry.run.partitions[trial.seed]
     tree = gating_tree(trial, partition)
     order = tree.clients
