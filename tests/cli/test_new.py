@@ -208,7 +208,7 @@ def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> N
         env={**os.environ, "PYTHONPATH": source},
     )
     os.close(inside)
-    os.write(terminal, b"\n\nnone\n\nlocal,fedprox\n")
+    os.write(terminal, b"reprot\n\n\nnone\n\nlocal,fedprox\n")
     said = b""
     try:
         while part := os.read(terminal, 4096):
@@ -217,6 +217,7 @@ def test_in_a_terminal_it_asks_and_takes_the_guess_for_return(visits: Path) -> N
         pass
     os.close(terminal)
     assert process.wait() == 0, said.decode()
+    assert b"unknown column 'reprot'; did you mean 'report'?" in said
     assert b"column that names the client, or none [hospital]: " in said
     experiment = load(Path("visits.toml"))
     assert list(experiment.methods) == ["local", "fedprox"]

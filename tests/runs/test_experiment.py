@@ -164,6 +164,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
     for content, message in {
         "rounds = ": "is not TOML",
+        "methods.local.optimiser = {lr = 3,5}": "is not TOML: .*; a number has a point: 3.5",
         "rounds = " + 5000 * "9": "is not TOML: Exceeds the limit",
         "seeds = " + 9999 * "[": "has tables or lists too deep within one another",
         "seeds = " + 100 * "[" + 100 * "]": "has tables or lists more than 16 deep",

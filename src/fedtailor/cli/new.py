@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, missing_file, naming
+from ..errors import InputError, missing_file, naming, unknown
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def _new(options: argparse.Namespace) -> None:
     from ..runs import draft
 
     table = survey(str(options.data))
+    draft.check_rows(table)
     asks = not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         _ask_columns(table, options)
@@ -102,23 +103,31 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     """Ask for the columns that no option names; the guess is the default."""
     print(f"{table.path}: {table.rows:,} rows\n{_columns(table)}\nReturn takes the guess.")
     source = [column.name for column in table.source_candidates()]
-    options.text = options.text or _ask("column of texts or pictures", *source)
+    names = [column.name for column in table.columns]
+    options.text = options.text or _ask("column of texts or pictures", *source, columns=names)
     taken = {options.text, options.client}
     label = [column.name for column in table.label_candidates(taken)] or ["none"]
-    options.label = options.label or _ask("column of labels, or none for a language model", *label)
+    what = "column of labels, or none for a language model"
+    options.label = options.label or _ask(what, *label, columns=[*names, "none"])
     if options.client is None:
         guess = table.roles(options.text, options.label, None).client or "none"
         others = [c.name for c in table.client_candidates({options.text, options.label})]
         choices = [guess, *(name for name in others if name != guess)]
-        options.client = _ask("column that names the client, or none", *choices)
+        what = "column that names the client, or none"
+        options.client = _ask(what, *choices, columns=[*names, "none"])
 
 
-def _ask(what: str, *choices: str) -> str | None:
-    """Ask for one of ``choices``, or another; the first is the default."""
+def _ask(what: str, *choices: str, columns: Sequence[str] = ()) -> str | None:
+    """Ask for one of ``choices``, or another of the ``columns``, until it is one; the first is the
+    default."""
     guess = choices[0] if choices else ""
     others = f" (others: {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
     try:
-        return input(f"{what}{others} [{guess}]: ").strip() or guess or None
+        answer = input(f"{what}{others} [{guess}]: ").strip() or guess
+        while columns and answer and answer not in columns:
+            print(unknown("column", answer, columns))
+            answer = input(f"{what} [{guess}]: ").strip() or guess
+        return answer or None
     except EOFError:
         raise InputError(
             "no answer, so nothing is written; --yes takes the guesses, options name columns"

@@ -65,10 +65,6 @@ class Clients:
         """
         column = roles.client
         if column is None:
-            if survey.rows < 2 * _MIN_EXAMPLES:
-                raise InputError(
-                    f"{survey.path} has {survey.rows} rows; two clients need {2 * _MIN_EXAMPLES}"
-                )
             return cls({}, {})
         rows = survey.counts(column, roles.label)
         counts = {str(name): count for name, count in sorted(rows.items())}
@@ -86,6 +82,13 @@ class Clients:
         """The least and the most rows of a client, in words."""
         least, most = min(self.sizes.values()), max(self.sizes.values())
         return f"{least:,} rows" if least == most else f"{least:,} to {most:,} rows"
+
+
+def check_rows(survey: Survey) -> None:
+    """Raise InputError if a table has too few rows for two clients."""
+    if survey.rows < 2 * _MIN_EXAMPLES:
+        count = "1 row" if survey.rows == 1 else f"{survey.rows} rows"
+        raise InputError(f"{survey.path} has {count}; two clients need {2 * _MIN_EXAMPLES}")
 
 
 def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:

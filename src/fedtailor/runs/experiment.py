@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -266,11 +267,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{path} has tables or lists too deep within one another") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number of too many digits
-        raise InputError(f"{path} is not TOML: {error}") from None
+        raise InputError(f"{path} is not TOML: {error}{_comma_hint(path, error)}") from None
     if content is None:
         raise InputError(f"{path} has {dots:,} dots in a line; at most {_MOST_DOTS:,} are allowed")
     check_nesting(content, str(path))
     return content
+
+
+def _comma_hint(path: Path, error: ValueError) -> str:
+    """What to write where a number has a decimal comma; empty elsewhere."""
+    found = re.search(r"at line (\d+)", str(error))
+    if found is None or isinstance(error, UnicodeError):
+        return ""
+    line = path.read_text(encoding="utf-8").splitlines()[int(found[1]) - 1]
+    number = re.search(r"=\s*(-?\d+),(\d+)", line)
+    return f"; a number has a point: {number[1]}.{number[2]}" if number else ""
 
 
 def parse(content: Mapping[str, Any]) -> Experiment:
