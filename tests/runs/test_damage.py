@@ -19,6 +19,7 @@ from safetensors.numpy import save
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.engine.row_file import RowFile
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
 from fedtailor.report.read import read
@@ -189,6 +190,18 @@ def test_a_file_of_another_run_in_the_place_of_the_own_one_is_noticed(
     }
     with pytest.raises(ft.InputError, match=re.escape(message)):
         uses.get(name, lambda: go_on(out))()
+
+
+def test_private_states_of_another_run_are_noticed(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    path = out / PART / "private.safetensors"
+    file = RowFile.open(path)
+    file.write(0, {name: (value + 1)[None] for name, value in file.read(0).items()})
+    message = f"{path} is damaged: it does not have the states of round 6"
+    with pytest.raises(ft.InputError, match=re.escape(message)):
+        open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone())
+    assert any(problem.startswith(message) for problem in problems_of(out))
 
 
 @pytest.mark.parametrize(

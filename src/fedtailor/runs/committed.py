@@ -80,6 +80,26 @@ def private_files(folder: Path, commit: Commit) -> list[Path]:
     return [store, best_path(store, commit.best_round)] if commit.best_round < moved else [store]
 
 
+def check_private_rows(folder: Path, commit: Commit) -> None:
+    """Check that the file of all private states is the one that was committed. What a kill has kept
+    from being moved into it counts. The checksums of all rows are read, not the rows.
+
+    Raises:
+        InputError: it is of another round, seed or run.
+    """
+    path, expected = folder / PRIVATE_FILE, commit.checksums.get("private")
+    file = RowFile.open(path) if path.exists() else None
+    if expected is None or file is None or not file.has_checksums:
+        return
+    combined, staged = file.checksums(), staged_path(path, commit.round)
+    if staged.exists():
+        new = RowFile.open(staged)
+        for client in load_tensors(state_path(folder, commit.round))["clients"].tolist():
+            combined ^= file.checksum(client) ^ new.checksum(client)
+    if f"{combined & (2**64 - 1):016x}" != expected:
+        raise other_states(path, commit.round)
+
+
 def state_path(folder: Path, number: int) -> Path:
     """Where the server's state after a round is, until another one is the last, or the best."""
     return folder / f"round-{number:06d}.safetensors"

@@ -26,6 +26,7 @@ from ..task.task import Task
 from .build import Inputs, named, task_again
 from .committed import (
     Commit,
+    check_private_rows,
     model_seed,
     private_files,
     read_commit,
@@ -265,6 +266,7 @@ def open_trained(
     commit = ended_commit(run, experiment, label, seed)
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
+    check_private_rows(folder, commit)
     manifest = read_data_manifest(run / "partitions" / f"seed-{seed}.json")
     rows = trained_rows_file(run, seed)
     if rows.exists():  # predictions don't need it: whoever passes a run on may leave it out
