@@ -39,13 +39,14 @@ def news(count: int, ward: int) -> list[dict[str, str]]:
     texts = columns.read(rows[ward * 100 : ward * 100 + count])
     labels = [columns.labels[row] for row in rows[ward * 100 : ward * 100 + count]]
     return [
-        {"text": t, "label": y, "ward": f"ward {ward}"} for t, y in zip(texts, labels, strict=True)
+        {"text": t, "label": y, "ward": f"ward {ward}", "shift": y[0]}
+        for t, y in zip(texts, labels, strict=True)
     ]
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> str:
     with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, ["text", "label", "ward"])
+        table = csv.DictWriter(file, ["text", "label", "ward", "shift"])
         table.writeheader()
         table.writerows(rows)
     return str(path)
@@ -126,7 +127,7 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
         ({"clients": 4}, {"client": None}, "2 clients share these data; set data.client"),
         ({"clients": 3}, {}, "clients 2 to 3 of 3: no such clients"),
         ({"clients": 4, "scheme": "iid"}, {}, "data of its own needs split.scheme 'natural'"),
-        ({"clients": 4}, {"client": "label"}, "the client column names "),
+        ({"clients": 4}, {"client": "shift"}, "the client column names "),
     ],
 )  # fmt: skip
 def test_what_a_place_cannot_use_is_refused_and_said_there_alone(

@@ -6,10 +6,7 @@ import sys
 from .plain import Model
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if not given or given[0] in ("-h", "--help"):
-        print(__doc__)
-        sys.exit(0 if given else 2)
+    given = [one for one in sys.argv[1:] if one != "--help"] or sys.exit(__doc__)
     try:
         print(*map(Model().answer, given), sep="\n")
     except OSError as error:  # a file is missing, or is not what the model reads
