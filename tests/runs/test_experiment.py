@@ -135,6 +135,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
             "split.alpha=" + "[" * 100 + "]" * 100,
             r"--set split\.alpha has tables or lists more than 16",
         ),
+        ("seeds=0,1", r"seeds = '0,1': it must be a list, such as \[0, 1\]"),
         ("split.alpha=" + "[" * 9999 + "]" * 9999, r"has lists too deep within one another"),
         ("a" + ".a" * 9999 + "=1", r"tables or lists more than 16 deep"),
     ],

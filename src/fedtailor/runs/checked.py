@@ -60,7 +60,9 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         checked = _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
-        reason = max(error.errors(), key=lambda found: len(found["loc"]))["msg"]
+        found = max(error.errors(), key=lambda found: len(found["loc"]))
+        is_list = found["type"] == "tuple_type"
+        reason = "it must be a list, such as [0, 1]" if is_list else found["msg"]
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
         if isinstance(one, str) and not _is_text(one):
