@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,12 @@ import fedtailor as ft
 from fedtailor.data.table import Images, Tokens
 from fedtailor.errors import InputError
 from fedtailor.inference.examples import picture_examples, text_examples
-from fedtailor.inference.model import PersonalModel, load_model, predict_by_client
+from fedtailor.inference.model import (
+    PersonalModel,
+    count_trained_on,
+    load_model,
+    predict_by_client,
+)
 from fedtailor.runs.experiment import parse
 from tests.flower.test_sites import CLASSES, bert, news, write
 from tests.inference.conftest import FEDERATION, NEW
@@ -56,6 +62,27 @@ def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> N
         assert [found[row] for row in rows] == alone
     with pytest.raises(InputError, match="no client 'nobody'; allowed: ward 0"):
         predict_by_client(trained, texts, [*clients[:3], "nobody"])
+    told = {"kind": "min-examples", "text": "1 client with fewer than 10 rows: ward 7 (3)"}
+    small = replace(trained, data={**trained.data, "omissions": [told]})
+    with pytest.raises(InputError, match=r"no client 'ward 7'.*fedtailor onboard makes .*\(3\)"):
+        small.number("ward 7")
+
+
+def test_training_rows_are_counted_if_they_are_known(
+    of_texts: PersonalModel, tmp_path: Path
+) -> None:
+    trained = of_texts.trained
+    rows = news(20, 0)
+    texts, numbers = [row["text"] for row in rows], [CLASSES.index(row["label"]) for row in rows]
+    seen = count_trained_on(trained, texts, numbers)
+    assert seen is not None
+    assert 10 < seen < 20  # others are for validation and test
+    assert count_trained_on(trained, texts, [-1] * 20) == 0
+    assert count_trained_on(trained, ["never seen"], [0]) == 0
+    passed_on = tmp_path / "run"
+    shutil.copytree(trained.run, passed_on)
+    (passed_on / "partitions/seed-0-trained.safetensors").unlink()
+    assert count_trained_on(replace(trained, run=passed_on), texts, numbers) is None
 
 
 def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel) -> None:

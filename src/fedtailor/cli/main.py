@@ -58,10 +58,15 @@ _COMMANDS = {
 }
 
 
+_GO_ON = ("run", "tune", "deploy")  # commands that keep what they have done
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 2 on bad input, 130 when interrupted."""
+    command = ""
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
+        command = options.command.__module__.rpartition(".")[2]
         options.command(options)
         sys.stdout.flush()
     except InputError as error:
@@ -75,14 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedtailor: {one_line(problem)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = options.command.__module__.rpartition(".")[2] in _GO_ON
-        said = "interrupted; the same command goes on from here" if goes_on else "interrupted"
-        print(f"fedtailor: {said}", file=sys.stderr)
+        more = "; the same command goes on from here" if command in _GO_ON else ""
+        print(f"fedtailor: interrupted{more}", file=sys.stderr)
         return 130
     return 0
-
-
-_GO_ON = ("run", "tune", "deploy")  # commands that keep what they have done
 
 
 class _Parser(argparse.ArgumentParser):

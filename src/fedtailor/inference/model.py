@@ -19,7 +19,7 @@ from ..engine.scoring import by_length
 from ..errors import InputError
 from ..params import Batch, Params, to_device
 from ..runs.trained import TrainedMethod, Which, open_trained
-from ..runs.trained_rows import read_trained_rows
+from ..runs.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from .examples import picture_examples, text_examples
 from .generation import generate
@@ -192,14 +192,16 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
 def count_trained_on(
     trained: TrainedMethod, inputs: Sequence[Any], class_numbers: Sequence[int]
 ) -> int | None:
-    """How many of some rows were training rows of a client; None where the run doesn't know.
+    """How many of some rows were training rows of a client; None where that is not known, as when
+    the file of their hashes was not passed on.
 
     Args:
         trained: one method with one seed of a finished run of classification.
         inputs: as `PersonalModel.predict` takes them.
         class_numbers: of each input; -1 where it has no label.
     """
-    known = read_trained_rows(trained.run, trained.seed)
+    is_there = trained_rows_file(trained.run, trained.seed).exists()
+    known = read_trained_rows(trained.run, trained.seed) if is_there else None
     if known is None:
         return None
     labels = np.asarray(class_numbers)

@@ -120,8 +120,8 @@ class TrainedMethod:
             if not left_out:
                 raise
             raise InputError(
-                f"{error}; of the data are {'; '.join(left_out)}: fedtailor onboard makes a model "
-                "for such a client"
+                f"{error}; fedtailor onboard makes a model for a client that the run has left out: "
+                f"{'; '.join(left_out)}"
             ) from None
 
     def onboarded(self, client: str | int) -> Path | None:
