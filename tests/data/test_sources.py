@@ -163,6 +163,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         ({"text": "body"}, "no column 'body' for data.text; columns: text, label, desk"),
         ({"label": "topic"}, "no column 'topic' for data.label; columns: text, label, desk"),
         ({"client": "user"}, "no column 'user' for data.client; columns: text, label, desk"),
+        ({"client": "label"}, "both name .label., so each client would have one class"),
         ({"image": "photo"}, "no column 'photo' for data.image; columns: text, label, desk"),
         ({"text": "desk"}, "column 'desk' holds numbers or nothing, not text or images"),
         (
