@@ -2,116 +2,21 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from fedtailor.report.comparison import compare
 from fedtailor.report.judge import verdicts
 from fedtailor.report.read import read_all
-from fedtailor.report.verdict import Verdict
-from fedtailor.run_format import FORMAT
-from tests.report.conftest import ENVIRONMENT
-
-K = 20
-NOISE = [0.01 * ((7 * k) % K - 9.5) for k in range(K)]  # the clients differ, by 0 in the mean
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def _run(
-    path: Path,
-    test: dict[str, Sequence[float]],
-    validation: dict[str, float | list[float]] | None = None,
-    *,
-    seeds: Sequence[int] = (0,),
-    is_lm: bool = False,
-    names: Sequence[str] | None = None,
-    digest: str = "d",
-    sent: dict[str, int] | None = None,
-    diverged: Sequence[str] = (),
-    finished: bool = True,
-    has_cpu_seconds: bool = True,
-    majority: float | None = None,
-    one_model: Sequence[str] = (),
-    examples: int = 50,
-) -> Path:
-    """Write a run of one evaluated round: for each method the test results of its clients, and its
-    validation result, which all of its clients have, or one for each (the mean test result if it is
-    not given)."""
-    clients = len(next(iter(test.values())))
-    methods = [{"label": label, "name": label.split("-")[0]} for label in test]
-    experiment = {"format": FORMAT, "name": path.name, "rounds": 1, "seeds": list(seeds)}
-    _write(path / "experiment.json", experiment | {"methods": methods})
-    _write(path / "environment.json", ENVIRONMENT)
-    for seed in seeds:
-        partition = {"digest": f"{digest}{seed}", "data": "data", "clients": clients}
-        partition |= {"classes": [] if is_lm else ["a", "b"], "names": names}
-        partition |= {"task": "causal-lm" if is_lm else "classification", "modality": "text"}
-        _write(path / f"partitions/seed-{seed}.json", partition)
-        held = dict.fromkeys(("train", "validation", "test"), np.full(clients, examples, np.int32))
-        if majority is not None:
-            correct = np.full(clients, round(majority * examples), np.int32)
-            held |= {"majority": np.zeros(clients, np.int32), "majority_correct": correct}
-        save_file(held, path / f"partitions/seed-{seed}.safetensors")
-        for label, values in test.items():
-            chosen = float(np.mean(values)) if validation is None else validation[label]
-            held_out = chosen if isinstance(chosen, list) else [chosen] * clients
-            splits = {"validation": held_out, "test": list(values)}
-            if np.isnan(held_out[0]):
-                del splits["validation"]
-            lines = [
-                {"round": 1, "model": "personal", "split": split, "clients": list(range(clients)),
-                 "num_examples": [examples] * clients, "loss": of, "accuracy": of}
-                for split, of in splits.items()
-            ]  # fmt: skip
-            lines += [line | {"model": "global"} for line in lines if label in one_model]
-            size = (sent or {}).get(label, 0 if label == "local" else 1000)
-            history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
-                       "losses": [1.0] * clients, "steps": [1] * clients, "lr_scale": 1.0,
-                       "bytes_down": size * clients, "bytes_up": size * clients}  # fmt: skip
-            seconds = 2.0 + size / 1000
-            timing = {"round": 1, "seconds": {"train": seconds}, "peak_memory_mb": None}
-            timing["cpu_seconds"] = 2 * seconds if has_cpu_seconds else None
-            folder = path / f"methods/{label}/seed-{seed}"
-            folder.mkdir(parents=True)
-            lengths = {}
-            for name, of in (("history", [history]), ("clients", lines), ("timings", [timing])):
-                text = "".join(json.dumps(line) + "\n" for line in of)
-                (folder / f"{name}.jsonl").write_text(text)
-                lengths[name] = len(text)
-            reason = "the loss is not finite" if label in diverged else None
-            commit = {"round": 1, "rounds": 1 if finished else 3, "finished": finished}
-            _write(
-                folder / "commit.json", commit | {"bytes": lengths, "diverged": reason, "best": {}}
-            )
-            costs = {"trained": 1, "communicated": 1, "private": 1, "model": 1}
-            _write(folder / "costs.json", costs | {"down": {}, "up": {}})
-    return path
-
-
-def _verdict(*paths: Path) -> Verdict:
-    (found,) = verdicts(read_all(paths))
-    return found
-
-
-def _around(base: float, noise: Sequence[float] = NOISE) -> list[float]:
-    return [base + x for x in noise]
-
-
-ALONE = [0.5] * K
+from tests.report.written import ALONE, NOISE, K, around, verdict_of, written
 
 
 def test_a_clear_win(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "fedavg": _around(0.55, NOISE[::-1]), "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, sent={"fedsdg": 3000, "fedavg": 1000}))
+    test = {"fedsdg": around(0.6), "fedavg": around(0.55, NOISE[::-1]), "local": ALONE}
+    found = verdict_of(written(tmp_path / "run", test, sent={"fedsdg": 3000, "fedavg": 1000}))
     assert found.best == "fedsdg"
     assert found.baseline is not None
     assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
@@ -135,8 +40,8 @@ def test_a_clear_win(tmp_path: Path) -> None:
 
 
 def test_one_model_for_all_is_no_personal_one(tmp_path: Path) -> None:
-    test = {"fedavg": _around(0.6), "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, one_model=["fedavg"]))
+    test = {"fedavg": around(0.6), "local": ALONE}
+    found = verdict_of(written(tmp_path / "run", test, one_model=["fedavg"]))
     assert found.text[1] == (
         "With fedavg all clients use one model; no part of it is fitted to one client."
     )
@@ -147,8 +52,8 @@ def test_one_model_for_all_is_no_personal_one(tmp_path: Path) -> None:
 
 
 def test_a_tie(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.501), "fedavg": ALONE, "local": _around(0.49, NOISE[::-1])}
-    found = _verdict(_run(tmp_path / "run", test))
+    test = {"fedsdg": around(0.501), "fedavg": ALONE, "local": around(0.49, NOISE[::-1])}
+    found = verdict_of(written(tmp_path / "run", test))
     assert found.baseline is not None
     assert found.baseline.reading == "may be chance"
     assert found.text[0] == "fedsdg is best on validation data (50.1 %)."
@@ -167,16 +72,18 @@ def test_a_tie(tmp_path: Path) -> None:
 
 
 def test_seconds_on_the_clock_are_not_compared(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, sent={"fedsdg": 3000}, has_cpu_seconds=False))
+    test = {"fedsdg": around(0.6), "local": ALONE}
+    found = verdict_of(
+        written(tmp_path / "run", test, sent={"fedsdg": 3000}, has_cpu_seconds=False)
+    )
     assert found.text[3] == ("fedsdg sends and receives 6 kB per client and round, and took 5.0 s.")
 
 
 def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "fedavg": ALONE, "local": _around(0.3)}
-    near: list[float] = _around(0.505, [10 * x for x in NOISE])
+    test = {"fedsdg": around(0.6), "fedavg": ALONE, "local": around(0.3)}
+    near: list[float] = around(0.505, [10 * x for x in NOISE])
     validation: dict[str, float | list[float]] = {"fedsdg": 0.5, "fedavg": near, "local": 0.2}
-    found = _verdict(_run(tmp_path / "run", test, validation))
+    found = verdict_of(written(tmp_path / "run", test, validation))
     assert (found.best, found.ties) == ("fedavg", ("fedsdg",))
     assert found.text[0] == (
         "fedavg is best on validation data (50.5 %); these data alone can't tell it from fedsdg "
@@ -187,12 +94,12 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
-    test = {"fedavg": ALONE, "fedsdg": ALONE, "local": _around(0.3), "fedprox": _around(0.6)}
-    near = _around(6 / 7, [10 * x for x in NOISE])
+    test = {"fedavg": ALONE, "fedsdg": ALONE, "local": around(0.3), "fedprox": around(0.6)}
+    near = around(6 / 7, [10 * x for x in NOISE])
     orders: dict[str, float | list[float]] = {"fedavg": near, "fedsdg": near[::-1]}
     orders |= {"local": sorted(near), "fedprox": sorted(near, reverse=True)}
     assert len({float(np.mean(values)) for values in orders.values()}) > 1
-    found = _verdict(_run(tmp_path / "run", test, orders))
+    found = verdict_of(written(tmp_path / "run", test, orders))
     assert found.text[0] == (
         "fedavg is best on validation data (85.7 %), and fedsdg, local and fedprox are just as "
         "good there."
@@ -201,10 +108,10 @@ def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
 
 
 def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "fedavg": ALONE, "fedprox": ALONE, "local": ALONE}
-    validation: dict[str, float | list[float]] = {"fedavg": _around(0.51), "fedprox": 0.505}
-    validation |= {"fedsdg": 0.5, "local": _around(0.51)}
-    found = _verdict(_run(tmp_path / "run", test, validation))
+    test = {"fedsdg": around(0.6), "fedavg": ALONE, "fedprox": ALONE, "local": ALONE}
+    validation: dict[str, float | list[float]] = {"fedavg": around(0.51), "fedprox": 0.505}
+    validation |= {"fedsdg": 0.5, "local": around(0.51)}
+    found = verdict_of(written(tmp_path / "run", test, validation))
     assert found.text[0] == (
         "fedavg is best on validation data (51.0 %), and local is just as good there; these data "
         "alone can't tell it from fedprox (50.5 %) and fedsdg (50.0 %)."
@@ -219,9 +126,9 @@ def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
 
 def test_a_loss(tmp_path: Path) -> None:
     # validation chose fedsdg; test data, which may not choose, put it behind
-    test = {"fedsdg": _around(0.4), "fedavg": _around(0.3), "local": ALONE}
+    test = {"fedsdg": around(0.4), "fedavg": around(0.3), "local": ALONE}
     validation = {"fedsdg": 0.6, "fedavg": 0.3, "local": 0.5}
-    found = _verdict(_run(tmp_path / "run", test, validation))
+    found = verdict_of(written(tmp_path / "run", test, validation))
     assert found.best == "fedsdg"
     assert found.text[1] == (
         "On test data its accuracy is 10.0 points worse than with training alone (95 % interval "
@@ -239,7 +146,7 @@ def test_a_loss(tmp_path: Path) -> None:
 def test_a_client_that_loses_may_keep_its_own_model(tmp_path: Path) -> None:
     names = ["Fallow Hill", *(f"site {k}" for k in range(1, K))]
     test = {"fedsdg": [0.312, *[0.6] * (K - 1)], "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, names=names))
+    found = verdict_of(written(tmp_path / "run", test, names=names))
     assert found.text[2] == (
         "With fedsdg 1 of 20 clients does worse than alone: Fallow Hill (-18.8)."
     )
@@ -254,8 +161,8 @@ def test_clients_at_their_most_frequent_class_are_named(tmp_path: Path) -> None:
     test = {"fedsdg": [0.6] * K, "local": [0.5] * K}
     test["fedsdg"][3] = 0.3
     test["local"][7] = 0.3
-    run = _run(tmp_path / "run", test, names=names, majority=0.3)
-    found = _verdict(run)
+    run = written(tmp_path / "run", test, names=names, majority=0.3)
+    found = verdict_of(run)
     assert (
         "For site 3 (30.0 %; local 50.0 %) fedsdg is no better than always answering the client's "
         "most frequent class, though another method is."
@@ -264,12 +171,12 @@ def test_clients_at_their_most_frequent_class_are_named(tmp_path: Path) -> None:
         "No better than the most frequent class, though another method is: local for site 7 "
         "(30.0 %; fedsdg 60.0 %)"
     ) in compare(run)
-    few = _run(tmp_path / "few", test, names=names, majority=2 / 9, examples=9)
-    assert not _verdict(few).at_majority  # so few examples say little
+    few = written(tmp_path / "few", test, names=names, majority=2 / 9, examples=9)
+    assert not verdict_of(few).at_majority  # so few examples say little
 
 
 def test_training_alone_may_be_the_best(tmp_path: Path) -> None:
-    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.4), "local": ALONE}))
+    found = verdict_of(written(tmp_path / "run", {"fedsdg": around(0.4), "local": ALONE}))
     assert found.is_alone
     assert found.alone is None
     assert found.text[0] == ("Training alone (local) is best on validation data (50.0 %).")
@@ -280,8 +187,8 @@ def test_training_alone_may_be_the_best(tmp_path: Path) -> None:
 
 
 def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(2.5), "fedavg": _around(2.8, NOISE[::-1]), "local": [3.0] * K}
-    found = _verdict(_run(tmp_path / "run", test, is_lm=True))
+    test = {"fedsdg": around(2.5), "fedavg": around(2.8, NOISE[::-1]), "local": [3.0] * K}
+    found = verdict_of(written(tmp_path / "run", test, is_lm=True))
     assert found.best == "fedsdg"
     assert found.baseline is not None
     assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
@@ -292,7 +199,7 @@ def test_of_a_loss_the_lowest_is_best(tmp_path: Path) -> None:
 
 
 def test_without_training_alone_it_says_so(tmp_path: Path) -> None:
-    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.6), "fedavg": ALONE}))
+    found = verdict_of(written(tmp_path / "run", {"fedsdg": around(0.6), "fedavg": ALONE}))
     assert found.alone is None
     assert found.worse_off == ()
     assert (
@@ -302,7 +209,7 @@ def test_without_training_alone_it_says_so(tmp_path: Path) -> None:
 
 
 def test_one_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.6)}))
+    found = verdict_of(written(tmp_path / "run", {"fedsdg": around(0.6)}))
     assert (found.best, found.baseline, found.alone) == ("fedsdg", None, None)
     assert found.text == (
         "fedsdg is the only method, so there is nothing to compare it with.",
@@ -313,8 +220,8 @@ def test_one_method_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
 
 
 def test_a_diverged_method_is_not_chosen_and_named(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.9), "fedavg": _around(0.6), "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, diverged=["fedsdg"]))
+    test = {"fedsdg": around(0.9), "fedavg": around(0.6), "local": ALONE}
+    found = verdict_of(written(tmp_path / "run", test, diverged=["fedsdg"]))
     assert found.best == "fedavg"
     assert found.text[-1] == "Not in the choice: fedsdg diverged with seed 0."
     assert [one.method for one in found.against_alone] == ["fedsdg", "fedavg"]
@@ -322,13 +229,13 @@ def test_a_diverged_method_is_not_chosen_and_named(tmp_path: Path) -> None:
 
 def test_without_validation_nothing_is_chosen(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("fedsdg", "local"), float("nan"))
-    found = _verdict(_run(tmp_path / "run", {"fedsdg": _around(0.9), "local": ALONE}, nothing))
+    found = verdict_of(written(tmp_path / "run", {"fedsdg": around(0.9), "local": ALONE}, nothing))
     assert found.best is None
     assert found.text[0].startswith("No method has validation results")
 
 
 def test_few_clients_have_no_interval(tmp_path: Path) -> None:
-    found = _verdict(_run(tmp_path / "run", {"fedsdg": [0.9] * 5, "local": [0.1] * 5}))
+    found = verdict_of(written(tmp_path / "run", {"fedsdg": [0.9] * 5, "local": [0.1] * 5}))
     assert found.alone is not None
     assert found.alone.reading == "may be chance"
     assert found.text[1] == (
@@ -336,19 +243,19 @@ def test_few_clients_have_no_interval(tmp_path: Path) -> None:
         "too few to tell whether that is chance."
     )
     test = {"fedsdg": [0.9] * 5, "local": [0.8] * 5, "ditto": [0.1] * 5}
-    few = _verdict(_run(tmp_path / "few", test, majority=0.3))
+    few = verdict_of(written(tmp_path / "few", test, majority=0.3))
     assert few.text[0] == (  # ditto has not learned, so it is no tie
         "fedsdg is best on validation data (90.0 %). 5 clients are too few to tell whether its "
         "lead there over local (80.0 %) is chance."
     )
-    six = _verdict(_run(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
+    six = verdict_of(written(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
     assert six.alone is not None
     assert six.alone.reading == "better"
 
 
 def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.5), "local": ALONE}
-    found = _verdict(_run(tmp_path / "numbers", test, seeds=(0, 1, 2)))
+    test = {"fedsdg": around(0.5), "local": ALONE}
+    found = verdict_of(written(tmp_path / "numbers", test, seeds=(0, 1, 2)))
     assert found.alone is not None
     behind = sum(x < 0 for x in NOISE)
     assert (found.alone.num_clients, found.alone.num_worse_off) == (3 * K, 3 * behind)
@@ -356,7 +263,7 @@ def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) ->
     assert any(" of seed 0 (-9.5)" in sentence for sentence in found.text)
     assert "The intervals cover 60 clients over 3 seeds, which say little" in found.text[-1]
     names = [f"site {k}" for k in range(K)]
-    named = _verdict(_run(tmp_path / "names", test, seeds=(0, 1, 2), names=names))
+    named = verdict_of(written(tmp_path / "names", test, seeds=(0, 1, 2), names=names))
     assert named.alone is not None
     assert (named.alone.num_clients, named.alone.num_worse_off) == (K, behind)
     assert named.worse_off[0].client == f"site {int(np.argmin(NOISE))}"
@@ -364,9 +271,9 @@ def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) ->
 
 
 def test_runs_with_the_same_clients_share_a_verdict(tmp_path: Path) -> None:
-    first = _run(tmp_path / "a", {"fedavg": _around(0.6), "local": ALONE})
-    second = _run(tmp_path / "b", {"fedsdg": _around(0.7, NOISE[::-1])})
-    found = _verdict(first, second)
+    first = written(tmp_path / "a", {"fedavg": around(0.6), "local": ALONE})
+    second = written(tmp_path / "b", {"fedsdg": around(0.7, NOISE[::-1])})
+    found = verdict_of(first, second)
     assert found.best == "fedsdg"
     assert found.baseline is not None
     assert (found.baseline.over, found.baseline.reading) == ("fedavg", "better")
@@ -375,8 +282,8 @@ def test_runs_with_the_same_clients_share_a_verdict(tmp_path: Path) -> None:
 
 
 def test_runs_with_other_clients_have_verdicts_of_their_own(tmp_path: Path) -> None:
-    first = _run(tmp_path / "a", {"fedavg": _around(0.6), "local": ALONE})
-    second = _run(tmp_path / "b", {"fedsdg": _around(0.7), "local": ALONE}, digest="other")
+    first = written(tmp_path / "a", {"fedavg": around(0.6), "local": ALONE})
+    second = written(tmp_path / "b", {"fedsdg": around(0.7), "local": ALONE}, digest="other")
     found = verdicts(read_all([first, second]))
     assert [one.best for one in found] == ["fedavg", "fedsdg"]
     text = compare([first, second])
@@ -385,8 +292,8 @@ def test_runs_with_other_clients_have_verdicts_of_their_own(tmp_path: Path) -> N
 
 
 def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "local": ALONE}
-    found = _verdict(_run(tmp_path / "run", test, finished=False))
+    test = {"fedsdg": around(0.6), "local": ALONE}
+    found = verdict_of(written(tmp_path / "run", test, finished=False))
     assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
     assert found.next_step == (
         "The run is not finished. If nothing runs it, this goes on with it: "
@@ -395,20 +302,20 @@ def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_judged_by_the_seeds_that_all_methods_have(tmp_path: Path) -> None:
-    test = {"fedsdg": _around(0.6), "local": ALONE}
-    path = _run(tmp_path / "run", test, seeds=(0, 1))
+    test = {"fedsdg": around(0.6), "local": ALONE}
+    path = written(tmp_path / "run", test, seeds=(0, 1))
     shutil.rmtree(path / "methods/fedsdg/seed-1")
     begun = path / "methods/local/seed-1/commit.json"
     commit = json.loads(begun.read_text())
     begun.write_text(json.dumps(commit | {"finished": False, "rounds": 3}))
-    found = _verdict(path)
+    found = verdict_of(path)
     assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
     assert not found.left_out
 
 
 def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:
-    test = {"local": ALONE, "fedavg": _around(0.55), "fedsdg": _around(0.6)}
-    path = _run(tmp_path / "run", test)
+    test = {"local": ALONE, "fedavg": around(0.55), "fedsdg": around(0.6)}
+    path = written(tmp_path / "run", test)
     text = compare(path)
     lines = [line.split()[0] for line in text.splitlines()[4:7]]
     assert lines == ["fedsdg", "fedavg", "local"]
@@ -426,14 +333,16 @@ MakeRun = Callable[..., Path]
 
 
 def test_a_run_that_ends_at_its_best_round_may_be_too_short(make_run: MakeRun) -> None:
-    assert not _verdict(make_run(methods=("fedavg", "local"))).last_is_best  # round 4 of 6 is best
-    found = _verdict(make_run("short", methods=("fedavg", "local"), rounds=4))
+    assert not verdict_of(
+        make_run(methods=("fedavg", "local"))
+    ).last_is_best  # round 4 of 6 is best
+    found = verdict_of(make_run("short", methods=("fedavg", "local"), rounds=4))
     assert found.last_is_best == ("fedavg", "local")
     assert found.steps[0].text.startswith("The best round of fedavg and local is the last one, so")
 
 
 def test_of_written_runs_the_reported_round_is_judged(make_run: MakeRun) -> None:
-    found = _verdict(make_run(methods=("fedavg", "fedsdg", "local")))
+    found = verdict_of(make_run(methods=("fedavg", "fedsdg", "local")))
     assert found.best == "fedsdg"
     assert found.baseline is not None
     assert found.baseline.value == pytest.approx(0.1)  # 0.05 * (10 - 8) for every client
