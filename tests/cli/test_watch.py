@@ -148,6 +148,7 @@ def test_the_page_is_served_to_this_machine_unless_told_otherwise(
         (["RUN", "--serve", "x"], "--serve x: must be [HOST:]PORT with a port from 0 to 65535"),
         (["RUN", "--serve", "²"], "--serve ²: must be [HOST:]PORT"),
         (["RUN", "--serve", "80", "--json"], "leave out --once and --json"),
+        (["RUN", "--serve", "--once"], "leave out --once and --json"),  # at the usual port
         (
             ["RUN", "--serve", "203.0.113.7:0"],
             "--serve 203.0.113.7:0: Cannot assign requested addr",

@@ -30,8 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "how the run stands, once,")
     parser.add_argument(
         "--serve",
+        nargs="?",
+        const="8080",
         metavar="[HOST:]PORT",
-        help="serve a page that follows the run; host: 127.0.0.1, which only this machine reaches",
+        help="serve a page that follows the run, port: 8080; host: 127.0.0.1, which only this "
+        "machine reaches",
     )
     parser.set_defaults(command=_watch)
 
