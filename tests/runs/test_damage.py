@@ -19,6 +19,7 @@ from safetensors.numpy import save
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.engine.row_file import RowFile
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
 from fedtailor.report.read import read
@@ -189,6 +190,41 @@ def test_a_file_of_another_run_in_the_place_of_the_own_one_is_noticed(
     }
     with pytest.raises(ft.InputError, match=re.escape(message)):
         uses.get(name, lambda: go_on(out))()
+
+
+def replaced(file: RowFile, rows: list[int]) -> None:
+    """Other values, with right checksums."""
+    row = file.read(rows[0])
+    new = {name: value + (not name.startswith("__")) for name, value in row.items()}
+    file.write(rows[0], {name: value[None] for name, value in new.items()})
+
+
+def exchanged(file: RowFile, rows: list[int]) -> None:
+    for row, state in zip(rows, [file.read(row) for row in reversed(rows)], strict=True):
+        file.write(row, {name: value[None] for name, value in state.items()})
+
+
+@pytest.mark.parametrize("name", ["private.safetensors", "private-best-000003.safetensors"])
+@pytest.mark.parametrize("change", [replaced, exchanged])
+def test_rows_that_were_not_committed_are_not_used(
+    whole: Path, tmp_path: Path, change: Callable[..., None], name: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    path, data, net = out / PART / name, digits(), digits_backbone()
+    flags = next(v for n, v in load_tensors(path).items() if n in ("__seen__", "__kept__"))
+    change(RowFile.open(path), flags.nonzero()[:2, 0].tolist())
+    message = f"{path} is damaged: it is not the file that was committed"
+    assert [problem.startswith(message) for problem in problems_of(out)] == [True]
+    start = replace(LONG, start_from=ft.StartConfig(run=str(out)))
+    uses: list[Callable[[], object]] = [
+        lambda: open_trained(out, "fedsdg", data=data, backbone=net).client_state(0),
+        lambda: ft.run(start, tmp_path / "next", data=data, backbone=net),
+        lambda: ft.run(replace(LONG, rounds=7), out, data=data, backbone=net),
+    ]
+    for use in uses:
+        with pytest.raises(ft.InputError, match=re.escape(message)):
+            use()
 
 
 @pytest.mark.parametrize(

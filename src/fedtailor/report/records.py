@@ -101,8 +101,8 @@ class Commit:
     # the earlier rounds whose states clients in flight have been sent; not in the file if there are
     # none
     in_flight: Sequence[Count] = ()
-    # of the logs' committed bytes, of all private states (``private``), and of the files of the
-    # server's states by name
+    # of the logs' committed bytes, of the rows of the files of private states, and of the files of
+    # the server's states
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     @property
