@@ -141,6 +141,29 @@ def has_commit(folder: Path) -> bool:
     return False
 
 
+def part_of(folder: Path) -> tuple[str | None, int | None]:
+    """Return the label and the seed of the part in ``folder``; None for a folder of another name.
+
+    >>> part_of(Path("runs/quickstart/methods/fedsdg/seed-0"))
+    ('fedsdg', 0)
+    """
+    seed = re.fullmatch(r"seed-(\d+)", folder.name)
+    return (folder.parent.name, int(seed[1])) if seed else (None, None)
+
+
+def check_belongs(path: Path, what: str, stated: str | int | None, here: str | int | None) -> None:
+    """Check that the file at ``path`` is that of the method, or of the seed, that it lies with; one
+    that does not say so, or lies with none, is any's.
+
+    Raises:
+        InputError: it is another one's.
+    """
+    if None not in (stated, here) and stated != here:
+        raise InputError(
+            f"{path}: it belongs to {what} {stated}, not to {what} {here}; restore it from a copy"
+        )
+
+
 def checksum(*parts: Bytes) -> str:
     """Return the checksum of all parts in a row, 16 hexadecimal digits.
 

@@ -46,6 +46,9 @@ PART = FOLDER.with_name("seed-1")
 NOT_READ = {".lock", "run.log"}
 
 
+TWO = replace(EXPERIMENT, methods={"a": ft.FedAvg(), "b": ft.FedAvg()}, rounds=1, seeds=(0, 1))
+
+
 class KilledError(Exception):
     pass
 
@@ -92,6 +95,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("damage") / "whole"
     go_on(out)
     return out
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("damage") / "two"
+    return ft.run(TWO, out, data=digits(), backbone=digits_backbone()).path
 
 
 @pytest.fixture(scope="module")
@@ -367,6 +376,43 @@ def test_a_pipe_in_a_run_directory_is_named_and_not_waited_for(
     os.mkfifo(out / PART / "history.jsonl")
     with pytest.raises(ft.InputError, match=r"history\.jsonl is no file that can be read"):
         use(out)
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "message"),
+    [
+        (
+            "methods/a/seed-1",
+            "methods/a/seed-0",
+            "seed-0/commit.json: it belongs to seed 1, not to",
+        ),
+        ("methods/b/seed-0", "methods/a/seed-0", "seed-0/commit.json: it belongs to method b, not"),
+        (
+            "partitions/seed-1",
+            "partitions/seed-0",
+            "seed-0.json: it belongs to seed 1, not to seed",
+        ),
+    ],
+)
+def test_files_of_another_seed_or_method_are_not_taken(
+    two: Path, tmp_path: Path, other: str, own: str, message: str
+) -> None:
+    out, data, net = tmp_path / "run", digits(), digits_backbone()
+    shutil.copytree(two, out)
+    for path in two.glob(f"{other}*"):
+        target = out / str(path.relative_to(two)).replace(other, own)
+        for file in [path, *path.rglob("*")]:
+            if file.is_file():
+                shutil.copyfile(file, target / file.relative_to(path))
+    assert [message in problem for problem in problems_of(out)] == [True]
+    uses: list[Callable[[], object]] = [
+        lambda: read(out),
+        lambda: open_trained(out, "a", 0, data=data, backbone=net),
+        lambda: ft.run(replace(TWO, rounds=2), out, data=data, backbone=net),
+    ]
+    for use in uses:
+        with pytest.raises(ft.InputError, match=message):
+            use()
 
 
 FILE = """

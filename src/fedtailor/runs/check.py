@@ -33,7 +33,7 @@ from .committed import (
     state_path,
 )
 from .files import load_tensors, read_json
-from .manifest import open_run
+from .manifest import open_run, read_data_manifest
 from .trained_rows import check_trained_rows
 
 _READ_AGAIN = (
@@ -118,9 +118,9 @@ def _of_part(folder: Path) -> Iterator[Test]:
             return
         commit = read_commit(folder)
     except InputError:  # nothing says which of its files count
-        yield folder / "commit.json", partial(_json, folder / "commit.json")
+        yield folder / "commit.json", partial(_commit, folder)
         return
-    yield folder / "commit.json", partial(_json, folder / "commit.json")
+    yield folder / "commit.json", partial(_commit, folder)
     for log in LOGS:
         path = folder / f"{log}.jsonl"
         yield path, partial(_log, path, commit, log)
@@ -156,8 +156,22 @@ def _json(path: Path) -> bool:
     return b'"checksum"' in path.read_bytes()
 
 
+def _commit(folder: Path) -> bool:
+    path = folder / "commit.json"
+    _check_says_seed(path, read_commit(folder).seed, folder.parents[2])
+    return _json(path)
+
+
+def _check_says_seed(path: Path, seed: int | None, out: Path) -> None:
+    """Raise InputError where a file does not say its seed. In older formats it need not."""
+    if seed is None and _format(out) > 4:
+        raise damaged(path, "it does not say which seed it belongs to")
+
+
 def _holdings(path: Path) -> bool:
-    stated, file = read_json(path).get("holdings"), path.with_suffix(".safetensors")
+    content = read_data_manifest(path)
+    _check_says_seed(path, content.get("seed"), path.parents[1])
+    stated, file = content.get("holdings"), path.with_suffix(".safetensors")
     check_there(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)

@@ -47,6 +47,7 @@ from ..run_format import (
     committed_bytes,
     has_commit,
     held_checksum,
+    part_of,
     seal_json,
 )
 from .best import best_rounds
@@ -372,7 +373,8 @@ class RunDirectory:
             for name, checksum in commit.checksums.items()
             if name in states or name in LOGS
         }
-        commit = replace(commit, checksums=checksums)
+        label, seed = part_of(self.path)
+        commit = replace(commit, checksums=checksums, label=label, seed=seed)
         content = asdict(commit)
         if not commit.in_flight:
             del content["in_flight"]
