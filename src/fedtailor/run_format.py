@@ -6,7 +6,8 @@ Whoever opens a run directory checks the version, and whoever reads a file the f
 - a safetensors file has it in its metadata, over the whole file with the checksum's digits as 0;
 - a file of clients' rows has that of its header there, and in `CHECKSUMS` one for each row, so that
   a round need not read all rows;
-- a log's checksum, over its committed bytes, is in ``commit.json``.
+- a log's checksum, over its committed bytes, is in ``commit.json``, and so is one of all rows of
+  each file of clients' private states.
 
 A checksum is XXH3 of 64 bits. Files of format 3 have none, and are read without.
 """
@@ -23,17 +24,17 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from .errors import InputError, brief
+from .sparse import stored_parts
 
 # The end of a line of run.log about a part: how far the run was then.
 SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
 
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
-FORMAT = 4
-READABLE = (3, FORMAT)
+FORMAT = 5
+READABLE = range(3, FORMAT + 1)
 
 CHECKSUMS = "__checksum__"  # int64 [n], in a file of rows; 0 for a row of zeros
 _KEY = "checksum"  # of a JSON file
@@ -56,7 +57,7 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
         older = isinstance(version, int) and version < FORMAT
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
-            f"of fedtailor; this version reads formats {READABLE[0]} and {FORMAT}: open the "
+            f"of fedtailor; this version reads formats {READABLE[0]} to {FORMAT}: open the "
             "directory with the version that wrote it (environment.json names it), or choose "
             "another --out"
         )
@@ -138,6 +139,29 @@ def has_commit(folder: Path) -> bool:
     if was_there and not path.exists():  # unless it was written just now
         raise missing(path)
     return False
+
+
+def part_of(folder: Path) -> tuple[str | None, int | None]:
+    """Return the label and the seed of the part in ``folder``; None for a folder of another name.
+
+    >>> part_of(Path("runs/quickstart/methods/fedsdg/seed-0"))
+    ('fedsdg', 0)
+    """
+    seed = re.fullmatch(r"seed-(\d+)", folder.name)
+    return (folder.parent.name, int(seed[1])) if seed else (None, None)
+
+
+def check_belongs(path: Path, what: str, stated: str | int | None, here: str | int | None) -> None:
+    """Check that the file at ``path`` is that of the method, or of the seed, that it lies with; one
+    that does not say so, or lies with none, is any's.
+
+    Raises:
+        InputError: it is another one's.
+    """
+    if None not in (stated, here) and stated != here:
+        raise InputError(
+            f"{path}: it belongs to {what} {stated}, not to {what} {here}; restore it from a copy"
+        )
 
 
 def checksum(*parts: Bytes) -> str:
@@ -228,6 +252,12 @@ def row_checksum(parts: Sequence[Bytes]) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
+def combined_checksum(total: int) -> str:
+    """Return the checksum of all rows of a file, as in ``commit.json``; ``total`` is the sum of
+    those of its rows."""
+    return f"{total % 2**64:016x}"
+
+
 @functools.lru_cache(maxsize=64)
 def _of_zeros(size: int) -> int:
     number: int = xxhash.xxh3_64_intdigest(bytes(size))
@@ -248,7 +278,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
         return False
     data = np.memmap(path, np.uint8, "r")[len(header) :]
     if _is_of_rows(header):
-        _check_rows(path, columns(path), data, unsettled)
+        _check_rows(path, columns(path), len(header), unsettled)
     elif header[_AT:_END] != checksum(_blanked(header), data.data).encode():
         raise damaged(path)
     return True
@@ -309,18 +339,29 @@ def _is_of_rows(header: bytes) -> bool:
     return f'"{CHECKSUMS}"'.encode() in header
 
 
-def _check_rows(
-    path: Path, header: dict[str, Any], data: NDArray[np.uint8], unsettled: Collection[int]
-) -> None:
-    """Check the rows that are not zero. Each has a checksum or, if that is damaged, a flag."""
-    rows = header[CHECKSUMS]["shape"][0]
+def _check_rows(path: Path, header: dict[str, Any], start: int, unsettled: Collection[int]) -> None:
+    """Check the rows that are not zero, in a file whose data begin at ``start``."""
+    data, rows = np.memmap(path, np.uint8, "r")[start:], header[CHECKSUMS]["shape"][0]
+    places = dict(zip(header, _places(header), strict=True))
     found = {
         name: data[slice(*place)].reshape(rows, (place[1] - place[0]) // rows)
-        for name, place in zip(header, _places(header), strict=True)
+        for name, place in places.items()
     }
-    flags = [values.any(axis=1) for name, values in found.items() if name.startswith("__")]
+    is_written = np.zeros(rows, bool)
+    with path.open("rb") as file:
+        for part in stored_parts(file.fileno()):
+            for name, values in found.items():
+                some = _rows_within(part, start + places[name][0], values.shape)
+                is_written[some] |= values[some].any(axis=1)
     stated = found.pop(CHECKSUMS).view(np.int64)[:, 0]
-    for row in np.flatnonzero(np.any(flags, axis=0)).tolist():
+    for row in np.flatnonzero(is_written).tolist():
         parts = [values[row].data for values in found.values()]
         if row not in unsettled and row_checksum(parts) != stated[row]:
             raise damaged(path, f"the checksum of row {row} does not match")
+
+
+def _rows_within(part: tuple[int, int], start: int, shape: tuple[int, ...]) -> slice:
+    """The rows of a tensor, which begins at ``start``, that have a byte in a part of the file."""
+    rows, size = shape
+    first, last = max(part[0] - start, 0), min(part[1] - start, rows * size)
+    return slice(first // size, -(-last // size)) if first < last else slice(0)

@@ -44,7 +44,7 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
 
     from fedtailor.methods.fedsdg import FedSDG
     from fedtailor.models import ModelConfig, load_model
-    from fedtailor.runs.committed import read_private
+    from fedtailor.runs.trained import open_trained
     from fedtailor.task.task import Task
 
     (tmp_path / "small.toml").write_text(LANGUAGE_MODEL)
@@ -81,7 +81,7 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
     weight, bias = (next(v for n, v in head.items() if n.endswith(e)) for e in ("weight", "bias"))
     folder = run / "methods/fedsdg/seed-0"
     server = load_file(folder / "server.safetensors")
-    private = read_private(folder / "private.safetensors", 2)
+    private = open_trained(run, "fedsdg", which="last").private_state(2)
     method = FedSDG(rank=2)
     task = Task(load_model(ModelConfig(), "classification", 8, 0), method.adapt)
     ours = task.logits({**server, **private}, {"input_ids": ids, "attention_mask": mask})

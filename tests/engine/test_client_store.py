@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fedtailor.engine.client_store import SEEN, ClientStore, best_path
 from fedtailor.params import Params
-from fedtailor.runs.committed import read_private_after
+from fedtailor.runs.committed import Commit, CommittedStates
 
 
 def initial(client: int) -> Params:
@@ -119,7 +119,8 @@ def one_round(store: ClientStore, round_: int, clients: list[int]) -> None:
 
 def kept(folder: Path, round_: int) -> list[int]:
     """By client, of five: its number in the state after ``round_``; -1 if it had not trained."""
-    rows = [read_private_after(folder, round_, client) for client in range(5)]
+    states = CommittedStates(folder, round_, Commit(round_, round_, True, {}))
+    rows = [states.read(client) for client in range(5)]
     return [int(row["n"]) if row else -1 for row in rows]
 
 

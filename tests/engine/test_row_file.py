@@ -80,6 +80,8 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(flipped)
         with pytest.raises(InputError, match=r"rows\.safetensors is damaged"):
             [RowFile(path, 3, ROW).read(row) for row in range(3)]
+        with pytest.raises(InputError, match=r"rows\.safetensors is damaged"):
+            check_tensors(path)
     path.write_bytes(whole)
     assert RowFile.open(path).read(2)["w"].equal(file.read(2)["w"])
 

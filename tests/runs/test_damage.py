@@ -43,6 +43,9 @@ PART = FOLDER.with_name("seed-1")
 NOT_READ = {".lock", "run.log"}
 
 
+TWO = replace(EXPERIMENT, methods={"a": ft.FedAvg(), "b": ft.FedAvg()}, rounds=1, seeds=(0, 1))
+
+
 class KilledError(Exception):
     pass
 
@@ -89,6 +92,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("damage") / "whole"
     go_on(out)
     return out
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("damage") / "two"
+    return ft.run(TWO, out, data=digits(), backbone=digits_backbone()).path
 
 
 @pytest.fixture(scope="module")
@@ -189,16 +198,39 @@ def test_a_file_of_another_run_in_the_place_of_the_own_one_is_noticed(
         uses.get(name, lambda: go_on(out))()
 
 
-def test_private_states_of_another_run_are_noticed(whole: Path, tmp_path: Path) -> None:
+def replaced(file: RowFile, rows: list[int]) -> None:
+    """Other values, with right checksums."""
+    row = file.read(rows[0])
+    new = {name: value + (not name.startswith("__")) for name, value in row.items()}
+    file.write(rows[0], {name: value[None] for name, value in new.items()})
+
+
+def exchanged(file: RowFile, rows: list[int]) -> None:
+    for row, state in zip(rows, [file.read(row) for row in reversed(rows)], strict=True):
+        file.write(row, {name: value[None] for name, value in state.items()})
+
+
+@pytest.mark.parametrize("name", ["private.safetensors", "private-best-000003.safetensors"])
+@pytest.mark.parametrize("change", [replaced, exchanged])
+def test_rows_that_were_not_committed_are_not_used(
+    whole: Path, tmp_path: Path, change: Callable[..., None], name: str
+) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    path = out / PART / "private.safetensors"
-    file = RowFile.open(path)
-    file.write(0, {name: (value + 1)[None] for name, value in file.read(0).items()})
-    message = f"{path} is damaged: it does not have the states of round 6"
-    with pytest.raises(ft.InputError, match=re.escape(message)):
-        open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone())
-    assert any(problem.startswith(message) for problem in problems_of(out))
+    path, data, net = out / PART / name, digits(), digits_backbone()
+    flags = next(v for n, v in load_tensors(path).items() if n in ("__seen__", "__kept__"))
+    change(RowFile.open(path), flags.nonzero()[:2, 0].tolist())
+    message = f"{path} is damaged: it is not the file that was committed"
+    assert [problem.startswith(message) for problem in problems_of(out)] == [True]
+    start = replace(LONG, start_from=ft.StartConfig(run=str(out)))
+    uses: list[Callable[[], object]] = [
+        lambda: open_trained(out, "fedsdg", data=data, backbone=net).client_state(0),
+        lambda: ft.run(start, tmp_path / "next", data=data, backbone=net),
+        lambda: ft.run(replace(LONG, rounds=7), out, data=data, backbone=net),
+    ]
+    for use in uses:
+        with pytest.raises(ft.InputError, match=re.escape(message)):
+            use()
 
 
 @pytest.mark.parametrize(
@@ -341,3 +373,40 @@ def test_a_pipe_in_a_run_directory_is_named_and_not_waited_for(
     os.mkfifo(out / PART / "history.jsonl")
     with pytest.raises(ft.InputError, match=r"history\.jsonl is no file that can be read"):
         use(out)
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "message"),
+    [
+        (
+            "methods/a/seed-1",
+            "methods/a/seed-0",
+            "seed-0/commit.json: it belongs to seed 1, not to",
+        ),
+        ("methods/b/seed-0", "methods/a/seed-0", "seed-0/commit.json: it belongs to method b, not"),
+        (
+            "partitions/seed-1",
+            "partitions/seed-0",
+            "seed-0.json: it belongs to seed 1, not to seed",
+        ),
+    ],
+)
+def test_files_of_another_seed_or_method_are_not_taken(
+    two: Path, tmp_path: Path, other: str, own: str, message: str
+) -> None:
+    out, data, net = tmp_path / "run", digits(), digits_backbone()
+    shutil.copytree(two, out)
+    for path in two.glob(f"{other}*"):
+        target = out / str(path.relative_to(two)).replace(other, own)
+        for file in [path, *path.rglob("*")]:
+            if file.is_file():
+                shutil.copyfile(file, target / file.relative_to(path))
+    assert [message in problem for problem in problems_of(out)] == [True]
+    uses: list[Callable[[], object]] = [
+        lambda: read(out),
+        lambda: open_trained(out, "a", 0, data=data, backbone=net),
+        lambda: ft.run(replace(TWO, rounds=2), out, data=data, backbone=net),
+    ]
+    for use in uses:
+        with pytest.raises(ft.InputError, match=message):
+            use()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..params import Params, clone
-from ..run_format import columns
+from ..run_format import columns, combined_checksum
 from .row_file import RowFile, sync_folder
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
@@ -61,9 +61,9 @@ class PrivateStates(Protocol):
         """Stage again what a killed run had made durable."""
 
     @property
-    def checksum(self) -> str | None:
-        """A checksum of all states, as they are once what is staged is committed; None where they
-        have none here."""
+    def checksums(self) -> dict[str, str]:
+        """A checksum of all states in each file, by its name, as they are once what is staged is
+        committed; empty where they have none here."""
 
     def keep(self, round_: int) -> None:
         """Let the states after ``round_``, the one that is staged or was committed last, be kept
@@ -93,7 +93,8 @@ class ClientStore:
         self._best: RowFile | None = None  # rows as of the best round that have changed since
         self._adopted: frozenset[int] = frozenset()  # whose copies a kill may have cut short
         self._row = {**self._example, SEEN: _flag(0)[0]}
-        self._checksums: int | None = None  # of the file
+        self._sum: int | None = None  # of the file's checksums ...
+        self._best_sum: int | None = None  # ... and of those of the best round's
         if path is not None and self._example:
             self._file = RowFile(path, num_clients, self._row)
 
@@ -177,29 +178,40 @@ class ClientStore:
             self._staging.sync()
 
     @property
-    def checksum(self) -> str | None:
-        """A checksum of all states, as they are once what is staged is committed; None without a
-        file, or if the file is one of format 3."""
+    def checksums(self) -> dict[str, str]:
+        """A checksum of all states in each file, by its name, as they are once what is staged is
+        committed; empty without a file, or if the file is one of format 3."""
         if self._file is None or not self._file.has_checksums:
-            return None
-        if self._checksums is None:
-            self._checksums = self._file.checksums()
-        return f"{(self._checksums ^ self._change()) & (2**64 - 1):016x}"
+            return {}
+        assert self._path is not None
+        if self._sum is None:
+            self._sum = self._file.checksums()
+        found = {self._path: self._sum + self._change()}
+        if self._best_round is not None and self._best_round < self._round:
+            best = self._open_best(self._best_round)
+            if best.has_checksums:
+                if self._best_sum is None:
+                    self._best_sum = best.checksums()
+                path = best_path(self._path, self._best_round)
+                found[path] = self._best_sum + self._best_change(best)
+        return {path.name: combined_checksum(total) for path, total in found.items()}
 
     def _change(self) -> int:
-        """What a commit of what is staged changes in the checksums of all rows."""
+        """What a commit of what is staged changes in the sum of the file's checksums."""
         assert self._file is not None
-        changed = 0
-        if self._staging is not None:
-            for client in self._staged:
-                changed ^= self._file.checksum(client) ^ self._staging.checksum(client)
-        return changed
+        if self._staging is None:
+            return 0
+        return sum(self._staging.share(c) - self._file.share(c) for c in self._staged)
+
+    def _best_change(self, best: RowFile) -> int:
+        """What it changes in that of the best round's file."""
+        return sum(best.share_of(c, self._copy(c)) - best.share(c) for c in self._not_kept())
 
     def keep(self, round_: int) -> None:
         """Keep the states as of ``round_`` in the store's file or beside it; without a file, only
         the latest ones are there. The caller removes the file of an earlier round."""
         if round_ != self._best_round:
-            self._best_round, self._best = round_, None
+            self._best_round, self._best, self._best_sum = round_, None, None
 
     def commit(self) -> None:
         """Move the staged states to their places and, with a file, through to the disk."""
@@ -208,8 +220,8 @@ class ClientStore:
         elif self._staging is not None:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
-            if self._checksums is not None:
-                self._checksums ^= self._change()
+            if self._sum is not None:
+                self._sum += self._change()
             for client in self._staged:
                 row = _as_rows(self._staging.read(client))
                 self._file.write(client, {SEEN: _flag(1), **row})
@@ -220,18 +232,33 @@ class ClientStore:
 
     def _save_best_rows(self, number: int) -> None:
         """Copy what will be overwritten for the first time since the best round."""
-        assert self._path is not None
-        assert self._file is not None
+        best = self._open_best(number)
+        changed = self._not_kept()
+        for client in changed:
+            before = best.share(client)
+            best.write(client, self._copy(client))
+            if self._best_sum is not None:
+                self._best_sum += best.share(client) - before
+        if changed:
+            best.sync()
+
+    def _open_best(self, number: int) -> RowFile:
         if self._best is None:
+            assert self._path is not None
             path = best_path(self._path, number)
             self._best = RowFile(path, self._rows, {**self._example, KEPT: _flag(IN_STORE)[0]})
             sync_folder(path.parent)
-        changed = [client for client in self._staged if not self._is_kept(client)]
-        for client in changed:
-            state = self._without_flag(self._file, client)
-            self._best.write(client, {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)})
-        if changed:
-            self._best.sync()
+        return self._best
+
+    def _copy(self, client: int) -> Params:
+        """The client's row in the best round's file."""
+        state = self._without_flag(self._file, client)
+        return {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)}
+
+    def _not_kept(self) -> list[int]:
+        """The clients whose states a commit will overwrite for the first time since the best
+        round."""
+        return [client for client in self._staged if not self._is_kept(client)]
 
     def _is_kept(self, client: int) -> bool:
         """Whether the client's state as of the best round has been copied. A copy that is damaged

@@ -14,9 +14,11 @@ import struct
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import naming
@@ -28,6 +30,7 @@ _NAMES = {
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _CHUNK = 1 << 16  # checksums that are read at a time
+Number = TypeVar("Number", int, NDArray[np.int64])
 
 
 class RowFile:
@@ -117,13 +120,23 @@ class RowFile:
         return int.from_bytes(number, "little", signed=True)
 
     def checksums(self) -> int:
-        """Those of all rows, combined by exclusive or."""
-        combined = 0
+        """One of all rows: the sum of their shares; 0 if the file has none."""
+        total = 0
+        if not self.has_checksums:
+            return total
         for first in range(0, self._rows, _CHUNK):
             some = np.empty(min(_CHUNK, self._rows - first), np.int64)
             self._read(CHECKSUMS, first, some.view(np.uint8).data)
-            combined ^= int(np.bitwise_xor.reduce(some))
-        return combined
+            total += int(some @ _weight(np.arange(first, first + len(some))))
+        return total
+
+    def share(self, index: int) -> int:
+        """What a row adds to `checksums`, which counts modulo 2^64."""
+        return self.checksum(index) * _weight(index)
+
+    def share_of(self, index: int, rows: Params) -> int:
+        """What the row would add if it were the one in ``rows`` ``[1, ...]``."""
+        return row_checksum(self._parts(self._data(rows), 0)) * _weight(index)
 
     def _read(self, name: str, index: int, data: memoryview) -> None:
         place = self._place(name, index)
@@ -137,7 +150,7 @@ class RowFile:
         """Set the rows from ``first`` on: ``rows`` ``[m, ...]``. A tensor that is missing must be
         zero there, as in a row that was never written."""
         count = len(next(iter(rows.values())))
-        data = {name: _bytes(value.to(self._row[name].dtype)) for name, value in rows.items()}
+        data = self._data(rows)
         if self.has_checksums:
             numbers = [row_checksum(self._parts(data, at)) for at in range(count)]
             data[CHECKSUMS] = memoryview(struct.pack(f"<{count}q", *numbers))
@@ -153,6 +166,9 @@ class RowFile:
 
     def _place(self, name: str, index: int) -> int:
         return self._start[name] + index * (8 if name == CHECKSUMS else _nbytes(self._row[name]))
+
+    def _data(self, rows: Params) -> dict[str, memoryview]:
+        return {name: _bytes(value.to(self._row[name].dtype)) for name, value in rows.items()}
 
     def _parts(self, data: Mapping[str, memoryview], at: int) -> list[memoryview]:
         """The bytes of the row ``at`` of ``data``, in the order of the file."""
@@ -215,6 +231,11 @@ def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:
         return seal_header(text), places
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, places
+
+
+def _weight(row: Number) -> Number:
+    """An odd number for each row, so that rows that are exchanged change the sum."""
+    return 2 * row + 1
 
 
 def _nbytes(value: Tensor) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InputError
-from ..run_format import committed_bytes
+from ..run_format import check_belongs, committed_bytes, part_of
 from .checked import check_results, load_json, read_json, record
 from .records import BestRound, Commit, Evaluation, RefusedResult, Round
 
@@ -75,12 +75,16 @@ def read_commit(folder: Path) -> Commit:
     """Read how far the method and seed in ``folder`` are.
 
     Raises:
-        InputError: the file is missing or damaged.
+        InputError: the file is missing or damaged, or that of another method or seed.
     """
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if not names - {"stopped", "in_flight", "checksums"} <= content.keys() <= names:
+    if (
+        not names - {"stopped", "in_flight", "checksums", "label", "seed"}
+        <= content.keys()
+        <= names
+    ):
         raise InputError(f"{path} must hold {', '.join(sorted(names))}")
     if not isinstance(content["best"], dict):
         raise InputError(f"{path}: best must hold an object")
@@ -89,6 +93,9 @@ def read_commit(folder: Path) -> Commit:
         for model, about in content["best"].items()
     }
     commit = record(Commit, {**content, "best": best}, str(path))
+    label, seed = part_of(folder)
+    check_belongs(path, "method", commit.label, label)
+    check_belongs(path, "seed", commit.seed, seed)
     if commit.bytes.keys() != set(LOGS):
         raise InputError(f"{path} must hold bytes of {', '.join(LOGS)}")
     return commit

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from ..run_format import (
+    check_belongs,
     check_committed,
     check_folder_name,
     check_format,
@@ -19,6 +20,7 @@ from ..run_format import (
     checksum,
     damaged,
     has_commit,
+    part_of,
 )
 from .checked import (
     read_json,
@@ -241,10 +243,12 @@ def read_data_manifest(path: Path) -> dict[str, Any]:
     """Read what the data of a run with a seed are, from its file at ``path``.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: it is missing or damaged, or that of another seed.
     """
     content = read_json(path)
     checked = record(DataManifest, content, str(path))
+    _, seed = part_of(path.with_suffix(""))
+    check_belongs(path, "seed", checked.seed, seed)
     if checked.names is not None and len(checked.names) != checked.clients:
         raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")
     for omission in checked.omissions:

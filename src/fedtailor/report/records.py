@@ -46,6 +46,7 @@ class DataManifest:
     omissions: Sequence[Mapping[str, Any]] = ()
     holdings: str | None = None  # the checksum of the file of the clients' sizes ...
     trained: str | None = None  # ... and of that of the rows that models were trained on
+    seed: Seed | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,11 @@ class Commit:
     # the earlier rounds whose states clients in flight have been sent; not in the file if there are
     # none
     in_flight: Sequence[Count] = ()
-    # of the logs' committed bytes, of all private states (``private``), and of the files of the
-    # server's states by name
+    # of the logs' committed bytes, of the rows of the files of private states, and of the files of
+    # the server's states
     checksums: Mapping[str, str] = field(default_factory=dict)
+    label: str | None = None  # of the method that it belongs to ...
+    seed: Seed | None = None  # ... and the seed
 
     @property
     def ended(self) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ..engine.client_store import staged_path
+from ..engine.client_store import best_path, staged_path
+from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..report.logs import LOGS
 from ..run_format import (
@@ -18,6 +19,7 @@ from ..run_format import (
     check_tensors,
     check_there,
     checksum,
+    combined_checksum,
     committed_bytes,
     damaged,
     has_commit,
@@ -25,13 +27,13 @@ from ..run_format import (
 from .committed import (
     PRIVATE_FILE,
     Commit,
-    check_private_rows,
+    check_states,
     expected_files,
     read_commit,
     state_path,
 )
 from .files import load_tensors, read_json
-from .manifest import open_run
+from .manifest import open_run, read_data_manifest
 from .trained_rows import check_trained_rows
 
 _READ_AGAIN = (
@@ -116,9 +118,9 @@ def _of_part(folder: Path) -> Iterator[Test]:
             return
         commit = read_commit(folder)
     except InputError:  # nothing says which of its files count
-        yield folder / "commit.json", partial(_json, folder / "commit.json")
+        yield folder / "commit.json", partial(_commit, folder)
         return
-    yield folder / "commit.json", partial(_json, folder / "commit.json")
+    yield folder / "commit.json", partial(_commit, folder)
     for log in LOGS:
         path = folder / f"{log}.jsonl"
         yield path, partial(_log, path, commit, log)
@@ -126,10 +128,11 @@ def _of_part(folder: Path) -> Iterator[Test]:
         expected = expected_files(folder, commit)
     except InputError:  # the log that names some of them is damaged, which was said
         expected = {}
+    store = folder / PRIVATE_FILE
     there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
     for path in sorted({*expected, *there}):
-        if path.name == PRIVATE_FILE:
-            yield path, partial(_private, folder, commit)
+        if path in {store, best_path(store, commit.best_round)}:
+            yield path, partial(_private, path, commit)
         elif path.suffix == ".safetensors" and not _is_left_over(path, expected):
             yield path, partial(_tensors, path, expected.get(path))
         elif path.suffix == ".json" and path.name != "commit.json":
@@ -153,8 +156,22 @@ def _json(path: Path) -> bool:
     return b'"checksum"' in path.read_bytes()
 
 
+def _commit(folder: Path) -> bool:
+    path = folder / "commit.json"
+    _check_says_seed(path, read_commit(folder).seed, folder.parents[2])
+    return _json(path)
+
+
+def _check_says_seed(path: Path, seed: int | None, out: Path) -> None:
+    """Raise InputError where a file does not say its seed. In older formats it need not."""
+    if seed is None and _format(out) > 4:
+        raise damaged(path, "it does not say which seed it belongs to")
+
+
 def _holdings(path: Path) -> bool:
-    stated, file = read_json(path).get("holdings"), path.with_suffix(".safetensors")
+    content = read_data_manifest(path)
+    _check_says_seed(path, content.get("seed"), path.parents[1])
+    stated, file = content.get("holdings"), path.with_suffix(".safetensors")
     check_there(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)
@@ -167,13 +184,22 @@ def _log(path: Path, commit: Commit, log: str) -> bool:
     return stated is not None
 
 
-def _private(folder: Path, commit: Commit) -> bool:
-    """Rows that a kill has kept from being moved are in a file of their own."""
-    path = folder / PRIVATE_FILE
-    staged, moved = staged_path(path, commit.round), list[int]()
+def _private(path: Path, commit: Commit) -> bool:
+    """Of the clients' private states, or of those as of the best round. Rows that a kill has kept
+    from being moved are in a file of their own; what they overwrite may not have been saved."""
+    store = path.with_name(PRIVATE_FILE)
+    staged, moved = staged_path(store, commit.round), list[int]()
     if staged.exists():
-        moved = load_tensors(state_path(folder, commit.round))["clients"].tolist()
+        state = load_tensors(state_path(path.parent, commit.round))
+        moved = state["clients"].tolist() if "clients" in state else []
         check_tensors(staged)
     has_checksums = check_tensors(path, moved)
-    check_private_rows(folder, commit)
-    return has_checksums
+    if not has_checksums or (moved and path != store):
+        return has_checksums
+    file = RowFile.open(path)
+    total = file.checksums()
+    if moved:
+        new = RowFile.open(staged)
+        total += sum(new.share(client) - file.share(client) for client in moved)
+    check_states(path, combined_checksum(total), commit)
+    return True

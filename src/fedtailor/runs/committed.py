@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
 from ..engine.row_file import RowFile
-from ..errors import InputError
 from ..method import Server
 from ..params import Params, aligned, strip_prefix
 from ..report.checked import Count as Count
@@ -17,7 +16,7 @@ from ..report.logs import read_commit as read_commit
 from ..report.logs import read_refused as read_refused
 from ..report.records import Commit as Commit
 from ..report.records import Timing
-from ..run_format import check_committed, damaged
+from ..run_format import check_committed, combined_checksum, damaged
 from .files import load_tensors, read_record
 
 COSTS_FILE = "costs.json"  # of the first round
@@ -39,10 +38,17 @@ class StartRecord:
     clients: Count
 
 
-def other_states(store: Path, number: int) -> InputError:
-    """Return the error for a store that does not have the private states of round ``number``."""
-    staged = staged_path(store, number).name
-    return damaged(store, f"it does not have the states of round {number}, or {staged} is missing")
+def check_states(path: Path, checksum: str, commit: Commit) -> None:
+    """Check that a file of private states, whose rows have this ``checksum`` together, is the one
+    that was committed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if commit.checksums.get(path.name) not in (None, checksum):
+        staged = staged_path(path.with_name(PRIVATE_FILE), commit.round).name
+        or_else = "" if commit.finished else f", or {staged} is missing"
+        raise damaged(path, f"it is not the file that was committed{or_else}")
 
 
 def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
@@ -56,7 +62,7 @@ def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
     for timing in read_log(Timing, folder / "timings.jsonl", commit):
         files |= timing.files_in(folder)
     files |= {path: commit.checksums.get(path.name) for path in server_files(folder, commit)}
-    if "private" in commit.checksums:
+    if {PRIVATE_FILE, "private"} & commit.checksums.keys():  # the latter in run format 4
         files |= dict.fromkeys(private_files(folder, commit))
     return files
 
@@ -78,26 +84,6 @@ def private_files(folder: Path, commit: Commit) -> list[Path]:
     # the last round whose states have reached their places
     moved = commit.round - staged_path(store, commit.round).exists()
     return [store, best_path(store, commit.best_round)] if commit.best_round < moved else [store]
-
-
-def check_private_rows(folder: Path, commit: Commit) -> None:
-    """Check that the file of all private states is the one that was committed. What a kill has kept
-    from being moved into it counts. The checksums of all rows are read, not the rows.
-
-    Raises:
-        InputError: it is of another round, seed or run.
-    """
-    path, expected = folder / PRIVATE_FILE, commit.checksums.get("private")
-    file = RowFile.open(path) if path.exists() else None
-    if expected is None or file is None or not file.has_checksums:
-        return
-    combined, staged = file.checksums(), staged_path(path, commit.round)
-    if staged.exists():
-        new = RowFile.open(staged)
-        for client in load_tensors(state_path(folder, commit.round))["clients"].tolist():
-            combined ^= file.checksum(client) ^ new.checksum(client)
-    if f"{combined & (2**64 - 1):016x}" != expected:
-        raise other_states(path, commit.round)
 
 
 def state_path(folder: Path, number: int) -> Path:
@@ -141,27 +127,37 @@ def model_seed(folder: Path, seed: int) -> int:
     return read_record(StartRecord, path).model_seed if path.exists() else seed
 
 
-def read_private(path: Path, client: int) -> Params:
-    """A client's tensors in a store's file; empty if it never trained.
+class CommittedStates:
+    """The private tensors of the clients that had trained by round ``number``, the last one or the
+    best, of the part in ``folder``."""
 
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    row = RowFile.open(path).read(client)
-    return row if row.pop(SEEN) else {}
+    def __init__(self, folder: Path, number: int, commit: Commit) -> None:
+        """Open the files that are there.
+
+        Raises:
+            InputError: one is damaged, or not the one that was committed.
+        """
+        store = folder / PRIVATE_FILE
+        self._best = _opened(best_path(store, number), commit)
+        self._last = _opened(store, commit)
+
+    def read(self, client: int) -> Params:
+        """A client's tensors; empty if it had not trained.
+
+        Raises:
+            InputError: they are damaged.
+        """
+        if self._best is not None:
+            row = self._best.read(client)
+            if (where := row.pop(KEPT)) != IN_STORE:
+                return row if where == HERE else {}
+        row = {} if self._last is None else self._last.read(client)
+        return row if row.pop(SEEN, 0) else {}
 
 
-def read_private_after(folder: Path, number: int, client: int) -> Params:
-    """A client's tensors after round ``number``, the last one or the best; empty if it had not
-    trained.
-
-    Raises:
-        InputError: a file is damaged.
-    """
-    path = best_path(folder / PRIVATE_FILE, number)
-    if path.exists():
-        row = RowFile.open(path).read(client)
-        if (where := row.pop(KEPT)) != IN_STORE:
-            return row if where == HERE else {}
-    path = folder / PRIVATE_FILE
-    return read_private(path, client) if path.exists() else {}
+def _opened(path: Path, commit: Commit) -> RowFile | None:
+    if not path.exists():
+        return None
+    file = RowFile.open(path)
+    check_states(path, combined_checksum(file.checksums()), commit)
+    return file

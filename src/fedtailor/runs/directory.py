@@ -47,6 +47,7 @@ from ..run_format import (
     committed_bytes,
     has_commit,
     held_checksum,
+    part_of,
     seal_json,
 )
 from .best import best_rounds
@@ -56,9 +57,9 @@ from .committed import (
     RESULT_FILE,
     START_FILE,
     Commit,
+    check_states,
     expected_files,
     load_state,
-    other_states,
     read_commit,
     read_server,
     server_files,
@@ -248,13 +249,12 @@ class RunDirectory:
         if not self.has_begun:
             return None
         state = load_state(state_path(self.path, self.commit.round), self.commit)
-        self._keep_best(store)
+        self._keep_best(store, self.commit)
         if "clients" in state:
             store.adopt(self.commit.round, state["clients"].tolist())
             store.commit()
-        committed = self.commit.checksums.get("private")
-        if committed is not None and store.checksum not in (None, committed):
-            raise other_states(self.path / PRIVATE_FILE, self.commit.round)
+        for name, checksum in store.checksums.items():
+            check_states(self.path / name, checksum, self.commit)
         return aligned(strip_prefix(state, "server/"))
 
     def earlier(self, number: int) -> Server | None:
@@ -305,21 +305,16 @@ class RunDirectory:
         path = state_path(self.path, done.number)
         checksums = self._with_state(path, {n: v.cpu() for n, v in state.items()})
         checksums |= {log: logged.hexdigest() for log, logged in self._logged.items()}
-        best = best_rounds(self.commit.best, done, self._metric)
-        if (private := store.checksum) is not None:
-            checksums["private"] = private
-        self._commit(
-            Commit(
-                done.number,
-                self.commit.rounds,
-                False,
-                lengths,
-                best=best,
-                in_flight=() if done.faults is None else done.faults.versions,
-                checksums=checksums,
-            )
+        commit = Commit(
+            done.number,
+            self.commit.rounds,
+            False,
+            lengths,
+            best=best_rounds(self.commit.best, done, self._metric),
+            in_flight=() if done.faults is None else done.faults.versions,
         )
-        self._keep_best(store)
+        self._keep_best(store, commit)
+        self._commit(replace(commit, checksums={**checksums, **store.checksums}))
         self._drop_states()
 
     def _with_state(self, path: Path, state: Params) -> dict[str, str]:
@@ -370,22 +365,25 @@ class RunDirectory:
             return file.tell()
 
     def _commit(self, commit: Commit) -> None:
-        states = {path.name for path in server_files(self.path, commit)}
+        store = self.path / PRIVATE_FILE
+        private = [store, best_path(store, commit.best_round)]
+        states = {path.name for path in (*server_files(self.path, commit), *private)}
         checksums = {
             name: checksum
             for name, checksum in commit.checksums.items()
-            if not name.endswith(".safetensors") or name in states
+            if name in states or name in LOGS
         }
-        commit = replace(commit, checksums=checksums)
+        label, seed = part_of(self.path)
+        commit = replace(commit, checksums=checksums, label=label, seed=seed)
         content = asdict(commit)
         if not commit.in_flight:
             del content["in_flight"]
         write_atomically(self.path / "commit.json", seal_json(content))
         self.commit = commit
 
-    def _keep_best(self, store: PrivateStates) -> None:
-        if self.commit.best:
-            store.keep(self.commit.best_round)
+    def _keep_best(self, store: PrivateStates, commit: Commit) -> None:
+        if commit.best:
+            store.keep(commit.best_round)
 
     def _drop_states(self) -> None:
         """Remove all states but the last one, those of the best rounds, and those that clients in

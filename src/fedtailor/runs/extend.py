@@ -24,12 +24,14 @@ def united(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
     """The content of ``experiment.json`` after ``wanted`` has been run where ``present`` was: the
     methods and seeds of both.
 
-    They stand in the order of ``wanted`` if it names all of them; else new ones come last.
+    They stand in the order of ``wanted`` if it names all of them; else new ones come last. The
+    format stays that of the older one, whose files may lack what newer ones have.
     """
     old = {method["label"]: method for method in present["methods"]}
     new = {method["label"]: method for method in wanted["methods"]}
     return {
         **wanted,
+        "format": min(present["format"], wanted["format"]),
         "name": present["name"],
         "seeds": _in_order(present["seeds"], wanted["seeds"]),
         "methods": [{**old, **new}[label] for label in _in_order([*old], [*new])],

@@ -213,7 +213,7 @@ def write_manifest(
             holdings = _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
             trained = write_trained_rows(federations[seed], out, seed)
             stated = {"holdings": holdings, "trained": trained}
-            write_atomically(path, seal_json({**manifests[seed], **stated}))
+            write_atomically(path, seal_json({"seed": seed, **manifests[seed], **stated}))
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:

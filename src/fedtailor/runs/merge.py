@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..errors import InputError, naming
 from ..run_format import has_commit, seal_json
+from ..sparse import stored_parts
 from ..temporary_folder import temporary_folder
 from .committed import read_commit
 from .experiment import by_label, parse
@@ -158,25 +158,11 @@ def copy_sparse(source: str, target: str) -> str:
     """Copy a file, without room on the disk for what takes none in ``source``: the private states
     of clients that never trained."""
     with naming(Path(target)), Path(source).open("rb") as old, Path(target).open("wb") as new:
-        size = os.fstat(old.fileno()).st_size
-        new.truncate(size)
-        start = _next_data(old.fileno(), 0)
-        while start < size:
-            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+        new.truncate(os.fstat(old.fileno()).st_size)
+        for start, end in stored_parts(old.fileno()):
             for place in range(start, end, _CHUNK):
                 os.pwrite(
                     new.fileno(), os.pread(old.fileno(), min(_CHUNK, end - place), place), place
                 )
-            start = _next_data(old.fileno(), end)
         os.fsync(new.fileno())
     return target
-
-
-def _next_data(file: int, start: int) -> int:
-    """Where the next bytes are that take room; the end of the file if there are none."""
-    try:
-        return os.lseek(file, start, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return os.fstat(file).st_size

@@ -27,7 +27,7 @@ from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
-from .committed import START_FILE, StartRecord, model_seed, read_private_after
+from .committed import START_FILE, StartRecord, model_seed
 from .experiment import Experiment
 from .extend import shown
 from .files import write_atomically
@@ -67,10 +67,9 @@ class Start:
         if not store.has_states:
             return
         like = self.method.init_client(self.task, 0, random.key(0))
-        folder, number = self.trained.folder, self.trained.round
         for client, old in enumerate(self.clients.tolist()):
             if old >= 0:
-                store.stage(client, read_private_after(folder, number, old))
+                store.stage(client, self.trained.committed_states.read(old))
             elif self.federation.names is not None:
                 name = self.federation.names[client]
                 store.stage(client, self.trained.onboarded_private(name, like))

@@ -26,11 +26,10 @@ from ..task.task import Task
 from .build import Inputs, named, task_again
 from .committed import (
     Commit,
-    check_private_rows,
+    CommittedStates,
     model_seed,
     private_files,
     read_commit,
-    read_private_after,
     read_server,
 )
 from .experiment import Experiment
@@ -104,6 +103,15 @@ class TrainedMethod:
             )
         return federation
 
+    @cached_property
+    def committed_states(self) -> CommittedStates:
+        """What the clients keep that have trained up to ``round``.
+
+        Raises:
+            InputError: a file is damaged.
+        """
+        return CommittedStates(self.folder, self.round, self.commit)
+
     def number(self, client: str | int) -> int:
         """The number of a client of the federation, from its name or its number; see
         `data.names.client_number`.
@@ -167,7 +175,7 @@ class TrainedMethod:
         """
         number, method = self.number(client), self.method
         check_private_states(method, self.task, self.folder, self.commit)
-        private = read_private_after(self.folder, self.round, number)
+        private = self.committed_states.read(number)
         if not private:
             key = random.key(self.seed, "client", number)
             private = method.init_client(self.task, number, key)
@@ -207,7 +215,7 @@ class TrainedMethod:
 
     def _is_novel(self, number: int) -> bool:
         novel = self.experiment.cohort.novel
-        if novel == 0 or read_private_after(self.folder, self.round, number):
+        if novel == 0 or self.committed_states.read(number):
             return False
         return number in self.federation.novel(novel)
 
@@ -266,7 +274,6 @@ def open_trained(
     commit = ended_commit(run, experiment, label, seed)
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
-    check_private_rows(folder, commit)
     manifest = read_data_manifest(run / "partitions" / f"seed-{seed}.json")
     rows = trained_rows_file(run, seed)
     if rows.exists():  # predictions don't need it: whoever passes a run on may leave it out
