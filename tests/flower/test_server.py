@@ -16,7 +16,7 @@ from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
-from fedtailor.flower.messages import NodeInfo, RoundReply
+from fedtailor.flower.messages import NodeInfo, RoundReply, RoundRequest
 from fedtailor.runs.committed import read_commit
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
@@ -238,3 +238,41 @@ def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path
     told.change = lie
     with pytest.raises(InputError, match="its labels for seed 0 don't fit its sizes"):
         serve(told, chosen, tmp_path / "lied", **given)
+
+
+def test_a_federation_that_was_spoiled_goes_back_and_ends_as_if_it_had_not_been(
+    tmp_path: Path,
+) -> None:
+    """The sites keep the states of the best round; those of spoiled rounds are not used."""
+    sizes = {"clients": 3, "scheme": "dirichlet", "min_examples": 6, "max_examples": 60}
+    more = {"rounds": 8, "cohort": {}, "split": sizes, "evaluate": {"every": 1}}
+    chosen = experiment("fedper", {"optimiser": {"name": "adam", "lr": 0.01}}, **more)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    given = {"backbone": digits_backbone(), "timeouts": replace(QUICK, least=0.5)}
+
+    def boost(message: Message, reply: Message) -> Message:
+        about = message.metadata
+        if about.message_type == MessageType.TRAIN and int(about.group_id) > 4:
+            (received,) = unpack(message.content, RoundRequest, ANY)[1]
+            report, sent = unpack(reply.content, RoundReply, ANY)
+            if sent and about.dst_node_id == 102:
+                far = {
+                    k: received[k] - 900 * (v - received[k])
+                    for k, v in sent[0].items()
+                    if "running" not in k
+                }
+                reply.content = pack(report, [{**sent[0], **far}])
+        return reply
+
+    direct = grid(chosen, tmp_path / "clients", nodes=3)
+    direct.change = boost
+    serve(direct, chosen, tmp_path / "far", **given)
+    part = "methods/fedper/seed-0"
+    spoiled = read_commit(tmp_path / "far" / part)
+    said = ft.rollback(tmp_path / "far", "fedper")
+    assert spoiled.best_round <= 4 < spoiled.round
+    assert said[0].endswith(f"from round {spoiled.round} to round {spoiled.best_round}")
+    assert "client 2 sent updates of up to" in said[1]
+    far = serve(grid(chosen, tmp_path / "clients", nodes=3), chosen, tmp_path / "far", **given)
+    for name in ("history.jsonl", "server.safetensors"):
+        assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name

@@ -289,6 +289,27 @@ def best_path(store: Path, round_: int) -> Path:
     return store.with_name(f"{store.stem}-best-{round_:06d}{store.suffix}")
 
 
+def bring_back(store: Path, round_: int) -> None:
+    """Put the states of the best round, ``round_``, into the place of later ones, after the commit
+    of a roll-back to it. After a kill it is done again; otherwise nothing is to be done.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    path = best_path(store, round_)
+    if not path.exists():
+        return
+    best, file = RowFile.open(path), RowFile.open(store)
+    for client in range(best.rows):
+        if not best.is_written(client):
+            continue
+        row = best.read(client)
+        if (where := row.pop(KEPT)) != IN_STORE:
+            file.write(client, {**_as_rows(row), SEEN: _flag(int(where == HERE))})
+    file.sync()
+    path.unlink()
+
+
 def staged_path(store: Path, round_: int) -> Path:
     """Where the states that a round has changed are staged, for the store at ``store``."""
     return store.with_name(f"{store.stem}-{round_:06d}{store.suffix}")

@@ -78,6 +78,11 @@ class RowFile:
         }
         return RowFile(path, next(iter(found.values()))["shape"][0], example)
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self._rows
+
     def _make(self, header: bytes, size: int) -> None:
         fresh = self._path.with_suffix(".new")
         with naming(fresh), fresh.open("wb") as file:

@@ -54,6 +54,7 @@ from .session import Session
 from .states import States
 
 _MOST_RECEIVED = 1 << 34  # bytes of a message from the server
+_MOST_NAMES = 100  # that a run has had before it was rolled back
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -185,6 +186,8 @@ class Site:
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = home / message.label / f"seed-{message.seed}"
+        places = (self._folder / name for name in message.before)
+        before = [place / message.label / f"seed-{message.seed}" for place in places]
         if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
@@ -195,7 +198,7 @@ class Site:
         for request in message.requests:
             try:
                 _check_request(message, request, served, payloads)
-                payload, states = payloads[request.payload], States(folder)
+                payload, states = payloads[request.payload], States(folder, before)
                 with session.checked(message.kind, request.client, payload) as received:
                     result, upload = session.answer(message, request, received, states)
             except InputError as error:
@@ -268,8 +271,12 @@ class Site:
         if message.seed not in experiment.seeds:
             allowed = ", ".join(map(str, experiment.seeds))
             raise InputError(f"no seed {message.seed} here; allowed: {allowed}")
-        if not re.fullmatch("[0-9a-f]{32}", message.run):
-            raise InputError(f"a run's name has 32 hexadecimal digits; got {message.run!r}")
+        before = message.before if isinstance(message, RoundRequest) else ()
+        if len(before) > _MOST_NAMES:
+            raise InputError(f"a run has had {len(before)} other names; allowed: {_MOST_NAMES}")
+        for name in (message.run, *before):
+            if not re.fullmatch("[0-9a-f]{32}", name):
+                raise InputError(f"a run's name has 32 hexadecimal digits; got {name!r}")
         self._load([message.seed])
 
     @property

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from flwr.app import MessageType, RecordDict
 
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
 from ..run_format import has_commit, seal_json
-from ..runs.committed import Count, read_commit
+from ..runs.committed import FLOWER_FILE, Count, FlowerRecord, read_commit
 from ..runs.directory import locked
 from ..runs.experiment import Experiment
 from ..runs.files import read_record, write_atomically
@@ -24,17 +23,7 @@ from .codec import Limits, WireError, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
-FLOWER = "flower.json"  # beside the logs: a `FlowerRecord`
-_JOINED = "joined.json"  # beside it: the `ClientsOfRound` that have joined its models
-
-
-@dataclass(frozen=True)
-class FlowerRecord:
-    """``run``: the name under which clients keep their states. ``models``: a `ClientsOfRound`,
-    those that have kept their models of it."""
-
-    run: str
-    models: Mapping[str, Any] = field(default_factory=dict)
+_JOINED = "joined.json"  # beside the logs: the `ClientsOfRound` that have joined its models
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ class Joining:
                 by_node.setdefault(self.nodes.node_of_new[client], []).append(client)
             else:
                 _warn(f"{title}: no node serves the new client {client}")
-        run = read_record(FlowerRecord, folder / FLOWER).run
+        run = read_record(FlowerRecord, folder / FLOWER_FILE).run
         contents = [(node, self._content(trained, run, k)) for node, k in by_node.items()]
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):

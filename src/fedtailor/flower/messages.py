@@ -12,15 +12,17 @@ from typing import Any, ClassVar, Literal
 
 from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
+from ..runs.extend import GUARDS
 
 Kind = Literal["train", "personal", "global", "keep"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
 def digest(experiment: Experiment) -> str:
-    """What both sides must agree on: all but where data and metrics' files lie, and how clients
-    are run."""
+    """What both sides must agree on: all but where data and metrics' files lie, how clients are
+    run, and the bound on uploads, which is the server's alone."""
     plain = experiment.as_dict()
+    plain["cohort"] = {k: v for k, v in plain["cohort"].items() if k not in GUARDS}
     del plain["data"]
     plain["engine"] = {"precision": plain["engine"]["precision"]}
     plain["evaluate"]["metrics"] = list(metric_names(experiment.evaluate))
@@ -84,7 +86,8 @@ class WireRequest(Exact):
 @dataclass(frozen=True)
 class RoundRequest(Exact):
     """Train, or evaluate the personal models, or the one global model; or keep the personal models,
-    those after ``round``, as the result of the run."""
+    those after ``round``, as the result of the run. ``before``: the names that the run had before
+    it was rolled back, the last one first; states of rounds that still count may lie there."""
 
     experiment: str
     run: str
@@ -93,6 +96,7 @@ class RoundRequest(Exact):
     round: int
     kind: Kind
     requests: tuple[WireRequest, ...]
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

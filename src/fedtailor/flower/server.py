@@ -24,7 +24,7 @@ from ..errors import DivergedError, InputError
 from ..params import to_device
 from ..run_format import seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.committed import read_server
+from ..runs.committed import FLOWER_FILE, FlowerRecord, read_server
 from ..runs.directory import RunDirectory
 from ..runs.estimate import rounds_left, start_summary
 from ..runs.experiment import Experiment
@@ -34,7 +34,7 @@ from ..runs.parts import Part, commit_rounds, run_parts
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
-from .joining import FLOWER, ClientsOfRound, FlowerRecord, Joining, has_ended
+from .joining import ClientsOfRound, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
@@ -140,7 +140,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
     first = method.init_client(task, 0, random.key(part.seed, "client", 0))
     best = directory.commit.best_round if directory.commit.best else 0
     states = RemoteStates.after(_cohorts(directory), best, bool(first))
-    run, experiment = _run_name(directory), digest(inputs.experiment)
+    names, experiment = _names(directory), digest(inputs.experiment)
     executor = GridExecutor(
         method=method,
         task=task,
@@ -150,7 +150,9 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         schema=upload_schema(method, task, federation),
         nodes=nodes,
         timeouts=timeouts,
-        blank=RoundRequest(experiment, run, part.label, part.seed, 0, "train", ()),
+        blank=RoundRequest(
+            experiment, names.run, part.label, part.seed, 0, "train", (), tuple(names.before)
+        ),
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )
@@ -192,7 +194,7 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
     kept = {request.client for request, result in results if not isinstance(result, Refusal)}
     everyone = sorted({*_clients_with_model(part), *kept})
     models = ClientsOfRound(commit.best_round, everyone)
-    path = folder / FLOWER
+    path = folder / FLOWER_FILE
     found = replace(read_record(FlowerRecord, path), models=asdict(models))
     write_atomically(path, seal_json(asdict(found)))
     without = [client for client in clients if client not in kept]
@@ -207,7 +209,7 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
 def clients_without_model(part: Part) -> list[int]:
     """The clients that have not kept a model of their own of a part that has ended."""
     commit = part.directory.commit
-    if not commit.ended or not commit.round or not (part.directory.path / FLOWER).exists():
+    if not commit.ended or not commit.round or not (part.directory.path / FLOWER_FILE).exists():
         return []
     kept = _clients_with_model(part)
     return [client for client in range(part.federation.num_clients) if client not in kept]
@@ -215,7 +217,7 @@ def clients_without_model(part: Part) -> list[int]:
 
 def _clients_with_model(part: Part) -> set[int]:
     """The clients that have kept their model of the part's reported round."""
-    path = part.directory.path / FLOWER
+    path = part.directory.path / FLOWER_FILE
     about = read_record(FlowerRecord, path).models
     if not about:
         return set()
@@ -228,11 +230,11 @@ def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:
     return [(line.round, list(line.cohort)) for line in directory.history()]
 
 
-def _run_name(directory: RunDirectory) -> str:
-    """The name under which clients keep the private states of the part in this directory."""
-    path = directory.path / FLOWER
+def _names(directory: RunDirectory) -> FlowerRecord:
+    """The names under which clients keep the private states of the part in this directory."""
+    path = directory.path / FLOWER_FILE
     if not path.exists():
         if directory.commit.round:
             raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
         write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
-    return read_record(FlowerRecord, path).run
+    return read_record(FlowerRecord, path)

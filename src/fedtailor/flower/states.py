@@ -6,11 +6,15 @@ server's to say, and it says so in the next request, which names the round to st
 the state before is kept, too: a round that is repeated, or that came to nothing, starts from it.
 In the same way the server names the round that the client must not lose: the one that holds its
 state as of the best round of the run so far. Its model of that round is stored in the end.
+
+A run that was rolled back goes on under another name, and so in another folder. The states of the
+rounds that still count are read from the folders before, in which nothing changes any more.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,10 +28,11 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 class States:
-    """The private states of clients in one run of one method with one seed."""
+    """The private states of clients in one run of one method with one seed. ``before``: the folders
+    of the run before it was rolled back, the last one first."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, before: Sequence[Path] = ()) -> None:
+        self._folder, self._before = folder, before
 
     def read(self, client: int, base: int, like: Params) -> Params:
         """What ``client`` kept of round ``base``; ``like``, its first state, for 0.
@@ -37,8 +42,8 @@ class States:
         """
         if base == 0 or not like:
             return like
-        path = self._path(client, base)
-        if not path.is_file():
+        path = self._found(client, base)
+        if path is None:
             raise InputError(f"the private state of round {base} is missing")
         try:
             state = load_tensors(path)
@@ -71,7 +76,7 @@ class States:
             raise InputError(
                 f"an order with round {best} as the best one came after one with round {kept[0]}"
             )
-        if kept and best not in (0, base, *kept):
+        if kept and best not in (0, base, *kept) and self._found(client, best) is None:
             raise InputError(f"an order with round {best} as the best one, whose state is not here")
 
     def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
@@ -101,6 +106,13 @@ class States:
         """The states that are here, by round."""
         paths = self._path(client, 0).parent.glob("round-*")
         return {int(m[1]): path for path in paths if (m := _NAME.fullmatch(path.name))}
+
+    def _found(self, client: int, number: int) -> Path | None:
+        """Where a client's state after a round is: here, or in the first folder before that has
+        it."""
+        name = self._path(client, number).relative_to(self._folder)
+        paths = (folder / name for folder in (self._folder, *self._before))
+        return next((path for path in paths if path.is_file()), None)
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"

@@ -80,11 +80,8 @@ def read_commit(folder: Path) -> Commit:
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}
-    if (
-        not names - {"stopped", "in_flight", "checksums", "label", "seed"}
-        <= content.keys()
-        <= names
-    ):
+    optional = {"stopped", "in_flight", "checksums", "label", "seed", "rolled_back"}
+    if not names - optional <= content.keys() <= names:
         raise InputError(f"{path} must hold {', '.join(sorted(names))}")
     if not isinstance(content["best"], dict):
         raise InputError(f"{path}: best must hold an object")

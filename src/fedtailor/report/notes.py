@@ -163,6 +163,12 @@ def footnotes(
             for trial in run.trials
             if trial.commit.diverged is not None
         ]
+        notes += [
+            f"Rolled back: {trial.label}, seed {trial.seed}, from round "
+            f"{', then '.join(map(str, trial.commit.rolled_back))} to its best round until then"
+            for trial in run.trials
+            if trial.commit.rolled_back
+        ]
         notes += [*_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)

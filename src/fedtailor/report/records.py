@@ -107,6 +107,8 @@ class Commit:
     checksums: Mapping[str, str] = field(default_factory=dict)
     label: str | None = None  # of the method that it belongs to ...
     seed: Seed | None = None  # ... and the seed
+    # the last rounds that it was rolled back from; not in the file if there are none
+    rolled_back: Sequence[Count] = ()
 
     @property
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ nothing (`Method.unchanged`). The bound is a fixed number, or follows the norms 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ from ..params import Params
 from ..stacked import accumulation_dtype
 
 RECENT = 10  # rounds whose norms count
+_FAR = 10  # times the median
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,25 @@ class NormBound:
         """The places of the norms above the bound, ascending."""
         limit = self.limit(norms)
         return [at for at, norm in enumerate(norms) if not norm <= limit]
+
+
+def large_updates(recent: Sequence[Mapping[int, float]]) -> list[str]:
+    """A line for each client with an update of more than ten times the median norm of its round;
+    ``recent`` has the norms of some rounds, by client.
+
+    >>> large_updates([{0: 1.0, 1: 2.0, 4: 50.0}, {0: 1.0, 1: 2.0, 4: 900.0}])
+    ['client 4 sent updates of up to 450 times the median norm of a round']
+    """
+    largest: dict[int, float] = {}
+    for norms in recent:
+        usual = statistics.median_low([norm for norm in norms.values() if norm > 0] or [0.0])
+        for client, norm in norms.items():
+            if usual and norm > _FAR * usual:
+                largest[client] = max(largest.get(client, 0.0), norm / usual)
+    return [
+        f"client {client} sent updates of up to {times:,.0f} times the median norm of a round"
+        for client, times in sorted(largest.items())
+    ]
 
 
 def update_norm(upload: Params, unchanged: Params) -> float:

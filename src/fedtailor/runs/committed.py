@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
 from ..engine.row_file import RowFile
@@ -16,10 +18,11 @@ from ..report.logs import read_commit as read_commit
 from ..report.logs import read_refused as read_refused
 from ..report.records import Commit as Commit
 from ..report.records import Timing
-from ..run_format import check_committed, combined_checksum, damaged
-from .files import load_tensors, read_record
+from ..run_format import check_committed, combined_checksum, damaged, part_of, seal_json
+from .files import load_tensors, read_record, write_atomically
 
 COSTS_FILE = "costs.json"  # of the first round
+FLOWER_FILE = "flower.json"  # over Flower: a `FlowerRecord`
 PRIVATE_FILE = "private.safetensors"
 RESULT_FILE = "server.safetensors"  # the server's state after the last round
 START_FILE = "start.json"  # written before round 0
@@ -36,6 +39,34 @@ class StartRecord:
     round: Count
     model_seed: Seed
     clients: Count
+
+
+@dataclass(frozen=True)
+class FlowerRecord:
+    """What ``flower.json`` says: the name under which the sites keep their clients' states, and the
+    clients that have kept their ``models`` of a round. ``before``: the names that it had before it
+    was rolled back, the last one first."""
+
+    run: str
+    models: Mapping[str, Any] = field(default_factory=dict)
+    before: Sequence[str] = ()
+
+
+def write_commit(folder: Path, commit: Commit) -> Commit:
+    """Let ``commit`` be the one that counts in ``folder``; returns it with no more than the
+    checksums that belong to it."""
+    store = folder / PRIVATE_FILE
+    private = [store, best_path(store, commit.best_round)]
+    states = {path.name for path in (*server_files(folder, commit), *private)}
+    checksums = {k: v for k, v in commit.checksums.items() if k in states or k in LOGS}
+    label, seed = part_of(folder)
+    commit = replace(commit, checksums=checksums, label=label, seed=seed)
+    content = asdict(commit)
+    for name in ("in_flight", "rolled_back"):
+        if not content[name]:
+            del content[name]
+    write_atomically(folder / "commit.json", seal_json(content))
+    return commit
 
 
 def check_states(path: Path, checksum: str, commit: Commit) -> None:

@@ -29,6 +29,7 @@ from xxhash import xxh3_64
 from ..engine.client_store import (
     PrivateStates,
     best_path,
+    bring_back,
     staged_path,
 )
 from ..engine.results import Round
@@ -47,7 +48,6 @@ from ..run_format import (
     committed_bytes,
     has_commit,
     held_checksum,
-    part_of,
     seal_json,
 )
 from .best import best_rounds
@@ -64,6 +64,7 @@ from .committed import (
     read_server,
     server_files,
     state_path,
+    write_commit,
 )
 from .files import make_folder, read_json, save_tensors, write_atomically
 from .log_lines import clients_line, confusion_of, history_line, timings_line
@@ -196,6 +197,8 @@ class RunDirectory:
         if has_commit(path):
             self.commit = read_commit(path)
             check_committed(expected_files(path, self.commit))
+            if self.commit.round == self.commit.best_round:
+                bring_back(path / PRIVATE_FILE, self.commit.round)
         if self.commit.ended:
             self._drop_states()
         if self.commit.finished:
@@ -312,6 +315,7 @@ class RunDirectory:
             lengths,
             best=best_rounds(self.commit.best, done, self._metric),
             in_flight=() if done.faults is None else done.faults.versions,
+            rolled_back=self.commit.rolled_back,
         )
         self._keep_best(store, commit)
         self._commit(replace(commit, checksums={**checksums, **store.checksums}))
@@ -365,21 +369,7 @@ class RunDirectory:
             return file.tell()
 
     def _commit(self, commit: Commit) -> None:
-        store = self.path / PRIVATE_FILE
-        private = [store, best_path(store, commit.best_round)]
-        states = {path.name for path in (*server_files(self.path, commit), *private)}
-        checksums = {
-            name: checksum
-            for name, checksum in commit.checksums.items()
-            if name in states or name in LOGS
-        }
-        label, seed = part_of(self.path)
-        commit = replace(commit, checksums=checksums, label=label, seed=seed)
-        content = asdict(commit)
-        if not commit.in_flight:
-            del content["in_flight"]
-        write_atomically(self.path / "commit.json", seal_json(content))
-        self.commit = commit
+        self.commit = write_commit(self.path, commit)
 
     def _keep_best(self, store: PrivateStates, commit: Commit) -> None:
         if commit.best:

@@ -17,6 +17,8 @@ from .settings import flattened
 
 T = TypeVar("T")
 
+# settings of ``cohort`` that bound the norms of uploads; they may change while a run goes on
+GUARDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
 _WAY_OUT = "choose another --out, or start anew with --overwrite"
 
 
@@ -48,13 +50,15 @@ def check_extends(
 ) -> None:
     """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
 
-    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added.
+    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added, and the
+    bound on the norms of uploads may change (`GUARDS`).
 
     Raises:
         InputError: another key differs; there are fewer rounds; more rounds would change the
             learning rates of rounds that are done.
     """
-    if differing := differences(present, wanted, f"in {out}", "now"):
+    contents = _without_guards(present), _without_guards(wanted)
+    if differing := differences(*contents, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
     if after < before:
@@ -69,6 +73,25 @@ def check_extends(
                 f"that would change the learning rates of rounds that are done; {_WAY_OUT}, or go "
                 "on from its models with start_from"
             )
+
+
+def changed_guards(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """A line for each of `GUARDS` that is another one in ``wanted``.
+
+    >>> changed_guards({"cohort": {"max_norm": None}}, {"cohort": {"max_norm": 2.0}})
+    ['cohort.max_norm is 2.0 from here on; it was none']
+    """
+    old, new = present.get("cohort", {}), wanted.get("cohort", {})
+    return [
+        f"cohort.{name} is {shown(new.get(name))} from here on; it was {shown(old[name])}"
+        for name in GUARDS
+        if name in old and old[name] != new.get(name)  # an older version had not all
+    ]
+
+
+def _without_guards(content: Mapping[str, Any]) -> dict[str, Any]:
+    cohort = {k: v for k, v in content.get("cohort", {}).items() if k not in GUARDS}
+    return {**content, "cohort": cohort}
 
 
 def differences(

@@ -11,14 +11,16 @@ from ..engine.client_store import PrivateStates
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
-from ..report.read import read_trial
+from ..report.read import read_experiment, read_trial
 from ..report.select import Metric, headline, selection_metric
+from ..robustness.norms import large_updates
 from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked
 from .estimate import rounds_left
 from .experiment import Experiment
+from .extend import changed_guards
 from .files import read_record
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
@@ -105,12 +107,16 @@ def run_parts(
     parts = chosen(experiment.seeds, list(experiment.methods), portion)
     several = len(parts) > 1
     with locked(out):
+        before = read_experiment(out) if (out / "experiment.json").exists() else {}
+        changes = changed_guards(before, experiment.as_dict())
         write_manifest(experiment, federations, out)
         give_id(out)
         left = rounds_left(experiment, out, parts)
         with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:
             if summary is not None and any(left.values()):
                 progress.say_all(summary.lines())
+            for change in changes:
+                progress.say(change)
             for seed, label in parts:
                 path = out / "methods" / label / f"seed-{seed}"
                 federation = federations[seed]
@@ -191,6 +197,14 @@ def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) ->
         directory.diverge(str(error))
         progress.skip(part.label, directory.commit.rounds - directory.commit.round)
         progress.say(f"{part.title} ends here: {error}", only_log=not several)
+        for line in large_updates(directory.recent_norms()):
+            progress.say(f"{part.title}: {line}")
+        best, last = directory.commit.best_round, directory.commit.round
+        if best < last:
+            progress.say(
+                f"{part.title}: the same command goes on after round {last}; fedtailor rollback "
+                f"takes it back to round {best}, the best on validation data"
+            )
 
 
 def commit_rounds(

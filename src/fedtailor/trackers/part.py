@@ -72,12 +72,14 @@ class Part:
 
     def points(self) -> dict[int, Values]:
         """The values of rounds that have been committed since the last call, by round; those that
-        are not numbers are left out.
+        are not numbers are left out. After a roll-back they begin with the first round again.
 
         Raises:
             InputError: a file is damaged.
         """
         commit = read_commit(self.folder) if has_commit(self.folder) else _NONE
+        if commit.rolled_back != self.commit.rolled_back:
+            self.rewind()
         old, self.commit = self.commit.bytes, commit
         if commit.bytes == old:
             return {}

@@ -73,8 +73,11 @@ class FollowedPart:
             return
         if marks[2] is None:
             raise missing(self._part.folder / "commit.json")
+        before = self._part.commit.rolled_back
         points = self._part.points()
         self._mark = marks[2]
+        if self._part.commit.rolled_back != before:
+            self._scores, self._losses, self.timed = {"personal": {}, "global": {}}, {}, 0
         for number, values in points.items():
             self._add(number, values)
         commit = self._part.commit

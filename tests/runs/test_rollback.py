@@ -1,0 +1,123 @@
+"""A run that is taken back to its best round ends as if it had never been further."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli import main
+from fedtailor.report import compare
+from fedtailor.run_format import seal_json
+from fedtailor.runs.check import check
+from fedtailor.runs.committed import read_commit
+from tests.runs.conftest import contents
+from tests.runs.test_trained import METHODS, WILD, experiment
+from tests.small import digits, digits_backbone, without_checksum
+
+LABELS = ("fedper", "fedalt", "fedavg")
+CHOSEN = experiment({label: METHODS[label] for label in LABELS})
+
+
+WIDE = {"rounds": 40, "cohort": {"size": 2, "above_norm": "keep"}}
+
+
+def go_on(out: Path, chosen: ft.Experiment = CHOSEN, until: int | None = None) -> Path:
+    stop = None if until is None else lambda done: ft.STOP if done.number == until else None
+    ft.run(chosen, out, data=digits(), backbone=digits_backbone(), on_round=stop)
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return go_on(tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After four of six rounds, of which the last is the best for no method. Of FedALT's global
+    model a later round is the best one than of its personal models."""
+    return go_on(tmp_path_factory.mktemp("runs") / "stopped", until=4)
+
+
+def test_rounds_that_are_run_again_come_out_the_same(
+    whole: Path, stopped: Path, tmp_path: Path
+) -> None:
+    out, rounds = tmp_path / "run", []
+    shutil.copytree(stopped, out)
+    for label in LABELS:
+        said = ft.rollback(out, label)
+        part = out / "methods" / label / "seed-0"
+        rounds.append(read_commit(part).round)
+        assert said[0] == f"{label}, seed 0: rolled back from round 4 to round {rounds[-1]}"
+        assert len((part / "history.jsonl").read_text().splitlines()) == rounds[-1]
+    assert rounds == [2, 2, 3]
+    found = check(out)
+    assert not found.problems
+    assert "Rolled back: fedper, seed 0, from round 4 to its best round" in compare([out])
+    assert contents(go_on(out)) == contents(whole)
+
+
+def test_a_finished_method_goes_back_too(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    assert ft.rollback(out, "fedalt") == ["fedalt, seed 0: rolled back from round 6 to round 5"]
+    assert not check(out).problems
+    assert contents(go_on(out)) == contents(whole)
+
+
+def test_a_kill_inside_a_roll_back_loses_nothing(
+    whole: Path, stopped: Path, tmp_path: Path
+) -> None:
+    """The commit counts, and private states of later rounds lie in their places still."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    for path in (out, copy):
+        shutil.copytree(stopped, path)
+    ft.rollback(copy, "fedper")
+    part = Path("methods/fedper/seed-0")
+    commit = json.loads(without_checksum(copy / part / "commit.json").read_text())
+    commit["checksums"].pop("private.safetensors")
+    (out / part / "commit.json").write_bytes(seal_json(commit))
+    assert not check(out).problems
+    assert contents(go_on(out)) == contents(whole)
+
+
+def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, chosen = tmp_path / "run", experiment({"fedper": WILD, "fedavg": {}}, **WIDE)
+    go_on(out, chosen)
+    last = read_commit(out / "methods/fedper/seed-0")
+    assert last.diverged
+    assert last.best_round < last.round
+    hint = f"fedtailor rollback takes it back to round {last.best_round}, the best on validation"
+    assert hint in (out / "run.log").read_text()
+    assert main(["rollback", str(out)]) == 0
+    line = f"fedper, seed 0: rolled back from round {last.round} to round {last.best_round}"
+    assert capsys.readouterr().out.splitlines()[0] == line
+    assert line in (out / "run.log").read_text()
+    go_on(out, replace(chosen, cohort=replace(chosen.cohort, max_norm=3.0, above_norm="clip")))
+    assert "cohort.max_norm is 3.0 from here on; it was none" in (out / "run.log").read_text()
+    assert read_commit(out / "methods/fedper/seed-0").rolled_back == [last.round]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing in RUN has diverged"),
+        (["--method", "fedprox"], "fedprox"),
+        (["--seed", "9"], "no seed 9 in RUN; allowed: 0"),
+    ],
+)
+def test_what_cannot_go_back_is_said(
+    whole: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(whole)
+    assert main(["rollback", str(whole), *arguments]) == 2
+    assert re.search(re.escape(message.replace("RUN", str(whole))), capsys.readouterr().err)
+    assert contents(whole) == before
