@@ -14,11 +14,13 @@ A checksum is XXH3 of 64 bits. Files of format 3 have none, and are read without
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ import numpy as np
 import xxhash
 
 from .errors import InputError, brief
-from .sparse import stored_parts
 
 # The end of a line of run.log about a part: how far the run was then.
 SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
@@ -365,3 +366,23 @@ def _rows_within(part: tuple[int, int], start: int, shape: tuple[int, ...]) -> s
     rows, size = shape
     first, last = max(part[0] - start, 0), min(part[1] - start, rows * size)
     return slice(first // size, -(-last // size)) if first < last else slice(0)
+
+
+def stored_parts(file: int) -> Iterator[tuple[int, int]]:
+    """Where each part of an open file begins and ends that takes room; zeros lie between them."""
+    size = os.fstat(file).st_size
+    start = _next_data(file, 0, size)
+    while start < size:
+        end = os.lseek(file, start, os.SEEK_HOLE)
+        yield start, end
+        start = _next_data(file, end, size)
+
+
+def _next_data(file: int, start: int, size: int) -> int:
+    """Where the next bytes are that take room; ``size`` if there are none."""
+    try:
+        return os.lseek(file, start, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return size

@@ -16,6 +16,7 @@ from fedtailor.report import compare
 from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
 from fedtailor.runs.committed import read_commit
+from fedtailor.trackers.part import parts
 from tests.runs.conftest import contents
 from tests.runs.test_trained import METHODS, WILD, experiment
 from tests.small import digits, digits_backbone, without_checksum
@@ -50,6 +51,7 @@ def test_rounds_that_are_run_again_come_out_the_same(
 ) -> None:
     out, rounds = tmp_path / "run", []
     shutil.copytree(stopped, out)
+    followed = [(part, part.points()) for part in parts(out)]
     for label in LABELS:
         said = ft.rollback(out, label)
         part = out / "methods" / label / "seed-0"
@@ -57,6 +59,8 @@ def test_rounds_that_are_run_again_come_out_the_same(
         assert said[0] == f"{label}, seed 0: rolled back from round 4 to round {rounds[-1]}"
         assert len((part / "history.jsonl").read_text().splitlines()) == rounds[-1]
     assert rounds == [2, 2, 3]
+    for (part, before), last in zip(followed, rounds, strict=True):
+        assert part.points() == {number: before[number] for number in range(1, last + 1)}
     found = check(out)
     assert not found.problems
     assert "Rolled back: fedper, seed 0, from round 4 to its best round" in compare([out])

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, naming
-from ..run_format import has_commit, seal_json
-from ..sparse import stored_parts
+from ..run_format import has_commit, seal_json, stored_parts
 from ..temporary_folder import temporary_folder
 from .committed import read_commit
 from .experiment import by_label, parse
