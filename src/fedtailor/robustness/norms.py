@@ -67,22 +67,37 @@ class NormBound:
         return [at for at, norm in enumerate(norms) if not norm <= limit]
 
 
-def large_updates(recent: Sequence[Mapping[int, float]]) -> list[str]:
-    """A line for each client with an update of more than ten times the median norm of its round;
-    ``recent`` has the norms of some rounds, by client.
+def about_norms(rounds: Mapping[int, Mapping[int, float]], best: int) -> list[str]:
+    """What the norms of uploads, by round and client, say of a method that was spoiled after its
+    ``best`` round: how large they were up to then, and a line for each client with an update of
+    more than ten times the median norm of a later round, the first one first.
 
-    >>> large_updates([{0: 1.0, 1: 2.0, 4: 50.0}, {0: 1.0, 1: 2.0, 4: 900.0}])
-    ['client 4 sent updates of up to 450 times the median norm of a round']
+    >>> early, late = {0: 1.0, 1: 2.0, 4: 1.5}, {0: 1.0, 1: 2.0, 4: 900.0}
+    >>> for line in about_norms({1: early, 2: late, 3: late}, best=1):
+    ...     print(line)
+    the median norm of an update was 1.5 up to round 1, the largest 2
+    client 4, from round 2 on, sent updates of up to 450 times the median norm of a round
     """
-    largest: dict[int, float] = {}
-    for norms in recent:
+    early = [norm for number, norms in rounds.items() if number <= best for norm in norms.values()]
+    lines = []
+    if early:
+        usual, most = statistics.median(early), max(early)
+        lines = [
+            f"the median norm of an update was {usual:.3g} up to round {best}, the largest "
+            f"{most:.3g}"
+        ]
+    first, largest = dict[int, int](), dict[int, float]()
+    for number in sorted(number for number in rounds if number > best):
+        norms = rounds[number]
         usual = statistics.median_low([norm for norm in norms.values() if norm > 0] or [0.0])
         for client, norm in norms.items():
             if usual and norm > _FAR * usual:
+                first.setdefault(client, number)
                 largest[client] = max(largest.get(client, 0.0), norm / usual)
-    return [
-        f"client {client} sent updates of up to {times:,.0f} times the median norm of a round"
-        for client, times in sorted(largest.items())
+    return lines + [
+        f"client {client}, from round {number} on, sent updates of up to {largest[client]:,.0f} "
+        "times the median norm of a round"
+        for client, number in first.items()
     ]
 
 

@@ -286,6 +286,12 @@ class RunDirectory:
         """All committed rounds."""
         return read_log(RoundLine, self._log("history"), self.commit)
 
+    def norms(self) -> dict[int, dict[int, float]]:
+        """The norms of the uploads of all committed rounds, by round and client."""
+        return {
+            line.round: dict(zip(line.cohort, line.norms, strict=False)) for line in self.history()
+        }
+
     def recent_norms(self) -> list[dict[int, float]]:
         """The norms of the uploads of the last committed rounds, by client."""
         lines = self._last_lines(RoundLine, "history", RECENT)

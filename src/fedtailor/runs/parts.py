@@ -13,7 +13,7 @@ from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
 from ..report.read import read_experiment, read_trial
 from ..report.select import Metric, headline, selection_metric
-from ..robustness.norms import large_updates
+from ..robustness.norms import about_norms
 from ..run_format import has_commit
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .committed import START_FILE, StartRecord, model_seed, read_commit
@@ -197,10 +197,10 @@ def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) ->
         directory.diverge(str(error))
         progress.skip(part.label, directory.commit.rounds - directory.commit.round)
         progress.say(f"{part.title} ends here: {error}", only_log=not several)
-        for line in large_updates(directory.recent_norms()):
-            progress.say(f"{part.title}: {line}")
         best, last = directory.commit.best_round, directory.commit.round
         if best < last:
+            for line in about_norms(directory.norms(), best):
+                progress.say(f"{part.title}: {line}")
             progress.say(
                 f"{part.title}: the same command goes on after round {last}; fedtailor rollback "
                 f"takes it back to round {best}, the best on validation data"

@@ -21,7 +21,7 @@ from ..report.logs import LOGS
 from ..report.read import read_trial
 from ..report.records import BestRound
 from ..report.select import Metric, selection_metric, summary
-from ..robustness.norms import large_updates
+from ..robustness.norms import about_norms
 from ..run_format import (
     check_committed,
     checksum,
@@ -62,8 +62,8 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         seed: of one seed; None: all of them.
 
     Returns:
-        A line for each method with a seed that went back, and for clients whose updates were far
-        larger than those of others.
+        A line for each method with a seed that went back, what the norms of its uploads were until
+        then, and a line for each client whose later ones were far larger than those of others.
 
     Raises:
         InputError: there is no such method or seed; nothing can go back; a file is damaged.
@@ -146,7 +146,7 @@ class _Part:
         check_committed(expected_files(folder, commit))
         CommittedStates(folder, best, commit)  # which are checked
         read_server(folder, commit, best)
-        large = large_updates(RunDirectory(folder, commit.rounds).recent_norms())
+        norms = about_norms(RunDirectory(folder, commit.rounds).norms(), best)
         logs = {log: _up_to(folder / f"{log}.jsonl", commit, log, best) for log in LOGS}
         checksums = {**commit.checksums, **{log: checksum(lines) for log, lines in logs.items()}}
         checksums.pop(PRIVATE_FILE, None)  # until the states are in their places
@@ -171,7 +171,7 @@ class _Part:
             checksums = {**directory.commit.checksums, PRIVATE_FILE: states}
             write_commit(folder, replace(directory.commit, checksums=checksums))
         went = f"{self.title}: rolled back from round {commit.round} to round {best}"
-        return [went, *(f"{self.title}: {line}" for line in large)]
+        return [went, *(f"{self.title}: {line}" for line in norms)]
 
     def _best_up_to(self, number: int) -> dict[str, BestRound]:
         """The best round of each model up to ``number``. Where it was a later one, it is
