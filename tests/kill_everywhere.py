@@ -1,8 +1,9 @@
 """Run an experiment, killed with SIGKILL before its n-th durable step, for every n; then go on.
 
 ``python -m tests.kill_everywhere EXPERIMENT FOLDER EVERY``, with an experiment of `EXPERIMENTS`;
-those of `FINISHED` begin with a run that has finished with fewer rounds, and ``start-from`` goes on
-from the states of another run. With 1 it is killed before every step, with 6 before each sixth.
+those of `FINISHED` begin with a run that has finished, with fewer rounds or to be rolled back, and
+``start-from`` goes on from the states of another run. With 1 it is killed before every step, with 6
+before each sixth.
 
 A program of its own, so that it can fork before PyTorch has started threads. Prints how many steps
 there were; exits with 1 if a resumed run's bytes differ from the undisturbed run's.
@@ -23,6 +24,7 @@ from typing import Any
 import fedtailor as ft
 from fedtailor.optim import Optimiser
 from fedtailor.robustness.faults import FaultConfig, Machine
+from fedtailor.runs.committed import read_commit
 from tests.small import digits, digits_backbone
 
 SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
@@ -58,13 +60,18 @@ EXPERIMENTS["asynchronous"] = ft.Experiment(
 )
 EXPERIMENTS["more-rounds"] = EXPERIMENTS["best-rounds"]
 EXPERIMENTS["start-from"] = replace(EXPERIMENTS["best-rounds"], rounds=2)
-FINISHED = {"more-rounds": 3}  # rounds
+EXPERIMENTS["rolled-back"] = EXPERIMENTS["best-rounds"]
+FINISHED = {"more-rounds": 3, "rolled-back": 5}  # rounds
 
 
 def run(experiment: str, out: Path, rounds: int | None = None) -> None:
     chosen = EXPERIMENTS[experiment]
     if experiment == "start-from":
         chosen = replace(chosen, start_from=ft.StartConfig(str(out.parent / "source")))
+    if experiment == "rolled-back" and out.exists():
+        commit = read_commit(out / "methods/fedsdg/seed-1")
+        if commit.finished and not commit.rolled_back:
+            ft.rollback(out, "fedsdg")
     ft.run(
         replace(chosen, rounds=rounds or chosen.rounds),
         out,
@@ -116,6 +123,8 @@ def main(experiment: str, folder: Path, every: int) -> None:
     if experiment == "start-from":
         assert in_child(lambda: run("best-rounds", folder / "source", 1)) == 0
     assert in_child(lambda: run(experiment, folder / "whole")) == 0
+    if experiment == "rolled-back":  # of which the commit tells
+        assert in_child(lambda: run(experiment, folder / "whole")) == 0
     whole = contents(folder / "whole"), commits(folder / "whole")
     if experiment == "best-rounds":
         assert any("private-best-000003" in name for name in whole[0]), whole[1]

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
         ("best-rounds", 60),
         ("more-rounds", 40),
         ("start-from", 40),
+        ("rolled-back", 40),
         ("asynchronous", 40),
     ],
 )
