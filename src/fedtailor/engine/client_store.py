@@ -94,7 +94,8 @@ class ClientStore:
         self._adopted: frozenset[int] = frozenset()  # whose copies a kill may have cut short
         self._row = {**self._example, SEEN: _flag(0)[0]}
         self._sum: int | None = None  # of the file's checksums ...
-        self._best_sum: int | None = None  # ... and of those of the best round's
+        self._next_sum: int | None = None  # ... and what it is once what is staged is committed
+        self._best_sum: int | None = None  # of those of the best round's file
         if path is not None and self._example:
             self._file = RowFile(path, num_clients, self._row)
 
@@ -131,7 +132,7 @@ class ClientStore:
 
     def begin(self, round_: int) -> None:
         """Stage what comes as of ``round_``, in place of what was staged and not committed."""
-        self._round, self._staged = round_, {}
+        self._round, self._staged, self._next_sum = round_, {}, None
         if self._path is not None and self.has_states:
             staged_path(self._path, round_).unlink(missing_ok=True)  # of a run that was killed
             self._open(round_)
@@ -186,7 +187,8 @@ class ClientStore:
         assert self._path is not None
         if self._sum is None:
             self._sum = self._file.checksums()
-        found = {self._path: self._sum + self._change()}
+        self._next_sum = self._sum + self._change()
+        found = {self._path: self._next_sum}
         if self._best_round is not None and self._best_round < self._round:
             best = self._open_best(self._best_round)
             if best.has_checksums:
@@ -220,11 +222,14 @@ class ClientStore:
         elif self._staging is not None:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
-            if self._sum is not None:
-                self._sum += self._change()
+            self._sum, self._next_sum = self._next_sum, None
+            copies = self._file.has_columns_of(self._staging) and not self._adopted
             for client in self._staged:
-                row = _as_rows(self._staging.read(client))
-                self._file.write(client, {SEEN: _flag(1), **row})
+                if copies:
+                    self._file.copy(client, self._staging)
+                else:  # of another format, or what a kill has left, which is checked
+                    row = _as_rows(self._staging.read(client))
+                    self._file.write(client, {SEEN: _flag(1), **row})
             self._file.sync()
             self._staging = None
             self._staging_path.unlink()
