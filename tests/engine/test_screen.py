@@ -95,12 +95,20 @@ def test_of_two_clients_an_upload_far_above_earlier_ones_is_left_out() -> None:
     assert "without client 1: with its upload, its norm" in done[1].notes[0]
 
 
-def test_a_single_upload_has_no_bound_but_a_fixed_one() -> None:
-    alone = run(lying(FedAvg, 0, 1e15)(), with_cohort(size=1), federation=digits_federation((23,)))
-    assert [one.cohort.clients for one in alone] == [(0,)] * 2
-    fixed = with_cohort(size=1, max_norm=100.0)
-    with pytest.raises(DivergedError, match="norms of 1 of 1 uploads are above 100"):
-        run(lying(FedAvg, 0, 1e20)(), fixed, federation=digits_federation((23,)))
+@pytest.mark.parametrize("sizes", [(23, 3), (23,)])
+def test_a_first_round_of_one_or_two_has_the_bound_of_the_servers_state(
+    sizes: tuple[int, ...],
+) -> None:
+    plan, federation = with_cohort(size=len(sizes)), digits_federation(sizes)
+    method = lying(FedAvg, len(sizes) - 1, 1e17)()
+    if len(sizes) == 2:
+        done = run(method, plan, federation=federation)
+        assert [one.cohort.clients for one in done] == [(0,)] * 2
+    else:
+        with pytest.raises(DivergedError, match="norms of 1 of 1 uploads are above"):
+            run(method, plan, federation=federation)
+    honest = run(FedAvg(), plan, federation=federation)
+    assert [len(one.cohort.clients) for one in honest] == [len(sizes)] * 2
 
 
 def test_honest_runs_keep_their_bits() -> None:

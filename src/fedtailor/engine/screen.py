@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import random
 from ..data.federation import Federation
@@ -11,10 +11,12 @@ from ..errors import DivergedError
 from ..method import Cohort, Method, Server
 from ..params import Params
 from ..robustness.attacks import attack_uploads
-from ..robustness.norms import RECENT, NormBound, clip, update_norm
+from ..robustness.norms import RECENT, NormBound, clip, total_norm, update_norm
 from ..task.task import Task
 from .aggregation import Uploads, UploadStack
 from .config import Plan
+
+_FAR = 1_000_000  # times the norm of the server's state
 
 
 @dataclass
@@ -31,8 +33,12 @@ class Screen:
 
     @property
     def bound(self) -> NormBound:
-        """The bound of the round."""
-        return self.plan.cohort.norm_bound(self.recent_norms)
+        """The bound of the round. As long as too few norms are known to set it, it is a million
+        times the norm of the server's state, or a million where that is less than 1."""
+        bound = self.plan.cohort.norm_bound(self.recent_norms)
+        if bound.largest is not None or bound.is_known:
+            return bound
+        return replace(bound, first=_FAR * max(1.0, total_norm(self._server)))
 
     def begin(self, server: Server) -> None:
         """Begin a round from ``server``."""

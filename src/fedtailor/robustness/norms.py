@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..params import Params
 from ..stacked import accumulation_dtype
@@ -30,7 +31,7 @@ class NormBound:
     ``largest`` is a fixed bound. None: ``factor`` times a ``quantile`` of the norms of the
     ``recent`` rounds, by client, or of the round itself where that is more. Two uploads don't show
     which of them is false. So in a round of fewer than three each client has one vote, its last
-    norm; of an even number the larger one counts, and with fewer than two there is no bound.
+    norm; of an even number the larger one counts, and with fewer than two the bound is ``first``.
     Uploads that change nothing don't count.
     """
 
@@ -39,9 +40,10 @@ class NormBound:
     factor: float
     quantile: float
     recent: tuple[Mapping[int, float], ...] = ()
+    first: float = math.inf
 
     def limit(self, norms: Sequence[float]) -> float:
-        """The bound of a round whose uploads have these ``norms``; inf where nothing is known.
+        """The bound of a round whose uploads have these ``norms``.
 
         >>> NormBound("refuse", None, 100.0, 0.5, ({3: 2.0, 5: 1.0, 8: 9.0},)).limit([0.5, 1e6])
         200.0
@@ -54,9 +56,14 @@ class NormBound:
         now = [norm for norm in norms if norm > 0]
         if len(now) < 3:
             last = list(dict(recent).values())
-            return self.factor * self._usual(last, "higher") if len(last) > 1 else math.inf
+            return self.factor * self._usual(last, "higher") if len(last) > 1 else self.first
         pools = [now, [norm for _, norm in recent]]
         return self.factor * max(self._usual(pool, "lower") for pool in pools if pool)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the norms of two clients are known, so that ``first`` never counts."""
+        return len({k for norms in self.recent for k, norm in norms.items() if norm > 0}) > 1
 
     def _usual(self, norms: Sequence[float], side: Literal["lower", "higher"]) -> float:
         return float(np.quantile(norms, self.quantile, method=side))
@@ -114,6 +121,24 @@ def update_norm(upload: Params, unchanged: Params) -> float:
             dtype = accumulation_dtype(value.dtype)
             change = value.to(dtype) - unchanged[name].to(value.device, dtype)
             norms.append(torch.linalg.vector_norm(change, dtype=torch.float64))
+    return _together(norms)
+
+
+def total_norm(params: Params) -> float:
+    """The Euclidean length of all float tensors together, to nine digits.
+
+    >>> total_norm({"w": torch.tensor([3.0, 4.0]), "count": torch.tensor(7)})
+    5.0
+    """
+    norms = [
+        torch.linalg.vector_norm(value, dtype=torch.float64)
+        for value in params.values()
+        if value.is_floating_point()
+    ]
+    return _together(norms)
+
+
+def _together(norms: list[Tensor]) -> float:
     return float(f"{math.hypot(*torch.stack(norms).tolist()):.9g}") if norms else 0.0
 
 
