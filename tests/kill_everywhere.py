@@ -24,6 +24,7 @@ from typing import Any
 import fedtailor as ft
 from fedtailor.optim import Optimiser
 from fedtailor.robustness.faults import FaultConfig, Machine
+from fedtailor.runs.check import check
 from fedtailor.runs.committed import read_commit
 from tests.small import digits, digits_backbone
 
@@ -140,6 +141,8 @@ def main(experiment: str, folder: Path, every: int) -> None:
         if status == 0:
             break
         assert os.WTERMSIG(status) == signal.SIGKILL, point
+        problems = check(out).problems if (out / "experiment.json").exists() else []
+        assert not problems, f"killed at step {point}: {problems}"
         assert in_child(lambda to=out: run(experiment, to)) == 0, f"not resumed at step {point}"
         if (contents(out), commits(out)) != whole:
             sys.exit(f"killed before step {point}, the run ends with other bytes")

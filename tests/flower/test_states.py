@@ -98,3 +98,17 @@ def test_nothing_is_kept_of_a_client_without_private_tensors(tmp_path: Path) -> 
     states.write(3, 0, 0, 1, {})
     assert states.read(3, 1, {}) == {}
     assert not list(tmp_path.iterdir())
+
+
+def test_after_a_roll_back_the_states_of_later_rounds_are_not_used(tmp_path: Path) -> None:
+    old, new = States(tmp_path / "a"), States(tmp_path / "b", [(tmp_path / "a", 2)])
+    old.write(3, 0, 0, 2, state(2.0))
+    old.write(3, 2, 2, 3, state(9.0))
+    assert value(new, 2) == 2.0
+    new.write(3, 2, 2, 3, state(3.0))
+    new.write(3, 3, 2, 4, state(4.0))
+    assert value(new, 3) == 3.0
+    (tmp_path / "b/client-3/round-000003.safetensors").unlink()
+    with pytest.raises(InputError, match="the private state of round 3 is missing"):
+        value(new, 3)
+    assert value(old, 3) == 9.0

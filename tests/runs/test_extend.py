@@ -130,3 +130,16 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on(whole: Path, tmp_path: P
         run(replace(TWO, rounds=3, attack=AttackConfig("mimic")), out)
     run(replace(TWO, rounds=3, seeds=(0, 1)), out)
     assert contents(out) == contents(whole)
+
+
+def test_the_bound_on_norms_may_change_while_a_method_is_unfinished(
+    whole: Path, tmp_path: Path
+) -> None:
+    out, lower = tmp_path / "out", replace(EXPERIMENT, cohort=ft.CohortConfig(max_norm=50.0))
+    run(replace(EXPERIMENT, rounds=3), out, on_round=lambda done: ft.STOP)
+    run(replace(lower, rounds=3), out)
+    history = (out / "methods/fedsdg/seed-0/history.jsonl").read_text().splitlines()
+    notes = [json.loads(line).get("notes", []) for line in history]
+    assert notes == [[], ["cohort.max_norm is 50.0 from here on; it was none"], []]
+    with pytest.raises(InputError, match=r"cohort.max_norm is 50.0 in .* and none now"):
+        run(replace(EXPERIMENT, rounds=3), out)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.engine.row_file import RowFile
 from fedtailor.report import compare
 from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
@@ -91,6 +93,24 @@ def test_a_kill_inside_a_roll_back_loses_nothing(
     assert contents(go_on(out)) == contents(whole)
 
 
+def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(stopped, out)
+    part = out / "methods/fedper/seed-0"
+    refused = {"round": 4, "client": 1, "reason": "x"}
+    (part / "refused.jsonl").write_text(2 * f"{json.dumps(refused)}\n" + '{"round": 4, "cl')
+    path = part / "private-best-000002.safetensors"
+    kept, before = RowFile.open(path), contents(out)
+    value = max(kept.read(kept.written()[0]).values(), key=torch.numel).numpy().tobytes()
+    path.write_bytes(path.read_bytes().replace(value, value[::-1]))
+    with pytest.raises(ft.InputError, match=r"private-best-000002.safetensors is damaged"):
+        ft.rollback(out, "fedper")
+    path.write_bytes(before[str(path.relative_to(out))])
+    assert contents(out) == before
+    ft.rollback(out, "fedper")
+    assert (part / "refused.jsonl").read_text() == ""
+
+
 def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +126,9 @@ def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     assert capsys.readouterr().out.splitlines()[0] == line
     assert line in (out / "run.log").read_text()
     go_on(out, replace(chosen, cohort=replace(chosen.cohort, max_norm=3.0, above_norm="clip")))
-    assert "cohort.max_norm is 3.0 from here on; it was none" in (out / "run.log").read_text()
+    change = f"round {last.best_round + 1}: cohort.max_norm is 3.0 from here on; it was none"
+    assert change in (out / "run.log").read_text()
+    assert change in " ".join(compare([out]).split())
     assert read_commit(out / "methods/fedper/seed-0").rolled_back == [last.round]
 
 

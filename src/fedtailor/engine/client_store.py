@@ -305,9 +305,7 @@ def bring_back(store: Path, round_: int) -> None:
     if not path.exists():
         return
     best, file = RowFile.open(path), RowFile.open(store)
-    for client in range(best.rows):
-        if not best.is_written(client):
-            continue
+    for client in best.written():
         row = best.read(client)
         if (where := row.pop(KEPT)) != IN_STORE:
             file.write(client, {**_as_rows(row), SEEN: _flag(int(where == HERE))})

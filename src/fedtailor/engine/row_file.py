@@ -78,11 +78,6 @@ class RowFile:
         }
         return RowFile(path, next(iter(found.values()))["shape"][0], example)
 
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-        return self._rows
-
     def _make(self, header: bytes, size: int) -> None:
         fresh = self._path.with_suffix(".new")
         with naming(fresh), fresh.open("wb") as file:
@@ -115,6 +110,10 @@ class RowFile:
             if any(part):
                 return True
         return self.checksum(index) != 0
+
+    def written(self) -> list[int]:
+        """The rows that were ever written."""
+        return [index for index in range(self._rows) if self.is_written(index)]
 
     def checksum(self, index: int) -> int:
         """The checksum of one row as the file has it; 0 for a row that was never written, or if

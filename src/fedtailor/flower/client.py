@@ -185,9 +185,9 @@ class Site:
         session = self._session_for(message.label, message.seed)
         home = self._folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = home / message.label / f"seed-{message.seed}"
-        places = (self._folder / name for name in message.before)
-        before = [place / message.label / f"seed-{message.seed}" for place in places]
+        part = Path(message.label) / f"seed-{message.seed}"
+        folder = home / part
+        before = [(self._folder / name / part, up_to) for name, up_to in message.before]
         if message.kind == "keep":
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
@@ -274,7 +274,7 @@ class Site:
         before = message.before if isinstance(message, RoundRequest) else ()
         if len(before) > _MOST_NAMES:
             raise InputError(f"a run has had {len(before)} other names; allowed: {_MOST_NAMES}")
-        for name in (message.run, *before):
+        for name in (message.run, *(name for name, _ in before)):
             if not re.fullmatch("[0-9a-f]{32}", name):
                 raise InputError(f"a run's name has 32 hexadecimal digits; got {name!r}")
         self._load([message.seed])

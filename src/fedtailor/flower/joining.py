@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr.app import MessageType, RecordDict
 
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
 from ..run_format import has_commit, seal_json
-from ..runs.committed import FLOWER_FILE, Count, FlowerRecord, read_commit
+from ..runs.committed import Count, read_commit
 from ..runs.directory import locked
 from ..runs.experiment import Experiment
 from ..runs.files import read_record, write_atomically
@@ -23,7 +24,21 @@ from .codec import Limits, WireError, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
 from .nodes import Nodes, Timeouts
 
-_JOINED = "joined.json"  # beside the logs: the `ClientsOfRound` that have joined its models
+FLOWER_FILE = "flower.json"  # beside the logs: a `FlowerRecord`
+_JOINED = "joined.json"  # beside it: the `ClientsOfRound` that have joined its models
+
+
+@dataclass(frozen=True)
+class FlowerRecord:
+    """``run``: the name under which the sites keep their clients' states. ``models``: a
+    `ClientsOfRound`, those that have kept their models of it. ``before``: the names that the run
+    had before it was rolled back, the last one first, and ``up_to``: the rounds that it went back
+    to."""
+
+    run: str
+    models: Mapping[str, Any] = field(default_factory=dict)
+    before: Sequence[str] = ()
+    up_to: Sequence[Count] = ()
 
 
 @dataclass(frozen=True)

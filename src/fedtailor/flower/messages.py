@@ -87,7 +87,8 @@ class WireRequest(Exact):
 class RoundRequest(Exact):
     """Train, or evaluate the personal models, or the one global model; or keep the personal models,
     those after ``round``, as the result of the run. ``before``: the names that the run had before
-    it was rolled back, the last one first; states of rounds that still count may lie there."""
+    it was rolled back, the last one first, each with the round that it went back to: states up to
+    there still count."""
 
     experiment: str
     run: str
@@ -96,7 +97,7 @@ class RoundRequest(Exact):
     round: int
     kind: Kind
     requests: tuple[WireRequest, ...]
-    before: tuple[str, ...] = ()
+    before: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

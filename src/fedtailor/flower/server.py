@@ -24,7 +24,7 @@ from ..errors import DivergedError, InputError
 from ..params import to_device
 from ..run_format import seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.committed import FLOWER_FILE, FlowerRecord, read_server
+from ..runs.committed import read_server
 from ..runs.directory import RunDirectory
 from ..runs.estimate import rounds_left, start_summary
 from ..runs.experiment import Experiment
@@ -34,7 +34,7 @@ from ..runs.parts import Part, commit_rounds, run_parts
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
-from .joining import ClientsOfRound, Joining, has_ended
+from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .uploads import upload_schema
@@ -141,6 +141,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
     best = directory.commit.best_round if directory.commit.best else 0
     states = RemoteStates.after(_cohorts(directory), best, bool(first))
     names, experiment = _names(directory), digest(inputs.experiment)
+    before = tuple(zip(names.before, names.up_to, strict=True))
     executor = GridExecutor(
         method=method,
         task=task,
@@ -150,9 +151,7 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         schema=upload_schema(method, task, federation),
         nodes=nodes,
         timeouts=timeouts,
-        blank=RoundRequest(
-            experiment, names.run, part.label, part.seed, 0, "train", (), tuple(names.before)
-        ),
+        blank=RoundRequest(experiment, names.run, part.label, part.seed, 0, "train", (), before),
         folder=directory.path,
         metrics=Metrics(plan.evaluate),
     )
@@ -231,10 +230,17 @@ def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:
 
 
 def _names(directory: RunDirectory) -> FlowerRecord:
-    """The names under which clients keep the private states of the part in this directory."""
-    path = directory.path / FLOWER_FILE
+    """The names under which clients keep the private states of the part in this directory. If it
+    was rolled back, there is a new one from now on: the states that the sites have are neither
+    overwritten nor taken for those of rounds that are run again."""
+    path, commit = directory.path / FLOWER_FILE, directory.commit
     if not path.exists():
-        if directory.commit.round:
+        if commit.round:
             raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
         write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
-    return read_record(FlowerRecord, path)
+    names = read_record(FlowerRecord, path)
+    if len(names.before) < len(commit.rolled_back):
+        before, up_to = (names.run, *names.before), (commit.round, *names.up_to)
+        names = FlowerRecord(uuid.uuid4().hex, before=before, up_to=up_to)
+        write_atomically(path, seal_json(asdict(names)))
+    return names

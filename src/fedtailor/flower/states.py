@@ -29,9 +29,10 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 class States:
     """The private states of clients in one run of one method with one seed. ``before``: the folders
-    of the run before it was rolled back, the last one first."""
+    of the run before it was rolled back, the last one first, each with the round that it went back
+    to."""
 
-    def __init__(self, folder: Path, before: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, before: Sequence[tuple[Path, int]] = ()) -> None:
         self._folder, self._before = folder, before
 
     def read(self, client: int, base: int, like: Params) -> Params:
@@ -109,10 +110,10 @@ class States:
 
     def _found(self, client: int, number: int) -> Path | None:
         """Where a client's state after a round is: here, or in the first folder before that has
-        it."""
+        it, among those in which the round still counts."""
         name = self._path(client, number).relative_to(self._folder)
-        paths = (folder / name for folder in (self._folder, *self._before))
-        return next((path for path in paths if path.is_file()), None)
+        folders = [self._folder, *(folder for folder, up_to in self._before if number <= up_to)]
+        return next((path for folder in folders if (path := folder / name).is_file()), None)
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"

@@ -169,6 +169,13 @@ def footnotes(
             for trial in run.trials
             if trial.commit.rolled_back
         ]
+        notes += [
+            f"{trial.label}, seed {trial.seed}, round {line.round}: {note}"
+            for trial in run.trials
+            for line in trial.history
+            for note in line.notes
+            if note.startswith("cohort.")
+        ]
         notes += [*_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)

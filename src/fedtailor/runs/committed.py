@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
 from ..engine.row_file import RowFile
@@ -22,7 +20,6 @@ from ..run_format import check_committed, combined_checksum, damaged, part_of, s
 from .files import load_tensors, read_record, write_atomically
 
 COSTS_FILE = "costs.json"  # of the first round
-FLOWER_FILE = "flower.json"  # over Flower: a `FlowerRecord`
 PRIVATE_FILE = "private.safetensors"
 RESULT_FILE = "server.safetensors"  # the server's state after the last round
 START_FILE = "start.json"  # written before round 0
@@ -39,17 +36,6 @@ class StartRecord:
     round: Count
     model_seed: Seed
     clients: Count
-
-
-@dataclass(frozen=True)
-class FlowerRecord:
-    """What ``flower.json`` says: the name under which the sites keep their clients' states, and the
-    clients that have kept their ``models`` of a round. ``before``: the names that it had before it
-    was rolled back, the last one first."""
-
-    run: str
-    models: Mapping[str, Any] = field(default_factory=dict)
-    before: Sequence[str] = ()
 
 
 def write_commit(folder: Path, commit: Commit) -> Commit:

@@ -50,14 +50,18 @@ def check_extends(
 ) -> None:
     """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
 
-    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added, and the
-    bound on the norms of uploads may change (`GUARDS`).
+    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added. While a
+    method is unfinished, the bound on the norms of uploads may change (`GUARDS`).
 
     Raises:
         InputError: another key differs; there are fewer rounds; more rounds would change the
             learning rates of rounds that are done.
     """
-    contents = _without_guards(present), _without_guards(wanted)
+    commits = [read_commit(path.parent) for path in out.glob("methods/*/seed-*/commit.json")]
+    if any(not commit.finished for commit in commits):
+        contents = _without_guards(present), _without_guards(wanted)
+    else:
+        contents = dict(present), dict(wanted)
     if differing := differences(*contents, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
@@ -65,7 +69,7 @@ def check_extends(
         raise InputError(
             f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
         )
-    for number in range(1, _rounds_done(out) + 1):
+    for number in range(1, max((commit.round for commit in commits), default=0) + 1):
         old, new = schedule.factor(number, before), schedule.factor(number, after)
         if old != new:
             raise InputError(
@@ -136,9 +140,3 @@ def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
 def shown(value: Any) -> str:
     """A value as an experiment file has it."""
     return "none" if value is None else json.dumps(value)
-
-
-def _rounds_done(out: Path) -> int:
-    """The largest number of rounds that any method has done with any seed."""
-    commits = out.glob("methods/*/seed-*/commit.json")
-    return max((read_commit(path.parent).round for path in commits), default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.federation import Federation
@@ -38,6 +38,7 @@ class Part:
     directory: RunDirectory
     select: Metric  # chooses the reported round
     progress: Progress
+    changes: Sequence[str] = ()  # of settings, from its next round on
 
     @property
     def model_seed(self) -> int:
@@ -115,8 +116,6 @@ def run_parts(
         with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:
             if summary is not None and any(left.values()):
                 progress.say_all(summary.lines())
-            for change in changes:
-                progress.say(change)
             for seed, label in parts:
                 path = out / "methods" / label / f"seed-{seed}"
                 federation = federations[seed]
@@ -126,7 +125,7 @@ def run_parts(
                     path, experiment.rounds, metric=select, names=federation.names
                 )
                 method = experiment.methods[label]
-                part = Part(label, seed, method, federation, directory, select, progress)
+                part = Part(label, seed, method, federation, directory, select, progress, changes)
                 if not is_done(part):
                     progress.begin(_stage(part, experiment), directory.commit.round)
                     _end_well(part, run_part, several=several)
@@ -212,11 +211,12 @@ def commit_rounds(
 ) -> None:
     """Commit each of the part's ``rounds`` as it comes, and show the progress. ``on_round`` is
     called after each, and may stop the part there."""
-    rounds = iter(rounds)
+    rounds, changes = iter(rounds), tuple(part.changes) if part.directory.has_begun else ()
     if not part.directory.has_begun and (part.directory.path / START_FILE).exists():
         part.directory.write(next(rounds), store)
         part.progress.say(f"{part.title}: {_start(part)}")
     for round_ in rounds:
+        round_, changes = replace(round_, notes=(*changes, *round_.notes)), ()
         part.directory.write(round_, store)
         for note in round_.notes:
             part.progress.say(f"{part.title}, round {round_.number}: {note}")

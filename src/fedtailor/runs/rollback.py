@@ -8,14 +8,13 @@ the last ones. So it is the only round, beside the last one, that a run can go o
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..engine.client_store import staged_path
+from ..engine.client_store import best_path, staged_path
 from ..engine.row_file import RowFile
-from ..errors import InputError, unknown
+from ..errors import InputError, naming, unknown
 from ..report.checked import load_json
 from ..report.logs import LOGS
 from ..report.read import read_trial
@@ -24,19 +23,18 @@ from ..report.select import Metric, selection_metric, summary
 from ..robustness.norms import about_norms
 from ..run_format import (
     check_committed,
+    check_tensors,
     checksum,
     combined_checksum,
     committed_bytes,
     has_commit,
-    seal_json,
 )
 from .committed import (
-    FLOWER_FILE,
     PRIVATE_FILE,
     Commit,
     CommittedStates,
-    FlowerRecord,
     expected_files,
+    private_files,
     read_commit,
     read_server,
     state_path,
@@ -44,7 +42,7 @@ from .committed import (
 )
 from .directory import RunDirectory, locked
 from .experiment import Experiment
-from .files import read_record, write_atomically
+from .files import write_atomically
 from .manifest import open_run, read_data_manifest
 from .progress import LOG
 
@@ -83,9 +81,12 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         todo = [part for part in parts if part.problem() is None]
         if not todo:
             raise InputError("; ".join(problems) or f"nothing in {out} has diverged")
-        lines = [line for part in todo for line in part.roll_back()]
-        with (out / LOG).open("a") as log:
-            log.writelines(f"{line}\n" for line in lines)
+        lines = []
+        with naming(out / LOG), (out / LOG).open("a") as log:
+            for part in todo:
+                said = part.roll_back()
+                log.writelines(f"{line}\n" for line in said)
+                lines += said
     return [*lines, *problems]
 
 
@@ -102,7 +103,8 @@ def _parts(
                     experiment.as_dict(), is_language_modelling=not data["classes"]
                 )
                 method = experiment.methods[name].name
-                yield _Part(folder, name, number, method, select, read_commit(folder))
+                asynchronous = experiment.cohort.buffer is not None
+                yield _Part(folder, name, number, method, select, read_commit(folder), asynchronous)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class _Part:
     method: str
     select: Metric
     commit: Commit
+    is_asynchronous: bool
 
     @property
     def title(self) -> str:
@@ -128,8 +131,8 @@ class _Part:
             return "has no best round to go back to: it was never evaluated"
         if best == commit.round:
             return f"has its best round, {best}, as its last one: the same command goes on there"
-        if commit.in_flight:
-            return "can't go back: clients are still training on what they were sent later"
+        if self.is_asynchronous:
+            return "is asynchronous: what clients were training on at its best round is not kept"
         if not state_path(self.folder, best).exists():  # no round has made it
             return "was best as it began: begin it anew, in another directory or with --overwrite"
         if staged_path(self.folder / PRIVATE_FILE, commit.round).exists():
@@ -145,11 +148,14 @@ class _Part:
         folder, commit, best = self.folder, self.commit, self.commit.best_round
         check_committed(expected_files(folder, commit))
         CommittedStates(folder, best, commit)  # which are checked
+        for path in private_files(folder, commit) if (folder / PRIVATE_FILE).exists() else ():
+            check_tensors(path)
         read_server(folder, commit, best)
         norms = about_norms(RunDirectory(folder, commit.rounds).norms(), best)
         logs = {log: _up_to(folder / f"{log}.jsonl", commit, log, best) for log in LOGS}
         checksums = {**commit.checksums, **{log: checksum(lines) for log, lines in logs.items()}}
-        checksums.pop(PRIVATE_FILE, None)  # until the states are in their places
+        for name in (PRIVATE_FILE, best_path(folder / PRIVATE_FILE, best).name):
+            checksums.pop(name, None)  # until the states are in their places
         back = replace(
             commit,
             round=best,
@@ -161,14 +167,13 @@ class _Part:
             checksums=checksums,
             rolled_back=(*commit.rolled_back, commit.round),
         )
-        if (folder / FLOWER_FILE).exists():
-            _rename(folder / FLOWER_FILE)
         write_commit(folder, back)
         directory = RunDirectory(folder, commit.rounds)  # which does the rest
         _remove_later(folder, best)
-        if (store := folder / PRIVATE_FILE).exists():
-            states = combined_checksum(RowFile.open(store).checksums())
-            checksums = {**directory.commit.checksums, PRIVATE_FILE: states}
+        path = folder / PRIVATE_FILE
+        if path.exists() and (file := RowFile.open(path)).has_checksums:
+            states = {PRIVATE_FILE: combined_checksum(file.checksums())}
+            checksums = {**directory.commit.checksums, **states}
             write_commit(folder, replace(directory.commit, checksums=checksums))
         went = f"{self.title}: rolled back from round {commit.round} to round {best}"
         return [went, *(f"{self.title}: {line}" for line in norms)]
@@ -198,14 +203,6 @@ def _until(lines: Sequence[bytes], path: Path, number: int) -> Iterator[bytes]:
     return (line for line in lines if load_json(line, str(path))["round"] <= number)
 
 
-def _rename(path: Path) -> None:
-    """Let the sites keep states under another name from now on: those that they have are neither
-    overwritten nor confused with those of rounds that are run again."""
-    old = read_record(FlowerRecord, path)
-    new = FlowerRecord(uuid.uuid4().hex, before=(old.run, *old.before))
-    write_atomically(path, seal_json(asdict(new)))
-
-
 def _remove_later(folder: Path, number: int) -> None:
     """Remove what later rounds have written for good, and the refusals in them."""
     for path in folder.glob("*-*.safetensors"):
@@ -214,5 +211,6 @@ def _remove_later(folder: Path, number: int) -> None:
             path.unlink()
     path = folder / _REFUSED
     if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
+        whole, _, _ = path.read_bytes().rpartition(b"\n")  # a kill may have cut the last line short
+        lines = [line + b"\n" for line in whole.splitlines()]
         write_atomically(path, b"".join(_until(lines, path, number)))

@@ -36,6 +36,8 @@ class Lines:
         mark = mark_of(self.path)
         if mark is None or mark.size == self._place:
             return []
+        if self._place is not None and mark.size < self._place:  # it was written anew
+            self._place = 0
         with self.path.open("rb") as file:
             if self._place is None:
                 self._place = 0

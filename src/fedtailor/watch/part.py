@@ -66,18 +66,14 @@ class FollowedPart:
         """
         marks = [mark_of(path) for path in self._files]
         self.activity = max(mark.time if mark else 0 for mark in marks)
+        points = dict[int, Values]()
+        if has_changed := marks[2] != self._mark:
+            points = self._new_points(marks[2])
         if self._refused.look():
             lately = tuple(self._refused.lately)
             self.known = replace(self.known, refused=len(self._refused.seen), lately=lately)
-        if marks[2] == self._mark:
+        if not has_changed:
             return
-        if marks[2] is None:
-            raise missing(self._part.folder / "commit.json")
-        before = self._part.commit.rolled_back
-        points = self._part.points()
-        self._mark = marks[2]
-        if self._part.commit.rolled_back != before:
-            self._scores, self._losses, self.timed = {"personal": {}, "global": {}}, {}, 0
         for number, values in points.items():
             self._add(number, values)
         commit = self._part.commit
@@ -95,6 +91,18 @@ class FollowedPart:
                 curve=_thinned(self._scores["personal"]),
                 losses=_thinned(self._losses),
             )
+
+    def _new_points(self, mark: Mark | None) -> dict[int, Values]:
+        """The points since the last look; after a roll-back all there are."""
+        if mark is None:
+            raise missing(self._part.folder / "commit.json")
+        before = self._part.commit.rolled_back
+        points = self._part.points()
+        self._mark = mark
+        if self._part.commit.rolled_back != before:
+            self._scores, self._losses, self.timed = {"personal": {}, "global": {}}, {}, 0
+            self._refused.rewind()
+        return points
 
     def _add(self, number: int, values: Values) -> None:
         for model, scores in self._scores.items():
@@ -140,6 +148,12 @@ class _Refused:
         self.seen: set[tuple[int, int]] = set()  # round, client
         self.lately: deque[str] = deque(maxlen=_LATELY)
         self._lines, self._names = Lines(path), names
+
+    def rewind(self) -> None:
+        """Let the next look begin with the first line."""
+        self.seen.clear()
+        self.lately.clear()
+        self._lines = Lines(self._lines.path)
 
     def look(self) -> bool:
         """Read what is new; whether anything is."""
