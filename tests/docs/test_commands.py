@@ -86,6 +86,8 @@ INSTALLS = "installs, as .ci/run and the tests of versions do"
 NOT_RUN = {
     "README": {"make quickstart": "the home page runs it", "make test": "runs the tests",
                "source": "the test has an environment", "pip": INSTALLS},
+    "continue": {"fedtailor rollback runs/mine *#": "for a method that has diverged, which "
+                 "tests/runs/test_rollback.py has"},
     "CONTRIBUTING": {"make": "each is a check of its own",
                      "python docs/": "tests/test_docs.py checks what they write",
                      "python -m pytest": "runs the tests",
