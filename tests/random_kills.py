@@ -89,10 +89,8 @@ def simulated(kind: str, kills: int, folder: Path, draw: random.Random) -> None:
             with forked.ranks(size, working(label, kind, out), said) as processes:
                 chosen = draw.choice(processes)
                 chosen.join(draw.uniform(0, 1.2 * seconds))
-                if chosen.exitcode is None:
-                    assert chosen.pid is not None
-                    children = _children(chosen.pid)
-                    os.kill(chosen.pid, signal.SIGKILL)
+                children = _killed(chosen.pid) if chosen.exitcode is None else None
+                if children is not None:
                     chosen.join()
                     until("children end", lambda of=children: not any(map(is_running, of)), 10.0)
                     done += 1
@@ -104,6 +102,17 @@ def simulated(kind: str, kills: int, folder: Path, draw: random.Random) -> None:
         shutil.rmtree(out)
         runs += 1
     print(f"{kind}: {done} kills of {runs} runs, all ended with the same bytes", flush=True)
+
+
+def _killed(pid: int | None) -> list[int] | None:
+    """Kill a process; its children until then. None: it had just ended."""
+    assert pid is not None
+    try:
+        children = _children(pid)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    return children
 
 
 def _children(pid: int) -> list[int]:
