@@ -9,7 +9,7 @@ Whoever opens a run directory checks the version, and whoever reads a file the f
 - a log's checksum, over its committed bytes, is in ``commit.json``, and so is one of all rows of
   each file of clients' private states.
 
-A checksum is XXH3 of 64 bits. Files of format 3 have none, and are read without.
+A checksum is XXH3 of 64 bits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
 FORMAT = 5
-READABLE = range(3, FORMAT + 1)
 
+REFUSED_FILE = "refused.jsonl"  # of a method with a seed over Flower: it is no log of `commit.json`
 CHECKSUMS = "__checksum__"  # int64 [n], in a file of rows; 0 for a row of zeros
 _KEY = "checksum"  # of a JSON file
 _SEAL = b'{"__metadata__":{"checksum":"'  # begins a safetensors header
@@ -54,13 +54,12 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
         InputError: an older or a newer version of fedtailor wrote the directory.
     """
     version = experiment.get("format", 1)  # the first layout did not say
-    if version not in READABLE:
+    if version != FORMAT:
         older = isinstance(version, int) and version < FORMAT
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
-            f"of fedtailor; this version reads formats {READABLE[0]} to {FORMAT}: open the "
-            "directory with the version that wrote it (environment.json names it), or choose "
-            "another --out"
+            f"of fedtailor; this version reads format {FORMAT}: open the directory with the "
+            "version that wrote it (environment.json names it), or choose another --out"
         )
 
 
@@ -212,6 +211,11 @@ def check_regular(folder: Path) -> None:
             raise InputError(f"{path} is no file that can be read; remove it")
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file, without a last one that was cut short as the power failed."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
     """Return the first ``length`` bytes of the log at ``path``.
 
@@ -293,7 +297,7 @@ def columns(path: Path) -> dict[str, Any]:
         InputError: the file is missing or damaged.
     """
     header = _header(path)
-    if header is None:  # of format 3
+    if header is None:
         with path.open("rb") as file:
             header = file.read(8)
             size = min(int.from_bytes(header, "little"), path.stat().st_size)

@@ -17,6 +17,7 @@ from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo, RoundReply, RoundRequest
+from fedtailor.run_format import seal_json
 from fedtailor.runs.committed import read_commit
 from fedtailor.runs.trained import open_trained
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
@@ -273,6 +274,12 @@ def test_a_federation_that_was_spoiled_goes_back_and_ends_as_if_it_had_not_been(
     assert spoiled.best_round <= 4 < spoiled.round
     assert said[0].endswith(f"from round {spoiled.round} to round {spoiled.best_round}")
     assert "client 2, from round 5 on, sent updates of up to" in said[2]
+    path = tmp_path / "far" / part / "flower.json"
+    names = path.read_bytes()
+    path.write_bytes(seal_json({"run": "0" * 32, "before": ["1" * 32]}))
+    with pytest.raises(InputError, match=r"flower.json is damaged: before and up_to must have one"):
+        serve(grid(chosen, tmp_path / "clients", nodes=3), chosen, tmp_path / "far", **given)
+    path.write_bytes(names)
     far = serve(grid(chosen, tmp_path / "clients", nodes=3), chosen, tmp_path / "far", **given)
     for name in ("history.jsonl", "server.safetensors"):
         assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name

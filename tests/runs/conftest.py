@@ -12,6 +12,7 @@ from fedtailor.data import partition
 from fedtailor.engine.prepare import new_store
 from fedtailor.engine.rounds import rounds
 from fedtailor.runs.directory import RunDirectory
+from fedtailor.runs.extend import bounds_of
 from tests.small import digits, digits_backbone
 
 EXPERIMENT = ft.Experiment(
@@ -55,6 +56,6 @@ def unfinished(finished: Path, tmp_path: Path) -> Path:
     folder = RunDirectory(out / FOLDER, 2)
     store = new_store(method, task, federation, out / FOLDER / "private.safetensors")
     done = next(iter(rounds(method, task, federation, EXPERIMENT.plan, store=store)))
-    folder.write(done, store)
+    folder.write(done, store, bounds_of(EXPERIMENT.as_dict()))
     store.commit()
     return out

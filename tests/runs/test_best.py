@@ -16,7 +16,7 @@ from fedtailor.engine.scoring import SPLITS, Evaluation
 from fedtailor.methods.local import Local
 from fedtailor.report import read
 from fedtailor.report.select import select_round
-from fedtailor.runs.best import BestRound, best_rounds
+from fedtailor.runs.best import BestRound, best_rounds, best_then
 from tests.small import last_round
 
 # what one client with two examples gets in a round; None: the round is not evaluated
@@ -53,7 +53,11 @@ def test_it_is_the_round_that_a_report_selects(
     for number, value in enumerate(results, start=1):
         evaluations = [] if value is None else evaluated(number, value, validation)
         done = replace(some_round, number=number, evaluations=tuple(evaluations))
-        best = best_rounds(best, done, metric)
+        before, best = best, best_rounds(best, done, metric)
+        if "personal" in best:
+            if best["personal"] != before.get("personal"):
+                then = {model: best[model] for model in ("personal", "global")}
+            assert best_then(best) == then
         lines += [
             read.Evaluation(number, e.model, e.split, e.clients, e.num_examples, e.loss, e.accuracy)
             for e in evaluations

@@ -139,7 +139,28 @@ def test_the_bound_on_norms_may_change_while_a_method_is_unfinished(
     run(replace(EXPERIMENT, rounds=3), out, on_round=lambda done: ft.STOP)
     run(replace(lower, rounds=3), out)
     history = (out / "methods/fedsdg/seed-0/history.jsonl").read_text().splitlines()
-    notes = [json.loads(line).get("notes", []) for line in history]
-    assert notes == [[], ["cohort.max_norm is 50.0 from here on; it was none"], []]
+    bounds = [json.loads(line).get("bounds", {}).get("max_norm", "as before") for line in history]
+    assert bounds == [None, 50.0, "as before"]
     with pytest.raises(InputError, match=r"cohort.max_norm is 50.0 in .* and none now"):
         run(replace(EXPERIMENT, rounds=3), out)
+
+
+def test_the_table_says_which_method_had_which_bound(tmp_path: Path) -> None:
+    """Also if the command that changed it was stopped before a method went on, or if one was added
+    later."""
+    out, lower = tmp_path / "out", ft.CohortConfig(max_norm=50.0)
+    run(TWO, out, on_round=lambda done: ft.STOP)
+    changed = replace(TWO, cohort=lower)
+    first, *others = changed.methods
+    run(replace(changed, methods={first: changed.methods[first]}), out)
+    more = {**changed.methods, "late": ft.FedAvg()}
+    run(replace(changed, methods=more), out)
+    notes = " ".join(ft.compare([out]).split())
+    for label in (first, *others):
+        note = f"{label}, seed 0: cohort.max_norm is 50.0 from round 2 on; it was none"
+        assert note in notes
+    begun = ", ".join(f"{label}, seed 0" for label in (first, *others))
+    assert (
+        f"Different bounds on updates: cohort.max_norm is none in round 1 of {begun}; 50.0 in "
+        "round 1 of late, seed 0" in notes
+    )

@@ -15,9 +15,11 @@ import fedtailor as ft
 from fedtailor.cli import main
 from fedtailor.engine.row_file import RowFile
 from fedtailor.report import compare
+from fedtailor.report.read import read_trial
+from fedtailor.report.select import select_round
 from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
-from fedtailor.runs.committed import read_commit
+from fedtailor.runs.committed import read_commit, state_path
 from fedtailor.trackers.part import parts
 from tests.runs.conftest import contents
 from tests.runs.test_trained import METHODS, WILD, experiment
@@ -60,9 +62,19 @@ def test_rounds_that_are_run_again_come_out_the_same(
         rounds.append(read_commit(part).round)
         assert said[0] == f"{label}, seed 0: rolled back from round 4 to round {rounds[-1]}"
         assert len((part / "history.jsonl").read_text().splitlines()) == rounds[-1]
+        assert not (part / "round-000004.safetensors").exists()
+        trial = read_trial(part, label, label, 0)
+        for model, best in trial.commit.best.items():  # no other round than the table's
+            selected = select_round(trial, model, "accuracy")  # type: ignore[arg-type]
+            assert selected is not None
+            assert selected.round == best.round
+            assert state_path(part, best.round).exists()
     assert rounds == [2, 2, 3]
     for (part, before), last in zip(followed, rounds, strict=True):
+        key = part.key
         assert part.points() == {number: before[number] for number in range(1, last + 1)}
+        assert part.key != key  # another run of a tracker
+        assert part.name.endswith("-seed-0-rolled-back-1")
     found = check(out)
     assert not found.problems
     assert "Rolled back: fedper, seed 0, from round 4 to its best round" in compare([out])
@@ -89,8 +101,20 @@ def test_a_kill_inside_a_roll_back_loses_nothing(
     commit = json.loads(without_checksum(copy / part / "commit.json").read_text())
     commit["checksums"].pop("private.safetensors")
     (out / part / "commit.json").write_bytes(seal_json(commit))
+    lines = [json.dumps({"round": number, "client": 1, "reason": "x"}) for number in (2, 4)]
+    (out / part / "refused.jsonl").write_text("".join(f"{line}\n" for line in lines))
     assert not check(out).problems
-    assert contents(go_on(out)) == contents(whole)
+    go_on(out)
+    assert (out / part / "refused.jsonl").read_text() == f"{lines[0]}\n"
+    (out / part / "refused.jsonl").unlink()
+    assert contents(out) == contents(whole)
+
+
+def commit_says(out: Path, label: str, **values: object) -> None:
+    path = out / f"methods/{label}/seed-0/commit.json"
+    content = json.loads(path.read_text())
+    del content["checksum"]
+    path.write_bytes(seal_json({**content, **values}))
 
 
 def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path) -> None:
@@ -106,7 +130,21 @@ def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path
     with pytest.raises(ft.InputError, match=r"private-best-000002.safetensors is damaged"):
         ft.rollback(out, "fedper")
     path.write_bytes(before[str(path.relative_to(out))])
+    best = out / "methods/fedavg/seed-0/round-000003.safetensors"
+    best.unlink()
+    for label in LABELS:
+        commit_says(out, label, diverged="x")
+    changed = contents(out)
+    with pytest.raises(ft.InputError, match=r"round-000003.safetensors is missing; restore it"):
+        ft.rollback(out)  # the first method does not go back either
+    assert contents(out) == changed
+    best.write_bytes(before[str(best.relative_to(out))])
+    for label in LABELS:
+        commit_says(out, label, diverged=None)
     assert contents(out) == before
+    commit_says(out, "fedavg", rolled_back=[4] * 100)
+    with pytest.raises(ft.InputError, match="fedavg, seed 0, has gone back 100 times, the most"):
+        ft.rollback(out, "fedavg")
     ft.rollback(out, "fedper")
     assert (part / "refused.jsonl").read_text() == ""
 
@@ -126,16 +164,18 @@ def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     assert capsys.readouterr().out.splitlines()[0] == line
     assert line in (out / "run.log").read_text()
     go_on(out, replace(chosen, cohort=replace(chosen.cohort, max_norm=3.0, above_norm="clip")))
-    change = f"round {last.best_round + 1}: cohort.max_norm is 3.0 from here on; it was none"
-    assert change in (out / "run.log").read_text()
-    assert change in " ".join(compare([out]).split())
+    number = last.best_round + 1
+    line = f"round {number}: cohort.max_norm is 3.0 from here on; it was none"
+    assert line in (out / "run.log").read_text()
+    note = f"fedper, seed 0: cohort.max_norm is 3.0 from round {number} on; it was none"
+    assert note in " ".join(compare([out]).split())
     assert read_commit(out / "methods/fedper/seed-0").rolled_back == [last.round]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing in RUN has diverged"),
+        ([], "nothing in RUN has diverged; --method takes back one that has not"),
         (["--method", "fedprox"], "fedprox"),
         (["--seed", "9"], "no seed 9 in RUN; allowed: 0"),
     ],

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from fedtailor.runs.directory import locked
+from fedtailor.runs.files import write_atomically
 from fedtailor.watch.files import Lines, is_written
 
 
@@ -21,6 +22,16 @@ def test_lines_come_once_and_whole(tmp_path: Path) -> None:
         assert lines.new() == [b"two", b"three"]
     assert Lines(path, tail=8).new() == [b"three"]
     assert Lines(path, tail=9).new() == [b"three"]
+
+
+def test_a_file_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    lines = Lines(path)
+    assert (lines.new(), lines.begins_anew) == ([b"one", b"two"], False)
+    write_atomically(path, b"one\n" + b"three\n")
+    assert (lines.new(), lines.begins_anew) == ([b"one", b"three"], True)
+    assert (lines.new(), lines.begins_anew) == ([], False)
 
 
 def test_a_run_starts_while_others_look_at_its_lock(tmp_path: Path) -> None:

@@ -29,8 +29,7 @@ def _check(options: argparse.Namespace) -> None:
     else:
         for problem in found.problems:
             print(problem)
-        without = f", {found.unchecked} without a checksum" if found.unchecked else ""
-        print(f"{options.run}: {found.intact} files intact{without}, {len(found.problems)} damaged")
+        print(f"{options.run}: {found.intact} files intact, {len(found.problems)} damaged")
         if found.problems and (again := _again(options.run, found.problems)):
             print(f"without a copy, these commands train the damaged methods again:\n{again}")
     if found.problems:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..run_format import has_commit
+from ..run_format import REFUSED_FILE, has_commit, whole_lines
 from ..runs.committed import read_commit, read_refused
 from .folder import Deployment
 from .registration import REGISTERED, read_registered
@@ -95,9 +95,9 @@ def _progress(deployment: Deployment) -> list[Progress]:
     for label in experiment.methods:
         for seed in experiment.seeds:
             folder = deployment.run / "methods" / label / f"seed-{seed}"
-            refused = folder / "refused.jsonl"
+            refused = folder / REFUSED_FILE
             round_ = read_commit(folder).round if has_commit(folder) else 0
-            lines = refused.read_bytes().splitlines() if refused.exists() else []
+            lines = whole_lines(refused) if refused.exists() else []
             found = [read_refused(line, refused) for line in lines]
             clients = {(one.round, one.client) for one in found}
             progress.append(Progress(label, seed, round_, experiment.rounds, len(clients)))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..params import Params, clone
-from ..run_format import columns, combined_checksum
+from ..run_format import combined_checksum
 from .row_file import RowFile, sync_folder
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
@@ -122,7 +122,7 @@ class ClientStore:
         if file is None:
             return {}
         row = file.read(client)
-        return row if row.pop(SEEN, 1) else {}
+        return row if row.pop(SEEN) else {}
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Begin to fetch from the disk what `read` will soon be asked for."""
@@ -150,9 +150,7 @@ class ClientStore:
     def _open(self, round_: int) -> None:
         assert self._path is not None
         self._staging_path = staged_path(self._path, round_)
-        path = self._staging_path
-        has_flag = not path.exists() or SEEN in columns(path)  # not in format 3
-        self._staging = RowFile(path, self._rows, self._row if has_flag else self._example)
+        self._staging = RowFile(self._staging_path, self._rows, self._row)
 
     def stage(self, client: int, state: Params | None) -> None:
         """Let `read` see a new state before it is committed."""
@@ -181,8 +179,8 @@ class ClientStore:
     @property
     def checksums(self) -> dict[str, str]:
         """A checksum of all states in each file, by its name, as they are once what is staged is
-        committed; empty without a file, or if the file is one of format 3."""
-        if self._file is None or not self._file.has_checksums:
+        committed; empty without a file."""
+        if self._file is None:
             return {}
         assert self._path is not None
         if self._sum is None:
@@ -191,11 +189,10 @@ class ClientStore:
         found = {self._path: self._next_sum}
         if self._best_round is not None and self._best_round < self._round:
             best = self._open_best(self._best_round)
-            if best.has_checksums:
-                if self._best_sum is None:
-                    self._best_sum = best.checksums()
-                path = best_path(self._path, self._best_round)
-                found[path] = self._best_sum + self._best_change(best)
+            if self._best_sum is None:
+                self._best_sum = best.checksums()
+            path = best_path(self._path, self._best_round)
+            found[path] = self._best_sum + self._best_change(best)
         return {path.name: combined_checksum(total) for path, total in found.items()}
 
     def _change(self) -> int:
@@ -223,13 +220,10 @@ class ClientStore:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
             self._sum, self._next_sum = self._next_sum, None
-            copies = self._file.has_columns_of(self._staging) and not self._adopted
             for client in self._staged:
-                if copies:
-                    self._file.copy(client, self._staging)
-                else:  # of another format, or what a kill has left, which is checked
-                    row = _as_rows(self._staging.read(client))
-                    self._file.write(client, {SEEN: _flag(1), **row})
+                if client in self._adopted:  # a kill has left it
+                    self._staging.read(client)  # which checks it
+                self._file.copy(client, self._staging)
             self._file.sync()
             self._staging = None
             self._staging_path.unlink()

@@ -39,8 +39,8 @@ class RowFile:
     def __init__(
         self, path: Path, num_rows: int, example: Params, *, checksums: bool = True
     ) -> None:
-        """Open the file; made, with all rows zero, if it is not there. One that is there may have
-        no ``checksums``: then its rows are not checked.
+        """Open the file; made, with all rows zero, if it is not there. Without ``checksums`` rows
+        are not checked.
 
         Raises:
             InputError: the file that is there is damaged, or of other rows.
@@ -50,10 +50,8 @@ class RowFile:
         header, places = _header(num_rows, _with_checksums(example) if checksums else self._row)
         if not path.exists():
             self._make(header, max(end for _, end in places.values()))
-        found = columns(path)
-        self.has_checksums = CHECKSUMS in found
-        if checksums and not self.has_checksums:  # of format 3
-            header, places = _header(num_rows, self._row)
+        columns(path)  # checked
+        self._has_checksums = checksums
         with path.open("rb") as file:
             if file.read(len(header)) != header:
                 raise damaged(path, "its header is not that of these rows")
@@ -96,7 +94,7 @@ class RowFile:
         parts = {name: _bytes(value) for name, value in row.items()}
         for name, part in parts.items():
             self._read(name, index, part)
-        if self.has_checksums and row_checksum([*parts.values()]) != self.checksum(index):
+        if self._has_checksums and row_checksum([*parts.values()]) != self.checksum(index):
             raise damaged(self._path, f"the checksum of row {index} does not match")
         return row
 
@@ -119,14 +117,14 @@ class RowFile:
         """The checksum of one row as the file has it; 0 for a row that was never written, or if
         the file has none."""
         number = bytearray(8)  # a tensor would take five times as long
-        if self.has_checksums:
+        if self._has_checksums:
             self._read(CHECKSUMS, index, memoryview(number))
         return int.from_bytes(number, "little", signed=True)
 
     def checksums(self) -> int:
         """One of all rows: the sum of their shares; 0 if the file has none."""
         total = 0
-        if not self.has_checksums:
+        if not self._has_checksums:
             return total
         for first in range(0, self._rows, _CHUNK):
             some = np.empty(min(_CHUNK, self._rows - first), np.int64)
@@ -155,7 +153,7 @@ class RowFile:
         zero there, as in a row that was never written."""
         count = len(next(iter(rows.values())))
         data = self._data(rows)
-        if self.has_checksums:
+        if self._has_checksums:
             numbers = [row_checksum(self._parts(data, at)) for at in range(count)]
             data[CHECKSUMS] = memoryview(struct.pack(f"<{count}q", *numbers))
         with naming(self._path):
@@ -170,10 +168,6 @@ class RowFile:
                 part = memoryview(bytearray(self._place(name, 1) - self._place(name, 0)))
                 source._read(name, index, part)
                 self._write(name, index, part)
-
-    def has_columns_of(self, other: RowFile) -> bool:
-        """Whether `copy` can take its rows over: both have the same tensors."""
-        return self._start.keys() == other._start.keys()
 
     def _write(self, name: str, index: int, data: memoryview) -> None:
         place = self._place(name, index)

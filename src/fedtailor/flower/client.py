@@ -32,6 +32,7 @@ from ..runs.build import (
     task_of,
     with_new_clients,
 )
+from ..runs.committed import MOST_ROLL_BACKS
 from ..runs.experiment import Experiment
 from ..runs.files import write_atomically
 from ..runs.manifest import data_manifest
@@ -54,7 +55,6 @@ from .session import Session
 from .states import States
 
 _MOST_RECEIVED = 1 << 34  # bytes of a message from the server
-_MOST_NAMES = 100  # that a run has had before it was rolled back
 _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 
@@ -272,8 +272,8 @@ class Site:
             allowed = ", ".join(map(str, experiment.seeds))
             raise InputError(f"no seed {message.seed} here; allowed: {allowed}")
         before = message.before if isinstance(message, RoundRequest) else ()
-        if len(before) > _MOST_NAMES:
-            raise InputError(f"a run has had {len(before)} other names; allowed: {_MOST_NAMES}")
+        if len(before) > MOST_ROLL_BACKS:
+            raise InputError(f"a run has had {len(before)} other names; allowed: {MOST_ROLL_BACKS}")
         for name in (message.run, *(name for name, _ in before)):
             if not re.fullmatch("[0-9a-f]{32}", name):
                 raise InputError(f"a run's name has 32 hexadecimal digits; got {name!r}")

@@ -24,6 +24,7 @@ from ..engine.metrics import Metrics
 from ..errors import naming
 from ..method import Method
 from ..params import Params, same_tensors, to_device
+from ..run_format import REFUSED_FILE
 from ..task.task import Task
 from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
 from .codec import WireError, pack
@@ -258,7 +259,7 @@ class GridExecutor:
     ) -> Refusal:
         print(f"{_title(message)}: without client {client}: {reason}", file=sys.stderr)
         line = json.dumps({"round": message.round, "client": client, "reason": reason})
-        log = self.folder / "refused.jsonl"
+        log = self.folder / REFUSED_FILE
         with naming(log), log.open("a") as file:
             file.write(line + "\n")
         return Refusal(reason, diverged)

@@ -22,7 +22,7 @@ from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..params import to_device
-from ..run_format import seal_json
+from ..run_format import damaged, seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
 from ..runs.committed import read_server
 from ..runs.directory import RunDirectory
@@ -239,6 +239,8 @@ def _names(directory: RunDirectory) -> FlowerRecord:
             raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
         write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
     names = read_record(FlowerRecord, path)
+    if len(names.before) != len(names.up_to):
+        raise damaged(path, "before and up_to must have one entry for each earlier name")
     if len(names.before) < len(commit.rolled_back):
         before, up_to = (names.run, *names.before), (commit.round, *names.up_to)
         names = FlowerRecord(uuid.uuid4().hex, before=before, up_to=up_to)

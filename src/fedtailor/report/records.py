@@ -90,7 +90,8 @@ class BestRound:
 @dataclass(frozen=True)
 class Commit:
     """What ``commit.json`` says: the last complete round of ``rounds``, and the logs' lengths in
-    bytes. ``best``: the best round so far by model, personal or global."""
+    bytes. ``best``: the best round so far by model, personal or global; ``global_then`` is the
+    global model's as of the best round of the personal models, where it is another one."""
 
     round: Count
     rounds: Count
@@ -135,8 +136,9 @@ class Commit:
 @dataclass(frozen=True)
 class Round:
     """One line of history.jsonl; the bytes are those of the whole cohort, and ``norms`` those of
-    its uploads. With simulated faults, ``trained`` and ``trained_steps`` count all clients that
-    have trained, not the cohort alone."""
+    its uploads. ``bounds`` has the settings that bound them, in the first line, and where they are
+    others than before. With simulated faults, ``trained`` and ``trained_steps`` count all clients
+    that have trained, not the cohort alone."""
 
     round: Count
     cohort: Sequence[Count]
@@ -147,6 +149,7 @@ class Round:
     bytes_down: Count
     bytes_up: Count
     norms: Sequence[Annotated[float, Ge(0)]] = ()
+    bounds: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     dropped_before: Sequence[Count] = ()
     dropped_after: Sequence[Count] = ()
@@ -155,6 +158,11 @@ class Round:
     trained: Count | None = None
     trained_steps: Count | None = None
     simulated_seconds: Amount | None = None
+
+    @property
+    def norm_by_client(self) -> dict[int, float]:
+        """The norm of each client's upload; empty where they were not measured."""
+        return dict(zip(self.cohort, self.norms, strict=False))
 
     @property
     def num_trained(self) -> int:
@@ -186,19 +194,18 @@ class Evaluation:
 class Timing:
     """One line of timings.jsonl: seconds by phase, peak memory in megabytes, and the processor time
     of the clients' training in seconds, None where it is not known. ``files`` are the files that
-    the round has written for good, with checksums of tensors; in older runs the names alone."""
+    the round has written for good, with checksums of tensors."""
 
     round: Count
     seconds: Mapping[str, Amount]
     peak_memory_mb: Amount | None
     executor: str | None = None
     cpu_seconds: Amount | None = None
-    files: Mapping[str, str | None] | Sequence[str] = ()
+    files: Mapping[str, str | None] = field(default_factory=dict)
 
     def files_in(self, folder: Path) -> dict[Path, str | None]:
         """The files by their paths, with their checksums."""
-        known = self.files if isinstance(self.files, Mapping) else dict.fromkeys(self.files)
-        return {folder / name: checksum for name, checksum in known.items()}
+        return {folder / name: checksum for name, checksum in self.files.items()}
 
 
 @dataclass(frozen=True)

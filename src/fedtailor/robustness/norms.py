@@ -102,7 +102,7 @@ def about_norms(rounds: Mapping[int, Mapping[int, float]], best: int) -> list[st
                 first.setdefault(client, number)
                 largest[client] = max(largest.get(client, 0.0), norm / usual)
     return lines + [
-        f"client {client}, from round {number} on, sent updates of up to {largest[client]:,.0f} "
+        f"client {client}, from round {number} on, sent updates of up to {largest[client]:.3g} "
         "times the median norm of a round"
         for client, number in first.items()
     ]

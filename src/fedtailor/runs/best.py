@@ -17,8 +17,11 @@ def best_rounds(
     so_far: Mapping[str, BestRound], done: Round, metric: Metric
 ) -> dict[str, BestRound]:
     """The best round of each model, personal or global, once ``done`` is evaluated: the best on
-    validation data, the earliest of equals; without such data the last evaluated one."""
+    validation data, the earliest of equals; without such data the last evaluated one.
+    ``global_then``: the global model's as of the best round of the personal models, where it is
+    another one."""
     best = dict(so_far)
+    then = best.pop("global_then", best.get("global"))
     for model in _MODELS:
         splits = {e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)}
         old = best.get(model)
@@ -32,4 +35,14 @@ def best_rounds(
                 best[model] = BestRound(done.number, mean)
         elif "test" in splits and (old is None or old.validation is None):
             best[model] = BestRound(done.number, None)
+    if best.get("personal") != so_far.get("personal"):
+        then = best.get("global")
+    if then is not None and then != best["global"]:
+        best["global_then"] = then
     return best
+
+
+def best_then(best: Mapping[str, BestRound]) -> dict[str, BestRound]:
+    """What `best_rounds` had said as of the best round of the personal models."""
+    then = {"personal": best["personal"], "global": best.get("global_then", best.get("global"))}
+    return {model: about for model, about in then.items() if about is not None}

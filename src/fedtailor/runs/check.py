@@ -13,7 +13,6 @@ from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..report.logs import LOGS
 from ..run_format import (
-    FORMAT,
     check_committed,
     check_regular,
     check_tensors,
@@ -46,11 +45,10 @@ Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
 @dataclass
 class Checked:
-    """How many files are as they were written, how many have no checksum (run format 3), and for
-    each one that is damaged, or lacks what it should have, a line that names it."""
+    """How many files are as they were written, and for each one that is damaged, or lacks what it
+    should have, a line that names it."""
 
     intact: int = 0
-    unchecked: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -72,19 +70,10 @@ def check(out: Path) -> Checked:
             problems[str(error)] = None
             continue
         found.intact += has_checksum
-        found.unchecked += not has_checksum
-        if not has_checksum and _format(out) > 3:
+        if not has_checksum:
             problems[f"{path} has no checksum: it is damaged, or was changed by hand"] = None
     found.problems += problems
     return found
-
-
-def _format(out: Path) -> int:
-    """The run's format; that of this version where it can't be read."""
-    try:
-        return int(read_json(out / "experiment.json").get("format", FORMAT))
-    except (InputError, ValueError, TypeError, AttributeError):
-        return FORMAT
 
 
 def _tests(out: Path) -> Iterator[Test]:
@@ -158,19 +147,19 @@ def _json(path: Path) -> bool:
 
 def _commit(folder: Path) -> bool:
     path = folder / "commit.json"
-    _check_says_seed(path, read_commit(folder).seed, folder.parents[2])
+    _check_says_seed(path, read_commit(folder).seed)
     return _json(path)
 
 
-def _check_says_seed(path: Path, seed: int | None, out: Path) -> None:
-    """Raise InputError where a file does not say its seed. In older formats it need not."""
-    if seed is None and _format(out) > 4:
+def _check_says_seed(path: Path, seed: int | None) -> None:
+    """Raise InputError where a file does not say its seed."""
+    if seed is None:
         raise damaged(path, "it does not say which seed it belongs to")
 
 
 def _holdings(path: Path) -> bool:
     content = read_data_manifest(path)
-    _check_says_seed(path, content.get("seed"), path.parents[1])
+    _check_says_seed(path, content.get("seed"))
     stated, file = content.get("holdings"), path.with_suffix(".safetensors")
     check_there(file)
     if stated not in (None, checksum(file.read_bytes())):
@@ -198,7 +187,7 @@ def _private(path: Path, commit: Commit) -> bool:
     if is_going_back and (rows := RowFile.open(best).written()):  # not yet in their places
         return check_tensors(path, rows)
     has_checksums = check_tensors(path, moved)
-    if not has_checksums or (moved and path != store):
+    if moved and path != store:
         return has_checksums
     file = RowFile.open(path)
     total = file.checksums()

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, staged_path
+from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, staged_path
 from ..engine.row_file import RowFile
 from ..method import Server
 from ..params import Params, aligned, strip_prefix
 from ..report.checked import Count as Count
-from ..report.checked import Seed
+from ..report.checked import Seed, load_json
 from ..report.logs import LOGS, read_log
 from ..report.logs import read_commit as read_commit
 from ..report.logs import read_refused as read_refused
 from ..report.records import Commit as Commit
 from ..report.records import Timing
-from ..run_format import check_committed, combined_checksum, damaged, part_of, seal_json
+from ..run_format import (
+    REFUSED_FILE,
+    check_committed,
+    combined_checksum,
+    damaged,
+    part_of,
+    seal_json,
+    whole_lines,
+)
 from .files import load_tensors, read_record, write_atomically
 
 COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
 RESULT_FILE = "server.safetensors"  # the server's state after the last round
 START_FILE = "start.json"  # written before round 0
+
+MOST_ROLL_BACKS = 100  # over Flower each gives the run another name, which all sites are told
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,7 @@ def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
     for timing in read_log(Timing, folder / "timings.jsonl", commit):
         files |= timing.files_in(folder)
     files |= {path: commit.checksums.get(path.name) for path in server_files(folder, commit)}
-    if {PRIVATE_FILE, "private"} & commit.checksums.keys():  # the latter in run format 4
+    if PRIVATE_FILE in commit.checksums:
         files |= dict.fromkeys(private_files(folder, commit))
     return files
 
@@ -142,6 +154,32 @@ def model_seed(folder: Path, seed: int) -> int:
     the part's own, or that of the run it goes on from, since frozen values have to stay."""
     path = folder / START_FILE
     return read_record(StartRecord, path).model_seed if path.exists() else seed
+
+
+def finish_roll_back(folder: Path, commit: Commit) -> None:
+    """Do what is left to do in the folder of a part once ``commit`` says that it went back to its
+    best round: put the private states of that round into their places, and remove what later rounds
+    have written for good, with the refusals in them. A kill loses nothing: it can be done again.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    bring_back(folder / PRIVATE_FILE, commit.round)
+    for path in folder.glob("*-*.safetensors"):
+        match = re.fullmatch(r"(diagnostics|confusion)-(\d+)", path.stem)
+        if match and int(match[2]) > commit.round:
+            path.unlink()
+    path = folder / REFUSED_FILE
+    if path.exists():
+        kept = b"".join(lines_until(whole_lines(path), path, commit.round))
+        if len(kept) < path.stat().st_size:
+            write_atomically(path, kept)
+
+
+def lines_until(lines: Iterable[bytes], path: Path, number: int) -> Iterator[bytes]:
+    """Those of ``lines``, of the log at ``path``, that say something of a round up to
+    ``number``."""
+    return (line for line in lines if load_json(line, str(path))["round"] <= number)
 
 
 class CommittedStates:

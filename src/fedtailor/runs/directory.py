@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,12 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import torch
 from xxhash import xxh3_64
 
-from ..engine.client_store import (
-    PrivateStates,
-    best_path,
-    bring_back,
-    staged_path,
-)
+from ..engine.client_store import PrivateStates, best_path, staged_path
 from ..engine.results import Round
 from ..errors import InputError, naming
 from ..method import Server
@@ -59,6 +54,7 @@ from .committed import (
     Commit,
     check_states,
     expected_files,
+    finish_roll_back,
     load_state,
     read_commit,
     read_server,
@@ -197,9 +193,9 @@ class RunDirectory:
         if has_commit(path):
             self.commit = read_commit(path)
             check_committed(expected_files(path, self.commit))
-            if self.commit.round == self.commit.best_round:
-                bring_back(path / PRIVATE_FILE, self.commit.round)
-        if self.commit.ended:
+        if is_back := bool(self.commit.rolled_back) and self.commit.stopped:
+            finish_roll_back(path, self.commit)  # which a kill may have cut short
+        if self.commit.ended or is_back:
             self._drop_states()
         if self.commit.finished:
             if self.commit.rounds >= rounds:
@@ -286,22 +282,25 @@ class RunDirectory:
         """All committed rounds."""
         return read_log(RoundLine, self._log("history"), self.commit)
 
-    def norms(self) -> dict[int, dict[int, float]]:
-        """The norms of the uploads of all committed rounds, by round and client."""
-        return {
-            line.round: dict(zip(line.cohort, line.norms, strict=False)) for line in self.history()
-        }
+    def bounds(self) -> Mapping[str, Any]:
+        """The settings that bounded the norms of uploads in the last committed round; empty before
+        the first."""
+        return next((line.bounds for line in reversed(self.history()) if line.bounds), {})
 
     def recent_norms(self) -> list[dict[int, float]]:
         """The norms of the uploads of the last committed rounds, by client."""
         lines = self._last_lines(RoundLine, "history", RECENT)
-        return [dict(zip(line.cohort, line.norms, strict=False)) for line in lines]
+        return [line.norm_by_client for line in lines]
 
-    def write(self, done: Round, store: PrivateStates) -> None:
-        """Commit a round whose private states are staged in ``store``."""
+    def write(
+        self, done: Round, store: PrivateStates, bounds: Mapping[str, Any] | None = None
+    ) -> None:
+        """Commit a round whose private states are staged in ``store``. ``bounds``: the settings
+        that bound the norms of uploads, where they are others than before."""
         files = self._write_for_good(done)
+        history = [history_line(done, bounds or {})] if done.number else []
         lengths = {
-            "history": self._append("history", [history_line(done)] if done.number else []),
+            "history": self._append("history", history),
             "clients": self._append(
                 "clients", [clients_line(done, e, self._names) for e in done.evaluations]
             ),

@@ -17,8 +17,8 @@ from .settings import flattened
 
 T = TypeVar("T")
 
-# settings of ``cohort`` that bound the norms of uploads; they may change while a run goes on
-GUARDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
+# settings of ``cohort`` that bound the norms of uploads; the rounds that are left may have others
+BOUNDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
 _WAY_OUT = "choose another --out, or start anew with --overwrite"
 
 
@@ -26,14 +26,12 @@ def united(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
     """The content of ``experiment.json`` after ``wanted`` has been run where ``present`` was: the
     methods and seeds of both.
 
-    They stand in the order of ``wanted`` if it names all of them; else new ones come last. The
-    format stays that of the older one, whose files may lack what newer ones have.
+    They stand in the order of ``wanted`` if it names all of them; else new ones come last.
     """
     old = {method["label"]: method for method in present["methods"]}
     new = {method["label"]: method for method in wanted["methods"]}
     return {
         **wanted,
-        "format": min(present["format"], wanted["format"]),
         "name": present["name"],
         "seeds": _in_order(present["seeds"], wanted["seeds"]),
         "methods": [{**old, **new}[label] for label in _in_order([*old], [*new])],
@@ -50,18 +48,20 @@ def check_extends(
 ) -> None:
     """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
 
-    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added. While a
-    method is unfinished, the bound on the norms of uploads may change (`GUARDS`).
+    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added. While there
+    are rounds to run, the bound on the norms of uploads may change (`BOUNDS`).
 
     Raises:
         InputError: another key differs; there are fewer rounds; more rounds would change the
             learning rates of rounds that are done.
     """
     commits = [read_commit(path.parent) for path in out.glob("methods/*/seed-*/commit.json")]
-    if any(not commit.finished for commit in commits):
-        contents = _without_guards(present), _without_guards(wanted)
-    else:
-        contents = dict(present), dict(wanted)
+    done = {(c.label, c.seed) for c in commits if c.finished and c.rounds >= wanted["rounds"]}
+    contents = present, wanted
+    if not done.issuperset(
+        (method["label"], seed) for method in wanted["methods"] for seed in wanted["seeds"]
+    ):
+        contents = _without_bounds(present), _without_bounds(wanted)
     if differing := differences(*contents, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
@@ -79,22 +79,27 @@ def check_extends(
             )
 
 
-def changed_guards(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """A line for each of `GUARDS` that is another one in ``wanted``.
+def bounds_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in `BOUNDS`, of the content of an ``experiment.json``."""
+    return {name: content["cohort"][name] for name in BOUNDS}
 
-    >>> changed_guards({"cohort": {"max_norm": None}}, {"cohort": {"max_norm": 2.0}})
+
+def changed_bounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A line for each of `BOUNDS` that was another one in ``old``, which is empty before the first
+    round.
+
+    >>> changed_bounds({"max_norm": None, "norm_factor": 100.0}, {"max_norm": 2.0})
     ['cohort.max_norm is 2.0 from here on; it was none']
     """
-    old, new = present.get("cohort", {}), wanted.get("cohort", {})
     return [
-        f"cohort.{name} is {shown(new.get(name))} from here on; it was {shown(old[name])}"
-        for name in GUARDS
-        if name in old and old[name] != new.get(name)  # an older version had not all
+        f"cohort.{name} is {shown(value)} from here on; it was {shown(old[name])}"
+        for name, value in new.items()
+        if name in old and old[name] != value
     ]
 
 
-def _without_guards(content: Mapping[str, Any]) -> dict[str, Any]:
-    cohort = {k: v for k, v in content.get("cohort", {}).items() if k not in GUARDS}
+def _without_bounds(content: Mapping[str, Any]) -> dict[str, Any]:
+    cohort = {k: v for k, v in content.get("cohort", {}).items() if k not in BOUNDS}
     return {**content, "cohort": cohort}
 
 

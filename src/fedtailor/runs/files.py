@@ -51,6 +51,6 @@ def load_tensors(path: Path) -> Params:
     check_tensors(path)
     try:
         tensors: Params = load_file(path)
-    except SafetensorError as error:  # of format 3, without a checksum
+    except SafetensorError as error:
         raise damaged(path, str(error)) from None
     return tensors

@@ -16,8 +16,9 @@ from ..params import Params
 _MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 
 
-def history_line(done: Round) -> dict[str, Any]:
-    """Return the line of ``history.jsonl``."""
+def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of ``history.jsonl``. ``bounds``: the settings that bound the norms of
+    uploads, where they are others than in the line before."""
     notes = {"notes": list(done.notes)} if done.notes else {}
     norms = {"norms": list(done.norms)} if done.norms else {}
     return {
@@ -30,6 +31,7 @@ def history_line(done: Round) -> dict[str, Any]:
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
         **norms,
+        **({"bounds": dict(bounds)} if bounds else {}),
         **notes,
         **({} if done.faults is None else _faults(done.faults)),
     }

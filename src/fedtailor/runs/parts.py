@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
-from ..report.read import read_experiment, read_trial
+from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from ..robustness.norms import about_norms
 from ..run_format import has_commit
@@ -20,7 +21,7 @@ from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked
 from .estimate import rounds_left
 from .experiment import Experiment
-from .extend import changed_guards
+from .extend import bounds_of, changed_bounds
 from .files import read_record
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
@@ -38,7 +39,8 @@ class Part:
     directory: RunDirectory
     select: Metric  # chooses the reported round
     progress: Progress
-    changes: Sequence[str] = ()  # of settings, from its next round on
+    bounds: Mapping[str, Any] = field(default_factory=dict)  # the settings in `BOUNDS`
+    is_asynchronous: bool = False
 
     @property
     def model_seed(self) -> int:
@@ -108,8 +110,7 @@ def run_parts(
     parts = chosen(experiment.seeds, list(experiment.methods), portion)
     several = len(parts) > 1
     with locked(out):
-        before = read_experiment(out) if (out / "experiment.json").exists() else {}
-        changes = changed_guards(before, experiment.as_dict())
+        bounds, buffer = bounds_of(experiment.as_dict()), experiment.cohort.buffer
         write_manifest(experiment, federations, out)
         give_id(out)
         left = rounds_left(experiment, out, parts)
@@ -125,7 +126,10 @@ def run_parts(
                     path, experiment.rounds, metric=select, names=federation.names
                 )
                 method = experiment.methods[label]
-                part = Part(label, seed, method, federation, directory, select, progress, changes)
+                part = Part(
+                    label, seed, method, federation, directory, select, progress, bounds,
+                    is_asynchronous=buffer is not None,
+                )  # fmt: skip
                 if not is_done(part):
                     progress.begin(_stage(part, experiment), directory.commit.round)
                     _end_well(part, run_part, several=several)
@@ -197,8 +201,8 @@ def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) ->
         progress.skip(part.label, directory.commit.rounds - directory.commit.round)
         progress.say(f"{part.title} ends here: {error}", only_log=not several)
         best, last = directory.commit.best_round, directory.commit.round
-        if best < last:
-            for line in about_norms(directory.norms(), best):
+        if best < last and not part.is_asynchronous:
+            for line in about_norms({r.round: r.norm_by_client for r in directory.history()}, best):
                 progress.say(f"{part.title}: {line}")
             progress.say(
                 f"{part.title}: the same command goes on after round {last}; fedtailor rollback "
@@ -211,16 +215,16 @@ def commit_rounds(
 ) -> None:
     """Commit each of the part's ``rounds`` as it comes, and show the progress. ``on_round`` is
     called after each, and may stop the part there."""
-    rounds, changes = iter(rounds), tuple(part.changes) if part.directory.has_begun else ()
+    rounds, before = iter(rounds), part.directory.bounds()
     if not part.directory.has_begun and (part.directory.path / START_FILE).exists():
         part.directory.write(next(rounds), store)
         part.progress.say(f"{part.title}: {_start(part)}")
     for round_ in rounds:
-        round_, changes = replace(round_, notes=(*changes, *round_.notes)), ()
-        part.directory.write(round_, store)
-        for note in round_.notes:
+        part.directory.write(round_, store, part.bounds if part.bounds != before else {})
+        for note in (*changed_bounds(before, part.bounds), *round_.notes):
             part.progress.say(f"{part.title}, round {round_.number}: {note}")
         part.progress.round(round_)
+        before = part.bounds
         if on_round and _stops(on_round, part, round_):
             store.commit()
             part.directory.stop()

@@ -7,19 +7,16 @@ the last ones. So it is the only round, beside the last one, that a run can go o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..engine.client_store import best_path, staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError, naming, unknown
-from ..report.checked import load_json
-from ..report.logs import LOGS
-from ..report.read import read_trial
-from ..report.records import BestRound
-from ..report.select import Metric, selection_metric, summary
+from ..report.logs import LOGS, read_log
+from ..report.records import Round
 from ..robustness.norms import about_norms
 from ..run_format import (
     check_committed,
@@ -29,24 +26,23 @@ from ..run_format import (
     committed_bytes,
     has_commit,
 )
+from .best import best_then
 from .committed import (
+    MOST_ROLL_BACKS,
     PRIVATE_FILE,
     Commit,
     CommittedStates,
     expected_files,
+    lines_until,
     private_files,
     read_commit,
     read_server,
-    state_path,
     write_commit,
 )
 from .directory import RunDirectory, locked
 from .experiment import Experiment
-from .files import write_atomically
-from .manifest import open_run, read_data_manifest
+from .manifest import open_run
 from .progress import LOG
-
-_REFUSED = "refused.jsonl"
 
 
 def rollback(out: Path | str, label: str | None = None, seed: int | None = None) -> list[str]:
@@ -74,19 +70,25 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {out}; allowed: {allowed}")
     with locked(out):
-        parts = [
-            part for part in _parts(experiment, out, label, seed) if label or part.commit.diverged
-        ]
-        problems = [f"{part.title}, {problem}" for part in parts if (problem := part.problem())]
-        todo = [part for part in parts if part.problem() is None]
+        todo, problems = [], []
+        for part in _parts(experiment, out, label, seed):
+            if part.commit.diverged is None and label is None:
+                continue
+            if problem := part.problem():
+                problems.append(f"{part.title}, {problem}")
+            else:
+                part.check()  # each, before one of them goes back
+                todo.append(part)
         if not todo:
-            raise InputError("; ".join(problems) or f"nothing in {out} has diverged")
+            nothing = f"nothing in {out} has diverged; --method takes back one that has not"
+            raise InputError("; ".join(problems) or nothing)
         lines = []
         with naming(out / LOG), (out / LOG).open("a") as log:
             for part in todo:
-                said = part.roll_back()
+                lines += (said := part.about())
                 log.writelines(f"{line}\n" for line in said)
-                lines += said
+                log.flush()
+                part.roll_back()
     return [*lines, *problems]
 
 
@@ -98,24 +100,17 @@ def _parts(
         for number in experiment.seeds if seed is None else [seed]:
             folder = out / "methods" / name / f"seed-{number}"
             if has_commit(folder):
-                data = read_data_manifest(out / "partitions" / f"seed-{number}.json")
-                select = selection_metric(
-                    experiment.as_dict(), is_language_modelling=not data["classes"]
-                )
-                method = experiment.methods[name].name
                 asynchronous = experiment.cohort.buffer is not None
-                yield _Part(folder, name, number, method, select, read_commit(folder), asynchronous)
+                yield _Part(folder, name, number, read_commit(folder), asynchronous)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One method with one seed, in a folder; ``select`` chooses its best round."""
+    """One method with one seed, in a folder."""
 
     folder: Path
     label: str
     seed: int
-    method: str
-    select: Metric
     commit: Commit
     is_asynchronous: bool
 
@@ -127,23 +122,23 @@ class _Part:
     def problem(self) -> str | None:
         """Why it can't go back; None: it can."""
         commit, best = self.commit, self.commit.best_round
-        if not commit.best:
+        if "personal" not in commit.best:
             return "has no best round to go back to: it was never evaluated"
         if best == commit.round:
             return f"has its best round, {best}, as its last one: the same command goes on there"
         if self.is_asynchronous:
             return "is asynchronous: what clients were training on at its best round is not kept"
-        if not state_path(self.folder, best).exists():  # no round has made it
-            return "was best as it began: begin it anew, in another directory or with --overwrite"
+        if len(commit.rolled_back) >= MOST_ROLL_BACKS:
+            return f"has gone back {MOST_ROLL_BACKS} times, the most that are allowed"
         if staged_path(self.folder / PRIVATE_FILE, commit.round).exists():
             return "was killed while it put states into their places: let it go on for a round"
         return None
 
-    def roll_back(self) -> list[str]:
-        """Go back; the lines that say so.
+    def check(self) -> None:
+        """Check all that going back reads and writes; nothing is changed.
 
         Raises:
-            InputError: a file is damaged; nothing is changed.
+            InputError: a file is missing or damaged, or can't be written.
         """
         folder, commit, best = self.folder, self.commit, self.commit.best_round
         check_committed(expected_files(folder, commit))
@@ -151,8 +146,24 @@ class _Part:
         for path in private_files(folder, commit) if (folder / PRIVATE_FILE).exists() else ():
             check_tensors(path)
         read_server(folder, commit, best)
-        norms = about_norms(RunDirectory(folder, commit.rounds).norms(), best)
-        logs = {log: _up_to(folder / f"{log}.jsonl", commit, log, best) for log in LOGS}
+        self._logs()
+        for path in (folder, folder / PRIVATE_FILE):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise InputError(f"{path} can't be written")
+
+    def about(self) -> list[str]:
+        """The lines that say that it goes back, and what norms say of how it was spoiled."""
+        folder, commit, best = self.folder, self.commit, self.commit.best_round
+        history = read_log(Round, folder / "history.jsonl", commit)
+        norms = about_norms({line.round: line.norm_by_client for line in history}, best)
+        went = f"{self.title}: rolled back from round {commit.round} to round {best}"
+        return [went, *(f"{self.title}: {line}" for line in norms)]
+
+    def roll_back(self) -> None:
+        """Go back. A kill loses nothing: before the commit nothing is changed, and whoever opens
+        the directory after it does the rest."""
+        folder, commit, best = self.folder, self.commit, self.commit.best_round
+        logs = self._logs()
         checksums = {**commit.checksums, **{log: checksum(lines) for log, lines in logs.items()}}
         for name in (PRIVATE_FILE, best_path(folder / PRIVATE_FILE, best).name):
             checksums.pop(name, None)  # until the states are in their places
@@ -163,54 +174,24 @@ class _Part:
             finished=False,
             diverged=None,
             stopped=True,
-            best=self._best_up_to(best),
+            best=best_then(commit.best),
             checksums=checksums,
             rolled_back=(*commit.rolled_back, commit.round),
         )
         write_commit(folder, back)
         directory = RunDirectory(folder, commit.rounds)  # which does the rest
-        _remove_later(folder, best)
         path = folder / PRIVATE_FILE
-        if path.exists() and (file := RowFile.open(path)).has_checksums:
-            states = {PRIVATE_FILE: combined_checksum(file.checksums())}
+        if path.exists():
+            states = {PRIVATE_FILE: combined_checksum(RowFile.open(path).checksums())}
             checksums = {**directory.commit.checksums, **states}
             write_commit(folder, replace(directory.commit, checksums=checksums))
-        went = f"{self.title}: rolled back from round {commit.round} to round {best}"
-        return [went, *(f"{self.title}: {line}" for line in norms)]
 
-    def _best_up_to(self, number: int) -> dict[str, BestRound]:
-        """The best round of each model up to ``number``. Where it was a later one, it is
-        ``number`` now, the only one whose state is kept."""
-        best = {model: about for model, about in self.commit.best.items() if about.round <= number}
-        trial = read_trial(self.folder, self.label, self.method, self.seed)
-        for evaluation in trial.evaluations:
-            is_later = evaluation.model in self.commit.best.keys() - best.keys()
-            if is_later and (evaluation.round, evaluation.split) == (number, "validation"):
-                mean = summary(evaluation, self.select).mean
-                best[evaluation.model] = BestRound(number, mean)
-        return best
-
-
-def _up_to(path: Path, commit: Commit, log: str, number: int) -> bytes:
-    """The lines of a log up to a round."""
-    content = committed_bytes(path, commit.bytes[log], commit.checksums.get(log))
-    return b"".join(_until(content.splitlines(keepends=True), path, number))
-
-
-def _until(lines: Sequence[bytes], path: Path, number: int) -> Iterator[bytes]:
-    """Those of ``lines``, of the log at ``path``, that say something of a round up to
-    ``number``."""
-    return (line for line in lines if load_json(line, str(path))["round"] <= number)
-
-
-def _remove_later(folder: Path, number: int) -> None:
-    """Remove what later rounds have written for good, and the refusals in them."""
-    for path in folder.glob("*-*.safetensors"):
-        match = re.fullmatch(r"(diagnostics|confusion)-(\d+)", path.stem)
-        if match and int(match[2]) > number:
-            path.unlink()
-    path = folder / _REFUSED
-    if path.exists():
-        whole, _, _ = path.read_bytes().rpartition(b"\n")  # a kill may have cut the last line short
-        lines = [line + b"\n" for line in whole.splitlines()]
-        write_atomically(path, b"".join(_until(lines, path, number)))
+    def _logs(self) -> dict[str, bytes]:
+        """The lines of each log up to the best round."""
+        logs = {}
+        for log in LOGS:
+            path = self.folder / f"{log}.jsonl"
+            content = committed_bytes(path, self.commit.bytes[log], self.commit.checksums.get(log))
+            lines = content.splitlines(keepends=True)
+            logs[log] = b"".join(lines_until(lines, path, self.commit.best_round))
+        return logs

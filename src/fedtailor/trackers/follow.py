@@ -101,7 +101,8 @@ class _Feed:
     def __init__(self, tracker: Tracker) -> None:
         self.added = 0  # rounds
         self._tracker = tracker
-        self._part: Part | None = None  # the one that is open
+        self._part: Part | None = None  # the one that is open ...
+        self._key = ""  # ... and its key then
         self._last = 0  # the last round that the tracker has of it
         self._is_new = False  # whether anything was added to it
 
@@ -109,9 +110,9 @@ class _Feed:
         """Give the tracker what is new of a part."""
         had_ended = part.has_ended
         points = part.points()
-        if points and self._part is not part:
+        if points and (self._part is not part or self._key != part.key):
             self.close()
-            self._part, self._is_new = part, False
+            self._part, self._key, self._is_new = part, part.key, False
             self._last = self._tracker.begin(part)
             part.rewind()  # the tracker may begin anew
             points = part.points()
@@ -131,7 +132,8 @@ class _Feed:
         part, self._part = self._part, None
         if part is not None:
             is_done = part.has_ended or part.commit.stopped
-            self._tracker.end(part, part.result() if self._is_new and is_done else None)
+            has_result = self._is_new and is_done and part.key == self._key
+            self._tracker.end(part, part.result() if has_result else None)
 
 
 def _sleep(seconds: float) -> bool:

@@ -25,7 +25,8 @@ _NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
 class Part:
     """One method with one seed in the run directory ``run``, as far as it has been read.
 
-    ``key`` identifies it: another directory has another one, and so have its copies the same.
+    ``key`` identifies it: another directory has another one, and its copies have the same. After a
+    roll-back it is another run of the tracker: most can't remove values.
     """
 
     run: Path
@@ -45,12 +46,13 @@ class Part:
     @property
     def name(self) -> str:
         """What the tracker's run is called."""
-        return f"{self.label}-seed-{self.seed}"
+        back = len(self.commit.rolled_back)
+        return f"{self.label}-seed-{self.seed}" + (f"-rolled-back-{back}" if back else "")
 
     @property
     def key(self) -> str:
         """Eight letters and digits that the tracker finds the run by."""
-        text = json.dumps([self.label, self.seed]).encode()
+        text = json.dumps([self.label, self.seed, *self.commit.rolled_back]).encode()
         return blake2b(self.environment + text, digest_size=6).hexdigest()
 
     @property

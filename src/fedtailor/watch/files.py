@@ -29,15 +29,21 @@ class Lines:
 
     def __init__(self, path: Path, tail: int | None = None) -> None:
         self.path, self._tail = path, tail
+        self.begins_anew = False  # whether the last look found another file than the one before
         self._place: int | None = None  # how far it is read
+        self._number = 0  # of the file that was read
 
     def new(self) -> list[bytes]:
         """The new lines."""
-        mark = mark_of(self.path)
-        if mark is None or mark.size == self._place:
+        mark, self.begins_anew = mark_of(self.path), False
+        if mark is None:
             return []
-        if self._place is not None and mark.size < self._place:  # it was written anew
-            self._place = 0
+        is_other = mark.number != self._number or mark.size < (self._place or 0)
+        self._number = mark.number
+        if self._place is not None and is_other:
+            self._place, self.begins_anew = 0, True
+        if mark.size == self._place:
+            return []
         with self.path.open("rb") as file:
             if self._place is None:
                 self._place = 0

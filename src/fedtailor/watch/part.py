@@ -10,7 +10,7 @@ from pathlib import Path
 from ..report.logs import read_refused
 from ..report.metrics import best_round
 from ..report.select import Metric, higher_is_better
-from ..run_format import missing
+from ..run_format import REFUSED_FILE, missing
 from ..trackers.part import Part, Values
 from .files import Lines, Mark, mark_of, printable
 from .state import (
@@ -48,7 +48,7 @@ class FollowedPart:
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._scores: dict[str, dict[int, float]] = {"personal": {}, "global": {}}
         self._losses: dict[int, float] = {}
-        self._refused = _Refused(part.folder / "refused.jsonl", names)
+        self._refused = _Refused(part.folder / REFUSED_FILE, names)
         self.known = PartState(part.label, part.seed, WAITING, 0, rounds)
 
     @property
@@ -101,7 +101,6 @@ class FollowedPart:
         self._mark = mark
         if self._part.commit.rolled_back != before:
             self._scores, self._losses, self.timed = {"personal": {}, "global": {}}, {}, 0
-            self._refused.rewind()
         return points
 
     def _add(self, number: int, values: Values) -> None:
@@ -149,15 +148,12 @@ class _Refused:
         self.lately: deque[str] = deque(maxlen=_LATELY)
         self._lines, self._names = Lines(path), names
 
-    def rewind(self) -> None:
-        """Let the next look begin with the first line."""
-        self.seen.clear()
-        self.lately.clear()
-        self._lines = Lines(self._lines.path)
-
     def look(self) -> bool:
-        """Read what is new; whether anything is."""
+        """Read what is new; whether anything is. After a roll-back there are fewer."""
         new = self._lines.new()
+        if self._lines.begins_anew:
+            self.seen.clear()
+            self.lately.clear()
         for line in new:
             found = read_refused(line, self._lines.path)
             self.seen.add((found.round, found.client))
@@ -165,7 +161,7 @@ class _Refused:
             name = names[found.client] if found.client < len(names) else found.client
             text = f"round {found.round} without client {name}: {found.reason}"
             self.lately.append(printable(text))
-        return bool(new)
+        return bool(new) or self._lines.begins_anew
 
 
 def _latest(scores: Mapping[int, float]) -> Score | None:
