@@ -10,6 +10,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.run_format import FORMAT
+from fedtailor.runs.check import check
 from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.manifest import open_run
 from tests.small import digits, digits_backbone
@@ -42,6 +43,10 @@ def test_a_directory_of_another_format_is_refused_by_name(
         changed = {**content, "format": version} if version else content
         file.write_text(json.dumps(changed))
         told = f"run format {version or 1} of {age} version of fedtailor"
-        for use in (lambda: open_run(out), lambda: ft.run(experiment, out, **given)):  # type: ignore[arg-type, misc]
+        for use in (
+            lambda: open_run(out),
+            lambda: ft.run(experiment, out, **given),  # type: ignore[arg-type, misc]
+            lambda: check(out),
+        ):
             with pytest.raises(InputError, match=told):
                 use()

@@ -34,7 +34,7 @@ SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
 
 FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
-FORMAT = 5
+FORMAT = 6
 
 REFUSED_FILE = "refused.jsonl"  # of a method with a seed over Flower: it is no log of `commit.json`
 CHECKSUMS = "__checksum__"  # int64 [n], in a file of rows; 0 for a row of zeros
@@ -59,7 +59,7 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
             f"of fedtailor; this version reads format {FORMAT}: open the directory with the "
-            "version that wrote it (environment.json names it), or choose another --out"
+            "version that wrote it (environment.json names it), or run anew with --overwrite"
         )
 
 
@@ -214,6 +214,12 @@ def check_regular(folder: Path) -> None:
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of a file, without a last one that was cut short as the power failed."""
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def end_last_line(path: Path) -> None:
+    """Cut off a last line that was cut short as the power failed; no file is fine, too."""
+    if path.exists():
+        os.truncate(path, sum(map(len, whole_lines(path))))
 
 
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:

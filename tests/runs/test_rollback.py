@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +16,23 @@ import torch
 import fedtailor as ft
 from fedtailor.cli import main
 from fedtailor.engine.row_file import RowFile
+from fedtailor.errors import DivergedError
 from fedtailor.report import compare
 from fedtailor.report.read import read_trial
 from fedtailor.report.select import select_round
+from fedtailor.robustness.faults import FaultConfig, Machine
 from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
 from fedtailor.runs.committed import read_commit, state_path
-from fedtailor.trackers.part import parts
+from fedtailor.trackers import follow
+from fedtailor.trackers.part import Part, Values, parts
+from fedtailor.watch.follow import Follower
 from tests.runs.conftest import contents
 from tests.runs.test_trained import METHODS, WILD, experiment
 from tests.small import digits, digits_backbone, without_checksum
 
 LABELS = ("fedper", "fedalt", "fedavg")
-CHOSEN = experiment({label: METHODS[label] for label in LABELS})
-
-
+CHOSEN = experiment({label: METHODS[label] for label in LABELS}, evaluate={"confusion": True})
 WIDE = {"rounds": 40, "cohort": {"size": 2, "above_norm": "keep"}}
 
 
@@ -62,7 +66,7 @@ def test_rounds_that_are_run_again_come_out_the_same(
         rounds.append(read_commit(part).round)
         assert said[0] == f"{label}, seed 0: rolled back from round 4 to round {rounds[-1]}"
         assert len((part / "history.jsonl").read_text().splitlines()) == rounds[-1]
-        assert not (part / "round-000004.safetensors").exists()
+        assert not list(part.glob("*-000004.safetensors"))
         trial = read_trial(part, label, label, 0)
         for model, best in trial.commit.best.items():  # no other round than the table's
             selected = select_round(trial, model, "accuracy")  # type: ignore[arg-type]
@@ -102,11 +106,15 @@ def test_a_kill_inside_a_roll_back_loses_nothing(
     commit["checksums"].pop("private.safetensors")
     (out / part / "commit.json").write_bytes(seal_json(commit))
     lines = [json.dumps({"round": number, "client": 1, "reason": "x"}) for number in (2, 4)]
-    (out / part / "refused.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    refused = out / part / "refused.jsonl"
+    refused.write_text("".join(f"{line}\n" for line in lines) + '{"round": 4, "cl')
     assert not check(out).problems
+    with pytest.raises(ft.InputError, match="has its best round, 2, as its last one"):
+        ft.rollback(out, "fedper")
+    assert refused.read_text() == f"{lines[0]}\n"
+    assert not list((out / part).glob("confusion-000004*"))
     go_on(out)
-    assert (out / part / "refused.jsonl").read_text() == f"{lines[0]}\n"
-    (out / part / "refused.jsonl").unlink()
+    refused.unlink()
     assert contents(out) == contents(whole)
 
 
@@ -117,7 +125,9 @@ def commit_says(out: Path, label: str, **values: object) -> None:
     path.write_bytes(seal_json({**content, **values}))
 
 
-def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path) -> None:
+def test_damage_is_noticed_before_anything_changes(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
     shutil.copytree(stopped, out)
     part = out / "methods/fedper/seed-0"
@@ -130,7 +140,17 @@ def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path
     with pytest.raises(ft.InputError, match=r"private-best-000002.safetensors is damaged"):
         ft.rollback(out, "fedper")
     path.write_bytes(before[str(path.relative_to(out))])
+    for line in ('{"round": "x"}', "null", '{"round": 4, "cl{"round": 4}'):
+        (part / "refused.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ft.InputError, match=r"refused\.jsonl"):
+            ft.rollback(out, "fedper")
+        assert any("refused.jsonl" in problem for problem in check(out).problems)
+    (part / "refused.jsonl").write_bytes(before["methods/fedper/seed-0/refused.jsonl"])
     best = out / "methods/fedavg/seed-0/round-000003.safetensors"
+    flipped = best.read_bytes()
+    best.write_bytes(flipped[:-1] + bytes([flipped[-1] ^ 1]))
+    with pytest.raises(ft.InputError, match=r"round-000003.safetensors is damaged"):
+        ft.rollback(out, "fedavg")
     best.unlink()
     for label in LABELS:
         commit_says(out, label, diverged="x")
@@ -141,6 +161,15 @@ def test_damage_is_noticed_before_anything_changes(stopped: Path, tmp_path: Path
     best.write_bytes(before[str(best.relative_to(out))])
     for label in LABELS:
         commit_says(out, label, diverged=None)
+    assert contents(out) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: path != part / "private.safetensors")
+        with pytest.raises(ft.InputError, match=r"private.safetensors can't be written"):
+            ft.rollback(out, "fedper")
+    shutil.copy(part / "private.safetensors", part / "private-000004.safetensors")
+    with pytest.raises(ft.InputError, match="was killed while it put states into their places"):
+        ft.rollback(out, "fedper")
+    (part / "private-000004.safetensors").unlink()
     assert contents(out) == before
     commit_says(out, "fedavg", rolled_back=[4] * 100)
     with pytest.raises(ft.InputError, match="fedavg, seed 0, has gone back 100 times, the most"):
@@ -165,11 +194,74 @@ def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     assert line in (out / "run.log").read_text()
     go_on(out, replace(chosen, cohort=replace(chosen.cohort, max_norm=3.0, above_norm="clip")))
     number = last.best_round + 1
-    line = f"round {number}: cohort.max_norm is 3.0 from here on; it was none"
-    assert line in (out / "run.log").read_text()
     note = f"fedper, seed 0: cohort.max_norm is 3.0 from round {number} on; it was none"
+    assert note in (out / "run.log").read_text()
     assert note in " ".join(compare([out]).split())
     assert read_commit(out / "methods/fedper/seed-0").rolled_back == [last.round]
+
+
+class Recorder:
+    """A tracker that keeps everything, by the key of the part."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, dict[int, Values]] = {}
+        self.results: dict[str, Mapping[str, float | str] | None] = {}
+        self._key = ""
+
+    def begin(self, part: Part) -> int:
+        self._key = part.key
+        return max(self.rounds.setdefault(part.key, {}), default=0)
+
+    def log(self, number: int, values: Values) -> None:
+        assert number not in self.rounds[self._key]
+        self.rounds[self._key][number] = values
+
+    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+        self.results[self._key] = result
+
+    def flush(self) -> None:
+        pass
+
+
+def test_whoever_follows_sees_the_rounds_that_count(stopped: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(stopped, out)
+    refused = [{"round": number, "client": 1, "reason": "x"} for number in (2, 4)]
+    path = out / "methods/fedper/seed-0/refused.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in refused))
+    part, tracker, follower = parts(out)[0], Recorder(), Follower(out)
+    other = replace(CHOSEN, methods={"fedper": CHOSEN.methods["fedper"]})
+    other = replace(other, cohort=replace(CHOSEN.cohort, max_norm=1.0, above_norm="clip"))
+    steps = iter([lambda: ft.rollback(out, "fedper"), lambda: go_on(out, other)])
+    refusals = []
+
+    def wait(seconds: float) -> bool:
+        refusals.append(follower.look().parts[0].refused)
+        return (step := next(steps, None)) is None or not step()
+
+    before, old = parts(out)[0].points(), part.key
+    follow._follow([part], tracker, wait)
+    whole = {number: values for number, values in parts(out)[0].points().items() if number}
+    assert tracker.rounds == {old: before, part.key: whole}
+    assert whole[3] != before[3]
+    assert tracker.results[old] is None
+    assert tracker.results[part.key]
+    assert refusals == [2, 1, 1]
+    assert follower.look().parts == Follower(out).look().parts
+
+
+def test_an_asynchronous_method_does_not_go_back(tmp_path: Path) -> None:
+    machines = (Machine(0.6, 1e6), Machine(0.4, 2e5))
+    cohort = ft.CohortConfig(size=4, buffer=2, above_norm="keep")
+    chosen = experiment({"fedper": {"optimiser": {"name": "sgd", "lr": 20.0}}}, seeds=[1])
+    chosen = replace(chosen, cohort=cohort, faults=FaultConfig(machines=machines))
+    with pytest.raises(DivergedError):
+        go_on(tmp_path / "run", chosen)
+    commit = read_commit(tmp_path / "run/methods/fedper/seed-1")
+    assert commit.best_round < commit.round
+    assert "fedtailor rollback" not in (tmp_path / "run/run.log").read_text()
+    with pytest.raises(ft.InputError, match="is asynchronous: what clients were training on"):
+        ft.rollback(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -114,15 +114,14 @@ class RowFile:
         return [index for index in range(self._rows) if self.is_written(index)]
 
     def checksum(self, index: int) -> int:
-        """The checksum of one row as the file has it; 0 for a row that was never written, or if
-        the file has none."""
+        """The checksum of one row as the file has it; 0 for a row that was never written."""
         number = bytearray(8)  # a tensor would take five times as long
         if self._has_checksums:
             self._read(CHECKSUMS, index, memoryview(number))
         return int.from_bytes(number, "little", signed=True)
 
     def checksums(self) -> int:
-        """One of all rows: the sum of their shares; 0 if the file has none."""
+        """One of all rows: the sum of their shares; 0 in a file without checksums."""
         total = 0
         if not self._has_checksums:
             return total

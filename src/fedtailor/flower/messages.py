@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..engine.metrics import MetricValues, metric_names
+from ..report.bounds import BOUNDS
 from ..runs.experiment import Experiment
-from ..runs.extend import BOUNDS
 
 Kind = Literal["train", "personal", "global", "keep"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from .bounds import notes_on_bounds
 from .majority import NOT_LEARNED
 from .names import at_majority_names
-from .read import Run, Trial
+from .read import Run
 from .select import Metric, goes_on, higher_is_better, select_by
 from .verdict import Verdict
 
@@ -122,41 +123,6 @@ def _fewer_rounds(run: Run) -> list[str]:
     ]
 
 
-def _first_bounds(trials: Sequence[Trial]) -> list[str]:
-    """Return a note for each setting that bounds the norms of uploads, and with which some methods
-    were begun at another value than others."""
-    begun: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for trial in trials:
-        bounds = next((line.bounds for line in trial.history if line.bounds), {})
-        for name, value in bounds.items():
-            begun[name][_shown(value)].append(f"{trial.label}, seed {trial.seed}")
-    return [
-        f"Different bounds on updates: cohort.{name} is "
-        + "; ".join(f"{value} in round 1 of {', '.join(who)}" for value, who in by_value.items())
-        for name, by_value in begun.items()
-        if len(by_value) > 1
-    ]
-
-
-def _changed_bounds(trials: Sequence[Trial]) -> list[str]:
-    notes = []
-    for trial in trials:
-        before: Mapping[str, Any] = {}
-        for line in trial.history:
-            notes += [
-                f"{trial.label}, seed {trial.seed}: cohort.{name} is {_shown(value)} from round "
-                f"{line.round} on; it was {_shown(before[name])}"
-                for name, value in line.bounds.items()
-                if before.get(name, value) != value
-            ]
-            before = line.bounds or before
-    return notes
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)
-
-
 def _omissions(run: Run, *, short: bool) -> list[str]:
     """Return what the data and their division leave out; with the seed where seeds differ."""
     seeds_of: dict[str, list[str]] = defaultdict(list)
@@ -204,8 +170,7 @@ def footnotes(
             for trial in run.trials
             if trial.commit.rolled_back
         ]
-        notes += [*_first_bounds(run.trials), *_changed_bounds(run.trials)]
-        notes += [*_fewer_rounds(run), *_not_begun(run)]
+        notes += [*notes_on_bounds(run.trials), *_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

@@ -13,7 +13,9 @@ from ..engine.row_file import RowFile
 from ..errors import InputError
 from ..report.logs import LOGS
 from ..run_format import (
+    REFUSED_FILE,
     check_committed,
+    check_format,
     check_regular,
     check_tensors,
     check_there,
@@ -29,6 +31,7 @@ from .committed import (
     check_states,
     expected_files,
     read_commit,
+    refusals_until,
     state_path,
 )
 from .files import load_tensors, read_json
@@ -62,6 +65,7 @@ def check(out: Path) -> Checked:
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory: it has no experiment.json")
     check_regular(out)
+    _check_format(out)
     found, problems = Checked(), dict[str, None]()
     for path, test in _tests(out):
         try:
@@ -74,6 +78,15 @@ def check(out: Path) -> Checked:
             problems[f"{path} has no checksum: it is damaged, or was changed by hand"] = None
     found.problems += problems
     return found
+
+
+def _check_format(out: Path) -> None:
+    """Check the format of a run directory, if its experiment.json can be read."""
+    try:
+        experiment = read_json(out / "experiment.json")
+    except InputError:  # which `_tests` tells
+        return
+    check_format(experiment, out)
 
 
 def _tests(out: Path) -> Iterator[Test]:
@@ -117,6 +130,8 @@ def _of_part(folder: Path) -> Iterator[Test]:
         expected = expected_files(folder, commit)
     except InputError:  # the log that names some of them is damaged, which was said
         expected = {}
+    if (folder / REFUSED_FILE).exists():
+        yield folder / REFUSED_FILE, partial(_refusals, folder)
     store = folder / PRIVATE_FILE
     there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
     for path in sorted({*expected, *there}):
@@ -171,6 +186,11 @@ def _log(path: Path, commit: Commit, log: str) -> bool:
     stated = commit.checksums.get(log)
     committed_bytes(path, commit.bytes[log], stated)
     return stated is not None
+
+
+def _refusals(folder: Path) -> bool:
+    refusals_until(folder, 0)
+    return True  # which has no checksum
 
 
 def _private(path: Path, commit: Commit) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ..engine.row_file import RowFile
 from ..method import Server
 from ..params import Params, aligned, strip_prefix
 from ..report.checked import Count as Count
-from ..report.checked import Seed, load_json
+from ..report.checked import Seed
 from ..report.logs import LOGS, read_log
 from ..report.logs import read_commit as read_commit
 from ..report.logs import read_refused as read_refused
@@ -156,6 +155,11 @@ def model_seed(folder: Path, seed: int) -> int:
     return read_record(StartRecord, path).model_seed if path.exists() else seed
 
 
+def is_going_back(commit: Commit) -> bool:
+    """Whether `finish_roll_back` may have something to do: no round is committed since."""
+    return bool(commit.rolled_back) and commit.stopped
+
+
 def finish_roll_back(folder: Path, commit: Commit) -> None:
     """Do what is left to do in the folder of a part once ``commit`` says that it went back to its
     best round: put the private states of that round into their places, and remove what later rounds
@@ -170,16 +174,20 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
         if match and int(match[2]) > commit.round:
             path.unlink()
     path = folder / REFUSED_FILE
-    if path.exists():
-        kept = b"".join(lines_until(whole_lines(path), path, commit.round))
-        if len(kept) < path.stat().st_size:
-            write_atomically(path, kept)
+    kept = refusals_until(folder, commit.round)
+    if path.exists() and len(kept) < path.stat().st_size:
+        write_atomically(path, kept)
 
 
-def lines_until(lines: Iterable[bytes], path: Path, number: int) -> Iterator[bytes]:
-    """Those of ``lines``, of the log at ``path``, that say something of a round up to
-    ``number``."""
-    return (line for line in lines if load_json(line, str(path))["round"] <= number)
+def refusals_until(folder: Path, number: int) -> bytes:
+    """The refusals in the folder of a part up to round ``number``.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / REFUSED_FILE
+    lines = whole_lines(path) if path.exists() else []
+    return b"".join(line for line in lines if read_refused(line, path).round <= number)
 
 
 class CommittedStates:

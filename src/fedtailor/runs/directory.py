@@ -39,8 +39,10 @@ from ..report.records import Timing
 from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
+    REFUSED_FILE,
     check_committed,
     committed_bytes,
+    end_last_line,
     has_commit,
     held_checksum,
     seal_json,
@@ -55,6 +57,7 @@ from .committed import (
     check_states,
     expected_files,
     finish_roll_back,
+    is_going_back,
     load_state,
     read_commit,
     read_server,
@@ -193,9 +196,9 @@ class RunDirectory:
         if has_commit(path):
             self.commit = read_commit(path)
             check_committed(expected_files(path, self.commit))
-        if is_back := bool(self.commit.rolled_back) and self.commit.stopped:
+        if is_going_back(self.commit):
             finish_roll_back(path, self.commit)  # which a kill may have cut short
-        if self.commit.ended or is_back:
+        if self.commit.ended or is_going_back(self.commit):
             self._drop_states()
         if self.commit.finished:
             if self.commit.rounds >= rounds:
@@ -205,6 +208,7 @@ class RunDirectory:
         self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
             self._cut(log)
+        end_last_line(path / REFUSED_FILE)
 
     @property
     def _result(self) -> Path:

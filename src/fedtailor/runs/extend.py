@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,14 +12,13 @@ from ..engine.config import ScheduleConfig
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
-from .committed import read_commit
+from ..report.bounds import BOUNDS, shown
+from .committed import Commit, read_commit
 from .experiment import Experiment
 from .settings import flattened
 
 T = TypeVar("T")
 
-# settings of ``cohort`` that bound the norms of uploads; the rounds that are left may have others
-BOUNDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
 _WAY_OUT = "choose another --out, or start anew with --overwrite"
 
 
@@ -48,27 +48,21 @@ def check_extends(
 ) -> None:
     """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
 
-    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added. While there
-    are rounds to run, the bound on the norms of uploads may change (`BOUNDS`).
+    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added, and the bound
+    on the norms of uploads may be another one for the rounds that are left.
 
     Raises:
         InputError: another key differs; there are fewer rounds; more rounds would change the
             learning rates of rounds that are done.
     """
-    commits = [read_commit(path.parent) for path in out.glob("methods/*/seed-*/commit.json")]
-    done = {(c.label, c.seed) for c in commits if c.finished and c.rounds >= wanted["rounds"]}
-    contents = present, wanted
-    if not done.issuperset(
-        (method["label"], seed) for method in wanted["methods"] for seed in wanted["seeds"]
-    ):
-        contents = _without_bounds(present), _without_bounds(wanted)
-    if differing := differences(*contents, f"in {out}", "now"):
+    if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
     if after < before:
         raise InputError(
             f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
         )
+    commits = _commits(out)
     for number in range(1, max((commit.round for commit in commits), default=0) + 1):
         old, new = schedule.factor(number, before), schedule.factor(number, after)
         if old != new:
@@ -79,28 +73,26 @@ def check_extends(
             )
 
 
+def extended(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The content of ``experiment.json`` once ``wanted`` goes on in ``out``. If it has no rounds
+    left there, the bound on norms stays that of ``present``."""
+    rounds = wanted["rounds"]
+    done = {(c.label, c.seed) for c in _commits(out) if c.finished and c.rounds >= rounds}
+    labels = [method["label"] for method in wanted["methods"]]
+    content = united(present, wanted)
+    if done.issuperset(product(labels, wanted["seeds"])):
+        content["cohort"] = {**content["cohort"], **bounds_of(present)}
+    return content
+
+
+def _commits(out: Path) -> list[Commit]:
+    return [read_commit(path.parent) for path in out.glob("methods/*/seed-*/commit.json")]
+
+
 def bounds_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in `BOUNDS`, of the content of an ``experiment.json``."""
-    return {name: content["cohort"][name] for name in BOUNDS}
-
-
-def changed_bounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for each of `BOUNDS` that was another one in ``old``, which is empty before the first
-    round.
-
-    >>> changed_bounds({"max_norm": None, "norm_factor": 100.0}, {"max_norm": 2.0})
-    ['cohort.max_norm is 2.0 from here on; it was none']
-    """
-    return [
-        f"cohort.{name} is {shown(value)} from here on; it was {shown(old[name])}"
-        for name, value in new.items()
-        if name in old and old[name] != value
-    ]
-
-
-def _without_bounds(content: Mapping[str, Any]) -> dict[str, Any]:
-    cohort = {k: v for k, v in content.get("cohort", {}).items() if k not in BOUNDS}
-    return {**content, "cohort": cohort}
+    cohort = content.get("cohort", {})
+    return {name: cohort[name] for name in BOUNDS if name in cohort}
 
 
 def differences(
@@ -108,8 +100,8 @@ def differences(
 ) -> list[str]:
     """The keys that differ between two contents of ``experiment.json``, each with both values.
 
-    The format, the name, the number of rounds, methods and seeds of one of them alone, and what
-    happens to clients that diverge don't count.
+    The format, the name, the number of rounds, methods and seeds of one of them alone, what happens
+    to clients that diverge, and the bound on norms don't count: ``history.jsonl`` has the bounds.
 
     >>> one = {"rounds": 1, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 8}]}
     >>> other = {"rounds": 2, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 4}]}
@@ -138,10 +130,6 @@ def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     free = {"format", "name", "rounds", "seeds", "methods"}
     kept = {k: v for k, v in content.items() if k not in free}
     kept["engine"] = {k: v for k, v in kept.get("engine", {}).items() if k != "on_divergence"}
+    kept["cohort"] = {k: v for k, v in kept.get("cohort", {}).items() if k not in BOUNDS}
     methods = {m["label"]: m for m in content["methods"] if m["label"] in labels}
     return flattened({**kept, "methods": methods})
-
-
-def shown(value: Any) -> str:
-    """A value as an experiment file has it."""
-    return "none" if value is None else json.dumps(value)

@@ -31,7 +31,7 @@ from ..run_format import (
 )
 from ..user_code import stored
 from .experiment import Experiment, by_label, parse, source_place
-from .extend import check_extends, united
+from .extend import check_extends, extended
 from .files import make_folder, write_atomically
 from .settings import Settings, changed
 from .trained_rows import write_trained_rows
@@ -82,7 +82,7 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     present = read_experiment(out)
     _check_sources(present, wanted, out)
     check_extends(present, wanted, experiment.schedule, out)
-    return united(present, wanted)
+    return extended(present, wanted, out)
 
 
 def is_as_it_was(experiment: Experiment, out: Path) -> bool:

@@ -12,6 +12,7 @@ from ..engine.client_store import PrivateStates
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
+from ..report.bounds import changed_bounds
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
 from ..robustness.norms import about_norms
@@ -21,7 +22,7 @@ from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked
 from .estimate import rounds_left
 from .experiment import Experiment
-from .extend import bounds_of, changed_bounds
+from .extend import bounds_of
 from .files import read_record
 from .manifest import write_manifest
 from .progress import LOG, Progress, Stage
@@ -220,8 +221,10 @@ def commit_rounds(
         part.directory.write(next(rounds), store)
         part.progress.say(f"{part.title}: {_start(part)}")
     for round_ in rounds:
+        for change in changed_bounds(before, part.bounds, round_.number):
+            part.progress.say(f"{part.title}: {change}")
         part.directory.write(round_, store, part.bounds if part.bounds != before else {})
-        for note in (*changed_bounds(before, part.bounds), *round_.notes):
+        for note in round_.notes:
             part.progress.say(f"{part.title}, round {round_.number}: {note}")
         part.progress.round(round_)
         before = part.bounds

@@ -84,9 +84,8 @@ class Progress:
 
     def say(self, line: str, *, only_log: bool = False) -> None:
         """Write a line to stderr, above the bar, and into the log."""
-        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         with naming(Path(self._log.name)):
-            self._log.write(f"{now}  {line}\n")
+            self._log.write(log_line(line))
             self._log.flush()
         self._last_line = time.monotonic()
         if not only_log:
@@ -199,6 +198,12 @@ class Progress:
         """Remove the bar, and close the log."""
         self._bar.close()
         self._log.close()
+
+
+def log_line(text: str) -> str:
+    """A line of run.log, with the time."""
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{now}  {text}\n"
 
 
 def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]:

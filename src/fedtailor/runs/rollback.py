@@ -15,6 +15,7 @@ from pathlib import Path
 from ..engine.client_store import best_path, staged_path
 from ..engine.row_file import RowFile
 from ..errors import InputError, naming, unknown
+from ..report.checked import load_json
 from ..report.logs import LOGS, read_log
 from ..report.records import Round
 from ..robustness.norms import about_norms
@@ -33,16 +34,18 @@ from .committed import (
     Commit,
     CommittedStates,
     expected_files,
-    lines_until,
+    finish_roll_back,
+    is_going_back,
     private_files,
     read_commit,
     read_server,
+    refusals_until,
     write_commit,
 )
 from .directory import RunDirectory, locked
 from .experiment import Experiment
 from .manifest import open_run
-from .progress import LOG
+from .progress import LOG, log_line
 
 
 def rollback(out: Path | str, label: str | None = None, seed: int | None = None) -> list[str]:
@@ -85,23 +88,28 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         lines = []
         with naming(out / LOG), (out / LOG).open("a") as log:
             for part in todo:
-                lines += (said := part.about())
-                log.writelines(f"{line}\n" for line in said)
-                log.flush()
+                said = part.about()
                 part.roll_back()
+                log.writelines(map(log_line, said))
+                log.flush()
+                lines += said
     return [*lines, *problems]
 
 
 def _parts(
     experiment: Experiment, out: Path, label: str | None, seed: int | None
 ) -> Iterator[_Part]:
-    """What has a committed round, of these methods and seeds."""
+    """What has a committed round, of these methods and seeds. A roll-back that a kill has cut short
+    is finished."""
     for name in experiment.methods if label is None else [label]:
         for number in experiment.seeds if seed is None else [seed]:
             folder = out / "methods" / name / f"seed-{number}"
             if has_commit(folder):
+                commit = read_commit(folder)
+                if is_going_back(commit):
+                    finish_roll_back(folder, commit)
                 asynchronous = experiment.cohort.buffer is not None
-                yield _Part(folder, name, number, read_commit(folder), asynchronous)
+                yield _Part(folder, name, number, commit, asynchronous)
 
 
 @dataclass(frozen=True)
@@ -145,8 +153,10 @@ class _Part:
         CommittedStates(folder, best, commit)  # which are checked
         for path in private_files(folder, commit) if (folder / PRIVATE_FILE).exists() else ():
             check_tensors(path)
-        read_server(folder, commit, best)
+        for about in best_then(commit.best).values():
+            read_server(folder, commit, about.round)
         self._logs()
+        refusals_until(folder, best)
         for path in (folder, folder / PRIVATE_FILE):
             if path.exists() and not os.access(path, os.W_OK):
                 raise InputError(f"{path} can't be written")
@@ -192,6 +202,9 @@ class _Part:
         for log in LOGS:
             path = self.folder / f"{log}.jsonl"
             content = committed_bytes(path, self.commit.bytes[log], self.commit.checksums.get(log))
-            lines = content.splitlines(keepends=True)
-            logs[log] = b"".join(lines_until(lines, path, self.commit.best_round))
+            logs[log] = b"".join(
+                line
+                for line in content.splitlines(keepends=True)
+                if load_json(line, str(path))["round"] <= self.commit.best_round
+            )
         return logs

@@ -23,13 +23,13 @@ from ..engine.prepare import first_server
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
+from ..report.bounds import shown
 from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
 from .build import Inputs
 from .committed import START_FILE, StartRecord, model_seed
 from .experiment import Experiment
-from .extend import shown
 from .files import write_atomically
 from .held_out import start_seed
 from .manifest import data_manifest, open_run

@@ -30,10 +30,11 @@ class MLflow:
     def __init__(self, project: str | None) -> None:
         self._client = MlflowClient()
         self._project = project
-        self._run = ""
+        self._run, self._key = "", ""
 
     def begin(self, part: Part) -> int:
         client, name = self._client, self._project or str(part.experiment["name"])
+        self._key = part.key
         experiment = client.get_experiment_by_name(name)
         where = experiment.experiment_id if experiment else client.create_experiment(name)
         found = client.search_runs([where], f"tags.`{_KEY}` = '{part.key}'", max_results=1)
@@ -64,7 +65,9 @@ class MLflow:
             ]
             tags = [RunTag(name, v) for name, v in result.items() if isinstance(v, str)]
             self._client.log_batch(self._run, metrics=metrics, tags=tags)
-        if part.has_ended:
+        if part.key != self._key:  # it was rolled back, and goes on as another run
+            self._client.set_terminated(self._run, "KILLED")
+        elif part.has_ended:
             status = "FAILED" if part.commit.diverged else "FINISHED"
             self._client.set_terminated(self._run, status)
 

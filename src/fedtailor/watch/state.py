@@ -10,8 +10,8 @@ from ..report.numbers import bare, in_words
 from ..report.select import Metric, unit_of
 
 # of a run: waiting (nothing is written yet), running, finished, diverged (every method with every
-# seed), stopped (by a callback), interrupted (no process writes, and rounds are left); of a part:
-# the same, where waiting means that it is not its turn
+# seed), stopped (by a callback, or rolled back), interrupted (no process writes, and rounds are
+# left); of a part: the same, where waiting means that it is not its turn
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 DIVERGED, STOPPED, INTERRUPTED = "diverged", "stopped", "interrupted"
 
@@ -128,7 +128,7 @@ class RunState:
         return {
             WAITING: "has not begun: nothing is written yet",
             FINISHED: "has ended",
-            STOPPED: f"was stopped by a callback; {_places(self.parts, STOPPED)}",
+            STOPPED: f"was stopped by a callback, or rolled back; {_places(self.parts, STOPPED)}",
         }[self.state]
 
     def as_dict(self) -> dict[str, Any]:
