@@ -21,6 +21,10 @@ class DivergedError(InputError):
     """Training whose loss or state is no longer finite. Other settings may still work."""
 
 
+class TooFewLeftError(DivergedError):
+    """The bound on the norms of uploads leaves too few of a round's clients."""
+
+
 def one_line(text: object) -> str:
     """Return a text fit for a terminal's line: what is not printable becomes a space or ``?``.
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .errors import InputError, brief
+from .errors import InputError, brief, naming
 
 # The end of a line of run.log about a part: how far the run was then.
 SHARE_OF_RUN = re.compile(r"; \d+ % of the run, about .+ left$")
@@ -59,7 +59,7 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
             f"of fedtailor; this version reads format {FORMAT}: open the directory with the "
-            "version that wrote it (environment.json names it), or run anew with --overwrite"
+            "version that wrote it (environment.json names it), or run the experiment's file anew"
         )
 
 
@@ -213,13 +213,14 @@ def check_regular(folder: Path) -> None:
 
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of a file, without a last one that was cut short as the power failed."""
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return [line + b"\n" for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def end_last_line(path: Path) -> None:
     """Cut off a last line that was cut short as the power failed; no file is fine, too."""
-    if path.exists():
-        os.truncate(path, sum(map(len, whole_lines(path))))
+    if path.exists() and (whole := sum(map(len, whole_lines(path)))) < path.stat().st_size:
+        with naming(path):
+            os.truncate(path, whole)
 
 
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:

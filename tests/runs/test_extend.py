@@ -141,8 +141,9 @@ def test_the_bound_on_norms_may_change_while_a_method_is_unfinished(
     history = (out / "methods/fedsdg/seed-0/history.jsonl").read_text().splitlines()
     bounds = [json.loads(line).get("bounds", {}).get("max_norm", "as before") for line in history]
     assert bounds == [None, 50.0, "as before"]
-    run(replace(EXPERIMENT, rounds=3), out)  # nothing is left to run
-    assert open_run(out).cohort.max_norm == 50.0
+    for more in ({}, {"seeds": (0, 1), "part": "1/2"}):  # nothing of it is left to run
+        run(replace(EXPERIMENT, rounds=3, seeds=more.pop("seeds", (0,))), out, **more)
+        assert open_run(out).cohort.max_norm == 50.0
 
 
 def test_the_table_says_which_method_had_which_bound(tmp_path: Path) -> None:
@@ -156,13 +157,9 @@ def test_the_table_says_which_method_had_which_bound(tmp_path: Path) -> None:
     more = {**changed.methods, "late": ft.FedAvg()}
     run(replace(changed, methods=more), out)
     notes = " ".join(ft.compare([out]).split())
-    log = (out / "run.log").read_text()
+    note = "cohort.max_norm is 50.0 from round 2 on; it was none"
     for label in (first, *others):
-        note = f"{label}, seed 0: cohort.max_norm is 50.0 from round 2 on; it was none"
-        assert note in notes
-        assert note in log
+        assert f"{label}, seed 0: {note}" in (out / "run.log").read_text()
     begun = "; ".join(f"{label}, seed 0" for label in (first, *others))
-    assert (
-        f"Different bounds on updates: in round 1 cohort.max_norm was none ({begun}) and 50.0 "
-        "(late, seed 0)" in notes
-    )
+    assert f"{note}: {begun} ({out})" in notes
+    assert f"in round 1 cohort.max_norm was none ({begun}) and 50.0 (late, seed 0)" in notes

@@ -109,8 +109,8 @@ def test_a_kill_inside_a_roll_back_loses_nothing(
     refused = out / part / "refused.jsonl"
     refused.write_text("".join(f"{line}\n" for line in lines) + '{"round": 4, "cl')
     assert not check(out).problems
-    with pytest.raises(ft.InputError, match="has its best round, 2, as its last one"):
-        ft.rollback(out, "fedper")
+    assert ft.rollback(out) == ["fedper, seed 0: is rolled back to round 2"]
+    assert not (out / part / "round-000004.safetensors").exists()
     assert refused.read_text() == f"{lines[0]}\n"
     assert not list((out / part).glob("confusion-000004*"))
     go_on(out)
@@ -162,6 +162,12 @@ def test_damage_is_noticed_before_anything_changes(
     for label in LABELS:
         commit_says(out, label, diverged=None)
     assert contents(out) == before
+    then = read_commit(out / "methods/fedalt/seed-0").best["global_then"].round
+    path = state_path(out / "methods/fedalt/seed-0", then)
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ft.InputError, match=rf"round-00000{then}.safetensors is damaged"):
+        ft.rollback(out, "fedalt")
+    path.write_bytes(before[str(path.relative_to(out))])
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda path, mode: path != part / "private.safetensors")
         with pytest.raises(ft.InputError, match=r"private.safetensors can't be written"):
@@ -171,7 +177,7 @@ def test_damage_is_noticed_before_anything_changes(
         ft.rollback(out, "fedper")
     (part / "private-000004.safetensors").unlink()
     assert contents(out) == before
-    commit_says(out, "fedavg", rolled_back=[4] * 100)
+    commit_says(out, "fedavg", rolled_back=[4] * 100, stopped=True)
     with pytest.raises(ft.InputError, match="fedavg, seed 0, has gone back 100 times, the most"):
         ft.rollback(out, "fedavg")
     ft.rollback(out, "fedper")
@@ -191,12 +197,12 @@ def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     assert main(["rollback", str(out)]) == 0
     line = f"fedper, seed 0: rolled back from round {last.round} to round {last.best_round}"
     assert capsys.readouterr().out.splitlines()[0] == line
-    assert line in (out / "run.log").read_text()
+    assert re.search(rf"^20\d\d-\S+ \S+  {line}$", (out / "run.log").read_text(), re.MULTILINE)
     go_on(out, replace(chosen, cohort=replace(chosen.cohort, max_norm=3.0, above_norm="clip")))
     number = last.best_round + 1
-    note = f"fedper, seed 0: cohort.max_norm is 3.0 from round {number} on; it was none"
-    assert note in (out / "run.log").read_text()
-    assert note in " ".join(compare([out]).split())
+    note = f"cohort.max_norm is 3.0 from round {number} on; it was none"
+    assert f"fedper, seed 0: {note}" in (out / "run.log").read_text()
+    assert f"{note}: fedper, seed 0" in " ".join(compare([out]).split())
     assert read_commit(out / "methods/fedper/seed-0").rolled_back == [last.round]
 
 

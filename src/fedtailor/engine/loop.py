@@ -11,7 +11,7 @@ import torch
 
 from .. import random
 from ..data.federation import Federation
-from ..errors import DivergedError, InputError, TooFewUploadsError
+from ..errors import DivergedError, InputError, TooFewLeftError, TooFewUploadsError
 from ..method import Cohort, Method, Server
 from ..profiling import Clock, phase
 from ..robustness.faults import TimeModel
@@ -34,6 +34,10 @@ from .participants import Member, Schedule
 from .prepare import cohort_of, draw_cohort
 from .results import CohortResults, Round, round_faults
 from .screen import Screen
+
+# what to do about a method that has ended, because of its losses, or of the bound on norms
+_SLOWER = "lower the learning rate or set optimiser.clip"
+_HIGHER = "if the clients are honest, set a higher bound"
 
 
 @dataclass
@@ -162,7 +166,8 @@ class Loop:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
                 self.store.begin(cohort.round)  # nothing of the round is kept
-                raise self._diverged(str(error), cohort) from None
+                way_out = _HIGHER if isinstance(error, TooFewLeftError) else _SLOWER
+                raise self._diverged(str(error), cohort, way_out) from None
         for position in state.left_out:
             self.store.unstage(cohort.clients[position])
         return results, state
@@ -294,18 +299,15 @@ class Loop:
             if refusal.diverged and client in cohort.clients
         }
         if usable + len(diverged) >= least:
-            raise self._diverged(diverged[min(diverged)].reason, cohort)
+            raise self._diverged(diverged[min(diverged)].reason, cohort, _SLOWER)
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
             f"usable update, {least} are needed; the same command goes on after round "
             f"{cohort.round - 1}"
         )
 
-    def _diverged(self, reason: str, cohort: Cohort) -> DivergedError:
-        return DivergedError(
-            f"{reason} in round {cohort.round} of {self.method.name}; "
-            "lower the learning rate or set optimiser.clip"
-        )
+    def _diverged(self, reason: str, cohort: Cohort, way_out: str) -> DivergedError:
+        return DivergedError(f"{reason} in round {cohort.round} of {self.method.name}; {way_out}")
 
 
 def _unchanged(server: Server, problem: str) -> NextState:

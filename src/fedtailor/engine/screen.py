@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from .. import random
 from ..data.federation import Federation
-from ..errors import DivergedError
+from ..errors import TooFewLeftError
 from ..method import Cohort, Method, Server
 from ..params import Params
 from ..robustness.attacks import attack_uploads
@@ -60,7 +60,7 @@ class Screen:
         to be left out, and why. The ``cohort`` has the members whose uploads are there.
 
         Raises:
-            DivergedError: fewer than ``least`` would be left.
+            TooFewLeftError: fewer than ``least`` would be left.
         """
         if isinstance(uploads, UploadStack):
             self._attack(uploads, cohort)
@@ -75,7 +75,7 @@ class Screen:
             return {}
         size = len(cohort.clients)
         if size - len(above) < max(1, least):
-            raise DivergedError(
+            raise TooFewLeftError(
                 f"the norms of {len(above)} of {size} uploads are above {limit:.3g} "
                 f"(cohort.max_norm, norm_factor), {size - len(above)} are left and {least} needed"
             )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..engine.metrics import MetricValues, metric_names
-from ..report.bounds import BOUNDS
 from ..runs.experiment import Experiment
+from ..runs.extend import bounds_of
 
 Kind = Literal["train", "personal", "global", "keep"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
@@ -22,7 +22,8 @@ def digest(experiment: Experiment) -> str:
     """What both sides must agree on: all but where data and metrics' files lie, how clients are
     run, and the bound on uploads, which is the server's alone."""
     plain = experiment.as_dict()
-    plain["cohort"] = {k: v for k, v in plain["cohort"].items() if k not in BOUNDS}
+    for name in bounds_of(plain):
+        del plain["cohort"][name]
     del plain["data"]
     plain["engine"] = {"precision": plain["engine"]["precision"]}
     plain["evaluate"]["metrics"] = list(metric_names(experiment.evaluate))

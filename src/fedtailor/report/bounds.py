@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .read import Trial
+from .read import Run, Trial
 
 # settings of ``cohort`` that bound the norms of uploads
 BOUNDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
@@ -37,34 +37,33 @@ def changed_bounds(old: Mapping[str, Any], new: Mapping[str, Any], number: int) 
     ]
 
 
-def notes_on_bounds(trials: Sequence[Trial]) -> list[str]:
+def notes_on_bounds(run: Run) -> list[str]:
     """Return a note for each setting with which some methods of a run were begun at another value
     than others, and for each that has changed later."""
-    begun: dict[str, dict[str, dict[str, list[int]]]] = defaultdict(dict)
-    changed = []
-    for trial in trials:
+    begun: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
+    changed: dict[str, list[Trial]] = defaultdict(list)
+    for trial in run.trials:
         lines = [line for line in trial.history if line.bounds]
         for before, line in pairwise(lines):
-            texts = changed_bounds(before.bounds, line.bounds, line.round)
-            changed += [f"{trial.label}, seed {trial.seed}: {text}" for text in texts]
+            for text in changed_bounds(before.bounds, line.bounds, line.round):
+                changed[text].append(trial)
         for name, value in lines[0].bounds.items() if lines else ():
-            seeds = begun[name].setdefault(shown(value), {}).setdefault(trial.label, [])
-            seeds.append(trial.seed)
-    return [
-        f"Different bounds on updates: in round 1 cohort.{name} was {_by_value(by_value)}"
+            begun[name][shown(value)].append(trial)
+    different = [
+        f"Different bounds on updates in {run.path}: in round 1 cohort.{name} was "
+        + " and ".join(f"{value} ({_names(group)})" for value, group in by_value.items())
         for name, by_value in begun.items()
         if len(by_value) > 1
-    ] + changed
+    ]
+    later = [f"{text}: {_names(group)} ({run.path})" for text, group in changed.items()]
+    return [*different, *later]
 
 
-def _by_value(labels: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
-    """Return text such as ``none (fedper, seed 0; fedavg, seeds 0 and 1) and 2.0 (local, ...)``."""
-    return " and ".join(
-        f"{value} ("
-        + "; ".join(
-            f"{label}, seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
-            for label, seeds in by_label.items()
-        )
-        + ")"
-        for value, by_label in labels.items()
+def _names(trials: Sequence[Trial]) -> str:
+    """Return the methods, each with its seeds: ``fedper, seed 0; fedavg, seeds 0, 1, 2``."""
+    seeds: dict[str, list[str]] = defaultdict(list)
+    for trial in trials:
+        seeds[trial.label].append(str(trial.seed))
+    return "; ".join(
+        f"{label}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for label, some in seeds.items()
     )

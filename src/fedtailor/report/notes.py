@@ -160,17 +160,18 @@ def footnotes(
             if trial.progress and trial.commit.diverged is None
         ]
         notes += [
-            f"Diverged: {trial.label}, seed {trial.seed}: {trial.commit.diverged}"
+            f"Diverged: {trial.label}, seed {trial.seed}: {trial.commit.diverged} ({run.path})"
             for trial in run.trials
             if trial.commit.diverged is not None
         ]
         notes += [
             f"Rolled back: {trial.label}, seed {trial.seed}, from round "
-            f"{', then '.join(map(str, trial.commit.rolled_back))} to its best round until then"
+            f"{', then '.join(map(str, trial.commit.rolled_back))} to its best round until then "
+            f"({run.path})"
             for trial in run.trials
             if trial.commit.rolled_back
         ]
-        notes += [*notes_on_bounds(run.trials), *_fewer_rounds(run), *_not_begun(run)]
+        notes += [*notes_on_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

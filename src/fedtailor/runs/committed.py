@@ -157,7 +157,7 @@ def model_seed(folder: Path, seed: int) -> int:
 
 def is_going_back(commit: Commit) -> bool:
     """Whether `finish_roll_back` may have something to do: no round is committed since."""
-    return bool(commit.rolled_back) and commit.stopped
+    return bool(commit.rolled_back) and commit.stopped and commit.round == commit.best_round
 
 
 def finish_roll_back(folder: Path, commit: Commit) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,14 +73,20 @@ def check_extends(
             )
 
 
-def extended(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The content of ``experiment.json`` once ``wanted`` goes on in ``out``. If it has no rounds
-    left there, the bound on norms stays that of ``present``."""
+def extended(
+    present: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    out: Path,
+    parts: Iterable[tuple[int, str]] | None = None,
+) -> dict[str, Any]:
+    """The content of ``experiment.json`` once ``parts`` of ``wanted``, pairs (seed, label), go on
+    in ``out``; None: all of them. If they have no rounds left there, the bound on norms stays that
+    of ``present``."""
     rounds = wanted["rounds"]
-    done = {(c.label, c.seed) for c in _commits(out) if c.finished and c.rounds >= rounds}
+    done = {(c.seed, c.label) for c in _commits(out) if c.finished and c.rounds >= rounds}
     labels = [method["label"] for method in wanted["methods"]]
     content = united(present, wanted)
-    if done.issuperset(product(labels, wanted["seeds"])):
+    if done.issuperset(product(wanted["seeds"], labels) if parts is None else parts):
         content["cohort"] = {**content["cohort"], **bounds_of(present)}
     return content
 

@@ -55,9 +55,12 @@ class _OwnCode:
     sha256: str | None
 
 
-def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
-    """Check that ``experiment`` can be run in ``out``: nothing is there, or a run that it goes on
-    with, perhaps with more methods, seeds or rounds.
+def check_same(
+    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]] | None = None
+) -> dict[str, Any]:
+    """Check that ``parts`` of ``experiment``, pairs (seed, label), can be run in ``out``; None: all
+    of them. Nothing is there, or a run that it goes on with, perhaps with more methods, seeds or
+    rounds.
 
     Returns:
         The content of ``experiment.json`` from then on.
@@ -82,17 +85,18 @@ def check_same(experiment: Experiment, out: Path) -> dict[str, Any]:
     present = read_experiment(out)
     _check_sources(present, wanted, out)
     check_extends(present, wanted, experiment.schedule, out)
-    return extended(present, wanted, out)
+    return extended(present, wanted, out, parts)
 
 
-def is_as_it_was(experiment: Experiment, out: Path) -> bool:
-    """Whether ``out`` holds all of ``experiment``, and no local file of its data was written or
-    moved since the run was begun. One that is gone counts as unchanged."""
+def is_as_it_was(experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]]) -> bool:
+    """Whether ``out`` holds all ``parts`` of ``experiment``, pairs (seed, label), and no local file
+    of its data was written or moved since the run was begun. One that is gone counts as
+    unchanged."""
     file = out / "experiment.json"
     begun = [out / "partitions" / f"seed-{seed}.json" for seed in experiment.seeds]
     if not all(path.exists() for path in (file, *begun)):
         return False
-    if file.read_bytes() != seal_json(check_same(experiment, out)):
+    if file.read_bytes() != seal_json(check_same(experiment, out, parts)):
         return False
     data, public = experiment.data, experiment.public
     paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
@@ -184,15 +188,18 @@ def _content(experiment: Experiment) -> dict[str, Any]:
 
 
 def write_manifest(
-    experiment: Experiment, federations: Mapping[int, Federation], out: Path
+    experiment: Experiment,
+    federations: Mapping[int, Federation],
+    out: Path,
+    parts: Sequence[tuple[int, str]],
 ) -> None:
-    """Write what is fixed before the first round. ``experiment.json`` marks a run; what is needed
-    to open it is there before.
+    """Write what is fixed before the first round of ``parts``, pairs (seed, label).
+    ``experiment.json`` marks a run; what is needed to open it is there before.
 
     Raises:
         InputError: ``out`` holds a different run, or one of other data.
     """
-    content = seal_json(check_same(experiment, out))
+    content = seal_json(check_same(experiment, out, parts))
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     for seed, path in paths.items():

@@ -112,7 +112,7 @@ def run_parts(
     several = len(parts) > 1
     with locked(out):
         bounds, buffer = bounds_of(experiment.as_dict()), experiment.cohort.buffer
-        write_manifest(experiment, federations, out)
+        write_manifest(experiment, federations, out, parts)
         give_id(out)
         left = rounds_left(experiment, out, parts)
         with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:

@@ -34,7 +34,6 @@ from .committed import (
     Commit,
     CommittedStates,
     expected_files,
-    finish_roll_back,
     is_going_back,
     private_files,
     read_commit,
@@ -73,19 +72,21 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {out}; allowed: {allowed}")
     with locked(out):
-        todo, problems = [], []
+        todo, problems, lines = [], [], list[str]()
         for part in _parts(experiment, out, label, seed):
-            if part.commit.diverged is None and label is None:
+            if is_going_back(part.commit):  # and a kill may have cut it short
+                RunDirectory(part.folder, part.commit.rounds)
+                lines.append(f"{part.title}: is rolled back to round {part.commit.round}")
+            elif part.commit.diverged is None and label is None:
                 continue
-            if problem := part.problem():
+            elif problem := part.problem():
                 problems.append(f"{part.title}, {problem}")
             else:
                 part.check()  # each, before one of them goes back
                 todo.append(part)
-        if not todo:
+        if not todo and not lines:
             nothing = f"nothing in {out} has diverged; --method takes back one that has not"
             raise InputError("; ".join(problems) or nothing)
-        lines = []
         with naming(out / LOG), (out / LOG).open("a") as log:
             for part in todo:
                 said = part.about()
@@ -99,17 +100,13 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
 def _parts(
     experiment: Experiment, out: Path, label: str | None, seed: int | None
 ) -> Iterator[_Part]:
-    """What has a committed round, of these methods and seeds. A roll-back that a kill has cut short
-    is finished."""
+    """What has a committed round, of these methods and seeds."""
     for name in experiment.methods if label is None else [label]:
         for number in experiment.seeds if seed is None else [seed]:
             folder = out / "methods" / name / f"seed-{number}"
             if has_commit(folder):
-                commit = read_commit(folder)
-                if is_going_back(commit):
-                    finish_roll_back(folder, commit)
                 asynchronous = experiment.cohort.buffer is not None
-                yield _Part(folder, name, number, commit, asynchronous)
+                yield _Part(folder, name, number, read_commit(folder), asynchronous)
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class _Part:
         if "personal" not in commit.best:
             return "has no best round to go back to: it was never evaluated"
         if best == commit.round:
-            return f"has its best round, {best}, as its last one: the same command goes on there"
+            return f"has its best round, {best}, as its last one: the run itself goes on there"
         if self.is_asynchronous:
             return "is asynchronous: what clients were training on at its best round is not kept"
         if len(commit.rolled_back) >= MOST_ROLL_BACKS:

@@ -99,7 +99,7 @@ def run(
     elif is_leader:
         _check_same(experiment, data, backbone, out)
     in_files = data is None and backbone is None and not metrics and group is None
-    may_end = in_files and not overwrite and is_as_it_was(experiment, out)
+    may_end = in_files and not overwrite and is_as_it_was(experiment, out, parts)
     if may_end and nothing_left(experiment, out, parts):
         if summary:
             print(f"{out} is finished: nothing is left to run", file=sys.stderr)

@@ -132,7 +132,7 @@ class _Feed:
         part, self._part = self._part, None
         if part is not None:
             is_done = part.has_ended or part.commit.stopped
-            has_result = self._is_new and is_done and part.key == self._key
+            has_result = self._is_new and is_done and not part.was_rolled_back(self._key)
             self._tracker.end(part, part.result() if has_result else None)
 
 

@@ -65,7 +65,7 @@ class MLflow:
             ]
             tags = [RunTag(name, v) for name, v in result.items() if isinstance(v, str)]
             self._client.log_batch(self._run, metrics=metrics, tags=tags)
-        if part.key != self._key:  # it was rolled back, and goes on as another run
+        if part.was_rolled_back(self._key):  # and goes on as another run
             self._client.set_terminated(self._run, "KILLED")
         elif part.has_ended:
             status = "FAILED" if part.commit.diverged else "FINISHED"

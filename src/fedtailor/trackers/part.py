@@ -52,8 +52,18 @@ class Part:
     @property
     def key(self) -> str:
         """Eight letters and digits that the tracker finds the run by."""
-        text = json.dumps([self.label, self.seed, *self.commit.rolled_back]).encode()
+        return self._key(self.commit)
+
+    def _key(self, commit: Commit) -> str:
+        text = json.dumps([self.label, self.seed, *commit.rolled_back]).encode()
         return blake2b(self.environment + text, digest_size=6).hexdigest()
+
+    def was_rolled_back(self, key: str) -> bool:
+        """Whether the part has gone back since it had this ``key``."""
+        return self._key(self._read_commit()) != key
+
+    def _read_commit(self) -> Commit:
+        return read_commit(self.folder) if has_commit(self.folder) else _NONE
 
     @property
     def has_ended(self) -> bool:
@@ -79,7 +89,7 @@ class Part:
         Raises:
             InputError: a file is damaged.
         """
-        commit = read_commit(self.folder) if has_commit(self.folder) else _NONE
+        commit = self._read_commit()
         if commit.rolled_back != self.commit.rolled_back:
             self.rewind()
         old, self.commit = self.commit.bytes, commit
