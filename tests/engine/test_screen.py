@@ -74,7 +74,7 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     assert [one.cohort.clients for one in done] == [(0, 1, 3, 4)] * 2
     assert [len(one.norms) for one in done] == [4, 4]
     (note,) = done[0].notes
-    assert note.startswith("without client 2: with its upload, its norm, 3.16e+20, is above")
+    assert note.startswith("without client 2: the norm of its upload, 3.16e+20, is above")
     skip = replace(PLAN, engine=EngineConfig(on_divergence="skip"))
     without = run(lying(FedAvg, 2, torch.nan)(robust=robust), skip)
     assert same_bits(done[-1].server, without[-1].server)
@@ -92,7 +92,7 @@ def test_of_two_clients_an_upload_far_above_earlier_ones_is_left_out() -> None:
     plan = replace(with_cohort(size=2), rounds=3, attack=attack)
     done = run(FedAvg(), plan, federation=digits_federation((23, 3)))
     assert [one.cohort.clients for one in done] == [(0, 1), (0,), (0, 1)]
-    assert "without client 1: with its upload, its norm" in done[1].notes[0]
+    assert "without client 1: the norm of its upload" in done[1].notes[0]
 
 
 @pytest.mark.parametrize("sizes", [(23, 3), (23,)])

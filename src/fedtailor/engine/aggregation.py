@@ -256,7 +256,7 @@ def next_state(
             worst = _worst(method, task, server, uploads, members)
         else:
             worst = uploads.largest()
-        left_out[used[worst]] = problem
+        left_out[used[worst]] = f"with its upload, {problem}"
         counted.remove(used.pop(worst))
         if isinstance(uploads, UploadStack):
             uploads.keep([row for row in range(len(used) + 1) if row != worst])

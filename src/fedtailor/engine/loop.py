@@ -196,10 +196,7 @@ class Loop:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
         it has said itself."""
         reasons = {} if self.federation.remote else results.reasons
-        reasons |= {
-            cohort.clients[at]: f"with its upload, {reason}"
-            for at, reason in state.left_out.items()
-        }
+        reasons |= {cohort.clients[at]: reason for at, reason in state.left_out.items()}
         name = self.federation.name
         reasons |= {
             client: f"its upload came after {seconds:.6g} simulated seconds"

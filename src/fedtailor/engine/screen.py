@@ -79,7 +79,7 @@ class Screen:
                 f"the norms of {len(above)} of {size} uploads are above {limit:.3g} "
                 f"(cohort.max_norm, norm_factor), {size - len(above)} are left and {least} needed"
             )
-        reason = "its norm, {:.3g}, is above the bound of {:.3g}"
+        reason = "the norm of its upload, {:.3g}, is above the bound of {:.3g}"
         return {row: reason.format(self.norms[client], limit) for client, row in rows.items()}
 
     def close(self, cohort: Cohort) -> tuple[float, ...]:
