@@ -168,7 +168,9 @@ def test_a_state_above_all_measure_is_not_committed() -> None:
         FedAvg(), Task(digits_backbone()), server, uploads, cohort, (0, 1, 2), least=2
     )
     assert found.present == (0, 2)
-    assert found.left_out == {1: "with its upload, w of the server's next state has values above 1e+18"}
+    assert found.left_out == {
+        1: "with its upload, w of the server's next state has values above 1e+18"
+    }
     assert found.server["w"].tolist() == [1.5, 1.5]
 
 
