@@ -51,7 +51,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Eight letters and digits that the tracker finds the run by."""
+        """Twelve letters and digits that the tracker finds the run by."""
         return self._key(self.commit)
 
     def _key(self, commit: Commit) -> str:
