@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import fedtailor as ft
 from fedtailor.data.overlap import label_counts, label_overlap
@@ -166,7 +167,7 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
         "digest": digest(settings),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {experiment.engine.device}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_device(experiment)}",
         "settings": settings,
         "clients": clients_of(experiment),
     }
@@ -182,6 +183,13 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     if goes_on:
         line["resumed"] = True  # and these seconds are not all
     return line
+
+
+def _device(experiment: ft.Experiment) -> str:
+    """The chip's name, or what the experiment says."""
+    used = experiment.engine.device
+    chip = torch.cuda.is_available() and used != "cpu"
+    return torch.cuda.get_device_name() if chip else used
 
 
 def _end_with_parent() -> None:

@@ -1,9 +1,11 @@
 """Which tests share a worker, and with it what their file sets up once: those of one file, or of
 one method in the conformance suite. And what a test draws without a seed of its own: the same each
-time. And the browser that opens pages."""
+time. And the browser that opens pages. They use the CPU, also where there is a GPU, unless
+CUDA_VISIBLE_DEVICES names one."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 settings.register_profile("no deadline", deadline=None)  # the machine may be busy
 settings.load_profile("no deadline")
 

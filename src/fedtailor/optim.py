@@ -135,8 +135,8 @@ class ParamGroups:
 
     def rates(self, rate: Callable[[str], float]) -> list[Tensor]:
         """Learning rates by group: a scalar, or a vector where parameters of the group differ."""
-        large = {name: v.new_tensor(rate(name)) for name, v in self._large.items()}
-        small = {name: v.new_tensor(rate(name)) for name, v in self._small.items()}
+        large = {name: v.new_full((), rate(name)) for name, v in self._large.items()}
+        small = {name: v.new_full((), rate(name)) for name, v in self._small.items()}
         if len({rate(name) for name in small}) > 1:
             small = {name: value.expand_as(self._small[name]) for name, value in small.items()}
             return [*large.values(), flat(small)]

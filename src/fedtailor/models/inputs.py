@@ -108,6 +108,12 @@ class FixedSize:
         return self.size
 
 
+def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:
+    """``values`` to compute with ``like`` ``[b, channels, height, width]``; one alone is a number,
+    which a GPU need not wait for."""
+    return values[0] if len(values) == 1 else like.new_tensor(values).view(1, -1, 1, 1)
+
+
 @dataclass(frozen=True)
 class ImageInputs:
     """The inputs of an image model: pictures, resized (bilinear, antialiased) and normalised.
@@ -135,8 +141,9 @@ class ImageInputs:
         if size != (height, width):
             x = F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
         x = x.expand(-1, self.channels, -1, -1)
-        mean, std = (x.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-        inputs: dict[str, Any] = {self.argument: (x - mean) / std}
+        inputs: dict[str, Any] = {
+            self.argument: (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
+        }
         if self.interpolate:
             inputs["interpolate_pos_encoding"] = True
         return inputs
