@@ -267,9 +267,13 @@ class Plain:
 
     def flops(self) -> int:
         """Of a round."""
-        counter = FlopCounterMode(display=False)
+        counter, transformer = FlopCounterMode(display=False), self.workload.config is not None
+        if transformer:  # the counter can't count fused attention with grouped queries
+            self.model.set_attn_implementation("eager")  # type: ignore[operator]
         with counter:
             self.loss(self.batches[0][0]).backward()  # type: ignore[no-untyped-call]
+        if transformer:
+            self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
         return int(counter.get_total_flops()) * self.workload.clients * self.workload.steps
 
 
