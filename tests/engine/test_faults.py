@@ -46,7 +46,7 @@ def test_who_drops_before_training_is_as_if_it_were_not_in_the_cohort() -> None:
     assert last.losses == tuple(whole.losses[k] for k in (0, 2, 3))
     assert (last.bytes_down * 5, last.bytes_up * 5) == (whole.bytes_down * 3, whole.bytes_up * 3)
     assert last.faults is not None
-    assert (last.faults.dropped_before, last.faults.trained, last.faults.trained_steps) == (
+    assert (last.faults.dropped_before, last.trained, last.trained_steps) == (
         (1, 4), 3, 9
     )  # fmt: skip
     fresh = new_store(FedPer(), Task(digits_backbone(), FedPer().adapt), digits_federation(FIVE))
@@ -65,7 +65,7 @@ def test_who_drops_after_training_has_trained_and_sends_nothing() -> None:
     assert after.bytes_down == whole.bytes_down
     assert after.bytes_up == before.bytes_up
     assert after.faults is not None
-    assert (after.faults.dropped_after, after.faults.trained_steps) == ((1,), 15)
+    assert (after.faults.dropped_after, after.trained_steps) == ((1,), 15)
 
 
 def test_partial_work_is_the_first_of_the_local_steps() -> None:
@@ -156,7 +156,7 @@ def test_a_slow_client_that_diverges_takes_its_time_all_the_same() -> None:
     assert whole.faults is not None
     assert without_it.faults is not None
     assert without_it.faults.seconds == whole.faults.seconds
-    assert without_it.faults.trained == 5
+    assert without_it.trained == 5
     cut = round_of(Spoilt(client=3), deadline=1.0).faults
     assert cut is not None
     assert cut.seconds == 1.0

@@ -26,6 +26,7 @@ from fedtailor.optim import ClientContext
 from fedtailor.params import Batch, Params, clone, flat, subtract
 from fedtailor.robustness.attacks import AttackConfig
 from fedtailor.robustness.rules import Robust
+from fedtailor.runs.log_lines import history_line
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation, same_bits
 
@@ -75,6 +76,9 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     assert [len(one.norms) for one in done] == [4, 4]
     (note,) = done[0].notes
     assert note.startswith("without client 2: the norm of its upload, 3.16e+20, is above")
+    assert done[0].costs is not None
+    assert done[0].bytes_up == 5 * sum(done[0].costs.up.values())
+    assert history_line(done[0], {})["trained"] == 5  # by whom a table divides these bytes
     skip = replace(PLAN, engine=EngineConfig(on_divergence="skip"))
     without = run(lying(FedAvg, 2, torch.nan)(robust=robust), skip)
     assert same_bits(done[-1].server, without[-1].server)

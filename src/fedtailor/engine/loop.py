@@ -73,6 +73,8 @@ class Loop:
             losses=(),
             steps=(),
             lr_scale=0.0,
+            trained=0,
+            trained_steps=0,
             bytes_down=0,
             bytes_up=0,
             costs=None,
@@ -110,6 +112,8 @@ class Loop:
             losses=tuple(results.losses[at] for at in present),
             steps=tuple(counted[at].steps for at in present),
             lr_scale=plan.schedule.factor(number, plan.rounds),
+            trained=results.trained,
+            trained_steps=results.trained_steps,
             bytes_down=results.bytes_down,
             bytes_up=results.bytes_up,
             costs=results.costs,
@@ -225,10 +229,11 @@ class Loop:
                     results.refusals[place] = client, refusal
                     if isinstance(result, ClientUpdate):  # it has trained, and sends nothing
                         self._is_late(results, member, result, sends=False)
+                        results.add(place, None, member.steps, result, sends=False)
                     continue
                 if self._is_late(results, member, result, sends=not member.drops):
                     position = None
-                results.add(place, position, result, sends=not member.drops)
+                results.add(place, position, member.steps, result, sends=not member.drops)
                 if cohort.clients and self._most_usable(results, cohort) < least:
                     continue  # the round comes to nothing: nothing of it is kept
                 with phase("state"):

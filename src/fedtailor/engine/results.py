@@ -19,8 +19,9 @@ from .scoring import Evaluation
 
 @dataclass
 class CohortResults:
-    """The usable results of a round's training: ``losses`` by position in the cohort. The costs
-    are those of the first of them in training order; ``refusals`` are by place in that order, each
+    """The usable results of a round's training: ``losses`` by position in the cohort; ``trained``
+    clients have them, after ``trained_steps`` batches together. The costs are those of the first in
+    training order; ``refusals`` are by place in that order, each
     with its client. ``late`` has the simulated seconds of clients that are not back in time, and
     ``seconds`` those of the slowest."""
 
@@ -28,6 +29,8 @@ class CohortResults:
     refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
     late: dict[int, float] = field(default_factory=dict)  # by client
     seconds: float = 0.0
+    trained: int = 0
+    trained_steps: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     costs: Costs | None = None
@@ -49,11 +52,16 @@ class CohortResults:
         self.late[client] = seconds
         return True
 
-    def add(self, place: int, position: int | None, update: ClientUpdate, *, sends: bool) -> None:
-        """Take the update of the client at ``place`` of the training order. It counts if it has a
-        ``position`` in the cohort, and has cost bytes if the client ``sends`` it."""
+    def add(
+        self, place: int, position: int | None, steps: int, update: ClientUpdate, *, sends: bool
+    ) -> None:
+        """Take the update of the client at ``place`` of the training order, after so many
+        ``steps``. It counts if it has a ``position`` in the cohort, and has cost bytes if the
+        client ``sends`` it."""
         if position is not None:
             self.losses[position] = update.loss
+        self.trained += 1
+        self.trained_steps += steps
         self.bytes_down += sum(update.costs.down.values())
         self.bytes_up += sum(update.costs.up.values()) if sends else 0
         self.data_seconds += update.data_seconds
@@ -66,16 +74,13 @@ class CohortResults:
 class RoundFaults:
     """What became of those that a round was begun with, where faults are simulated: clients that
     ``dropped_before`` or ``dropped_after`` they trained, and those whose uploads were ``late``.
-    ``trained`` clients have trained, on ``trained_steps`` batches together, whether their updates
-    count or not. ``seconds`` is the simulated time; None: it is not simulated. In asynchronous
-    rounds ``staleness`` has an entry a cohort member, and ``versions`` are the earlier rounds whose
-    states clients in flight have been sent."""
+    ``seconds`` is the simulated time; None: it is not simulated. In asynchronous rounds
+    ``staleness`` has an entry a cohort member, and ``versions`` are the earlier rounds whose states
+    clients in flight have been sent."""
 
     dropped_before: tuple[int, ...]
     dropped_after: tuple[int, ...]
     late: tuple[int, ...]
-    trained: int
-    trained_steps: int
     seconds: float | None
     staleness: tuple[int, ...] | None = None
     versions: tuple[int, ...] = ()
@@ -84,7 +89,8 @@ class RoundFaults:
 @dataclass(frozen=True)
 class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
-    those of the whole cohort. ``diagnostics`` are the method's, after an evaluation:
+    those of all ``trained`` clients, whose ``trained_steps`` are together, whether their updates
+    count or not. ``diagnostics`` are the method's, after an evaluation:
     ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
     ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 
@@ -98,6 +104,8 @@ class Round:
     losses: tuple[float, ...]
     steps: tuple[int, ...]
     lr_scale: float
+    trained: int
+    trained_steps: int
     bytes_down: int
     bytes_up: int
     costs: Costs | None  # None if nobody has trained
@@ -133,8 +141,6 @@ def round_faults(
         dropped_before=drawn.dropped,
         dropped_after=tuple(member.client for member in members if member.drops),
         late=tuple(sorted(late)),
-        trained=len(members),
-        trained_steps=sum(member.steps for member in members),
         seconds=seconds,
         staleness=None if plan.cohort.buffer is None else staleness,
         versions=drawn.versions,

@@ -135,10 +135,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Round:
-    """One line of history.jsonl; the bytes are those of the whole cohort, and ``norms`` those of
-    its uploads. ``bounds`` has the settings that bound them, in the first line, and where they are
-    others than before. With simulated faults, ``trained`` and ``trained_steps`` count all clients
-    that have trained, not the cohort alone."""
+    """One line of history.jsonl. ``trained`` and ``trained_steps`` count all clients that have
+    trained, where that is not the cohort alone; the bytes are those of all of them. ``norms`` are
+    those of the cohort's uploads. ``bounds`` has the settings that bound them, in the first line,
+    and where they are others than before."""
 
     round: Count
     cohort: Sequence[Count]

@@ -21,6 +21,8 @@ def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
     uploads, where they are others than in the line before."""
     notes = {"notes": list(done.notes)} if done.notes else {}
     norms = {"norms": list(done.norms)} if done.norms else {}
+    trained = {"trained": done.trained, "trained_steps": done.trained_steps}
+    all_count = done.faults is None and done.trained == len(done.cohort.clients)
     return {
         "round": done.number,
         "cohort": list(done.cohort.clients),
@@ -30,6 +32,7 @@ def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
         "lr_scale": done.lr_scale,
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
+        **({} if all_count else trained),
         **norms,
         **({"bounds": dict(bounds)} if bounds else {}),
         **notes,
