@@ -48,6 +48,11 @@ def test_a_run_ends_with_a_table_and_a_report(
     history = finished / "methods/fedsdg/seed-0/history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
+    assert main(["run", str(file), "--out", str(finished), "--set", "cohort.max_norm=3"]) == 0
+    assert capfd.readouterr().err.splitlines()[1:] == [
+        "cohort.max_norm = 3.0 changes nothing: it is for rounds that are left; it was none in "
+        f"{finished}"
+    ]
     assert lines[0]["bytes_up"] > 0
 
 

@@ -84,6 +84,13 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     assert same_bits(done[-1].server, without[-1].server)
 
 
+def test_without_a_bound_a_divergence_names_it_among_the_ways_out() -> None:
+    for above, way_out in (("keep", r"optimiser\.clip, or bound .* \(cohort\.above_norm\)$"),
+                           ("refuse", r"optimiser\.clip$")):  # fmt: skip
+        with pytest.raises(DivergedError, match=way_out):
+            run(lying(FedAvg, 2, torch.nan)(), with_cohort(above_norm=above))
+
+
 def test_of_two_clients_a_tiny_upload_does_not_shut_out_the_other() -> None:
     attack = AttackConfig("scaling", clients=(1,), strength=1e-4)
     plan = replace(with_cohort(size=2), rounds=3, attack=attack)

@@ -347,3 +347,33 @@ def test_of_written_runs_the_reported_round_is_judged(make_run: MakeRun) -> None
     assert found.baseline is not None
     assert found.baseline.value == pytest.approx(0.1)  # 0.05 * (10 - 8) for every client
     assert (found.baseline.num_clients, found.baseline.num_seeds) == (10, 2)
+
+
+def test_an_attack_is_named_and_a_method_that_fails_under_it_is_told_so(tmp_path: Path) -> None:
+    test = {"fedavg": around(0.4), "local": ALONE}
+    run = written(tmp_path / "run", test, majority=0.45)
+    file = run / "experiment.json"
+    attack = {"kind": "sign-flip", "fraction": 0.2, "strength": 5.0}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "attack": attack}))
+    text = verdict_of(run).text
+    for said in (
+        "An attack was simulated (sign-flip, 20\u00a0%, strength 5)",
+        "fedavg did not learn: before you give it up, try a robust rule",
+    ):
+        assert any(line.startswith(said) for line in text)
+
+
+def test_rounds_without_an_upload_are_counted(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", {"fedavg": around(0.4), "local": ALONE}, majority=0.45)
+    folder = run / "methods/fedavg/seed-0"
+    line = json.loads((folder / "history.jsonl").read_text())
+    empty = line | {"cohort": [], "train_loss": None, "losses": [], "steps": [], "trained": 3}
+    text = json.dumps(empty) + "\n"
+    (folder / "history.jsonl").write_text(text)
+    commit = json.loads((folder / "commit.json").read_text())
+    commit["bytes"]["history"] = len(text)
+    (folder / "commit.json").write_text(json.dumps(commit))
+    found = verdict_of(run)
+    assert found.empty_rounds == {"fedavg": (1, 1)}
+    assert "fedavg got no upload in 1 of 1 rounds; its state stayed as it was." in found.text
+    assert any("give clients more time (faults.deadline)" in line for line in found.text)

@@ -37,6 +37,7 @@ from .screen import Screen
 
 # what to do about a method that has ended, because of its losses, or of the bound on norms
 _SLOWER = "lower the learning rate or set optimiser.clip"
+_UNBOUNDED = "or bound what a client sends (cohort.above_norm)"
 _HIGHER = "if the clients are honest, set a higher bound"
 
 
@@ -309,6 +310,8 @@ class Loop:
         )
 
     def _diverged(self, reason: str, cohort: Cohort, way_out: str) -> DivergedError:
+        if way_out == _SLOWER and self.plan.cohort.above_norm == "keep":
+            way_out = f"{_SLOWER}, {_UNBOUNDED}"
         return DivergedError(f"{reason} in round {cohort.round} of {self.method.name}; {way_out}")
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .names import attack_name
 from .numbers import scale_of
-from .read import Run, attack_of
+from .read import attack_of
 from .select import ATTACK_SUCCESS, Entry, Metric, unit_of
 from .table import Result, Row, Table
 from .text import TextTable
@@ -44,7 +45,11 @@ def attack_maps(entries: Sequence[Entry], comparison: Table) -> list[TextTable]:
         for key, entry in settings.items()
     }  # fmt: skip
     cells = [
-        _Cell(names[json.dumps(_settings(e), sort_keys=True)], attack_name(e.run), row)
+        _Cell(
+            names[json.dumps(_settings(e), sort_keys=True)],
+            attack_name(attack_of(e.run.experiment)),
+            row,
+        )
         for e, row in zip(entries, comparison.rows, strict=True)
     ]
     return list(_maps(cells, comparison.metric))
@@ -62,21 +67,8 @@ def _settings(entry: Entry) -> dict[str, Any]:
     return {"experiment": experiment, "method": own}
 
 
-def attack_name(run: Run) -> str:
-    """Return what a run's attack is called, with the attackers' share and what is not usual."""
-    attack = attack_of(run.experiment)
-    if attack.kind == "none":
-        return "no attack"
-    who = (
-        f"{len(attack.clients)} clients"
-        if attack.clients
-        else f"{100 * attack.fraction:.3g}\u00a0%"
-    )
-    rounds = [f"from round {attack.first_round}"] if attack.first_round > 1 else []
-    if attack.last_round is not None:
-        rounds.append(f"to round {attack.last_round}")
-    strength = [] if attack.strength is None else [f"strength {attack.strength:.3g}"]
-    return f"{attack.kind},\n{', '.join([who, *strength, *rounds])}"
+def _attack(entry: Entry) -> str:
+    return attack_name(attack_of(entry.run.experiment))
 
 
 def _maps(cells: Sequence[_Cell], metric: Metric) -> Iterator[TextTable]:

@@ -7,7 +7,7 @@ where they divide the same data alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
@@ -15,8 +15,8 @@ from statistics import mean
 from .choice import Score, validation_score
 from .differences import Difference, Results, by_client, comparable_entries, difference, results_of
 from .majority import at_majority, majority_summary
-from .names import MAX_NAMES
-from .read import Run
+from .names import MAX_NAMES, attack_name
+from .read import Run, attack_of
 from .records import Round
 from .select import (
     Entry,
@@ -141,7 +141,21 @@ class _Judge:
             },
             best_model=_trained(best),
             alone_model=_trained(alone),
+            attacks=self._attacks,
+            empty_rounds=dict(self._empty_rounds()),
         )
+
+    @property
+    def _attacks(self) -> tuple[str, ...]:
+        found = [attack_of(entry.run.experiment) for entry in self.entries]
+        names = [attack_name(one).replace("\n", " ") for one in found if one.kind != "none"]
+        return tuple(dict.fromkeys(names))
+
+    def _empty_rounds(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        for entry in self.entries:
+            rounds = [one for t in entry.trials for one in t.history if one.round]
+            if empty := sum(not one.cohort for one in rounds):
+                yield entry.label, (empty, len(rounds))
 
     def _of(self, label: str) -> Entry:
         return next(entry for entry in self.entries if entry.label == label)

@@ -1,10 +1,11 @@
-"""Lists of names in a sentence."""
+"""Names, and lists of them in a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from .majority import AtMajority
+from .records import Attack
 
 MAX_NAMES = 5
 
@@ -42,3 +43,23 @@ def client_name(client: str, seed: int | None) -> str:
     """
     name = f"client {client}" if client.isdigit() else client
     return name if seed is None else f"{name} of seed {seed}"
+
+
+def attack_name(attack: Attack) -> str:
+    """Name a simulated attack, with the attackers' share and what is not usual, in two lines.
+
+    >>> attack_name(Attack("sign-flip", 0.2, strength=5.0)).split("\\n")
+    ['sign-flip,', '20\\xa0%, strength 5']
+    """
+    if attack.kind == "none":
+        return "no attack"
+    who = (
+        f"{len(attack.clients)} clients"
+        if attack.clients
+        else f"{100 * attack.fraction:.3g}\u00a0%"
+    )
+    rounds = [f"from round {attack.first_round}"] if attack.first_round > 1 else []
+    if attack.last_round is not None:
+        rounds.append(f"to round {attack.last_round}")
+    strength = [] if attack.strength is None else [f"strength {attack.strength:.3g}"]
+    return f"{attack.kind},\n{', '.join([who, *strength, *rounds])}"

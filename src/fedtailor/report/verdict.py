@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .differences import FEWEST, Difference, too_few
@@ -96,6 +96,9 @@ class Verdict:
     left_out: Mapping[str, str]
     best_model: Trained | None
     alone_model: Trained | None
+    attacks: tuple[str, ...] = ()  # simulated in the runs, by name
+    # methods with rounds that came to nothing: how many, of how many
+    empty_rounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -125,6 +128,13 @@ def _sentences(v: Verdict) -> Iterator[str]:
         yield from _left_out(v)
         return
     yield _choice(v)
+    if v.attacks:
+        yield (
+            f"An attack was simulated ({'; '.join(v.attacks)}): the results are those of the "
+            "clients that don't attack."
+        )
+    for label, (empty, rounds) in v.empty_rounds.items():
+        yield f"{label} got no upload in {empty} of {rounds} rounds; its state stayed as it was."
     if v.is_one_model:
         yield f"With {v.best} all clients use one model; no part of it is fitted to one client."
     yield from _differences(v)
@@ -251,9 +261,17 @@ def _against_alone(v: Verdict) -> Iterator[str]:
     if v.not_learned and v.is_finished:
         yield (
             f"{listed(v.not_learned)} did not learn: before you give "
-            f"{'it' if len(v.not_learned) == 1 else 'them'} up, try more rounds and other learning "
-            "rates (fedtailor tune searches for them)."
+            f"{'it' if len(v.not_learned) == 1 else 'them'} up, {_to_try(v)}."
         )
+
+
+def _to_try(v: Verdict) -> str:
+    """What may help a method that did not learn."""
+    if v.empty_rounds:
+        return "give clients more time (faults.deadline), or have fewer drop out"
+    if v.attacks:
+        return "try a robust rule ([methods.NAME.robust]), and the same run without the attack"
+    return "try more rounds and other learning rates (fedtailor tune searches for them)"
 
 
 def _cost(v: Verdict) -> Iterator[str]:
@@ -310,10 +328,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
             "Give clients validation data (split.validation), so that a method can be chosen."
         )
     elif v.has_learned is False:
-        yield Step(
-            "Try more rounds and other learning rates (fedtailor tune searches for them) before "
-            "you draw a conclusion."
-        )
+        yield Step(f"Before you draw a conclusion, {_to_try(v)}.")
     elif v.alone is None and not v.is_alone:
         yield Step(
             "Add training alone to the experiment ([methods.local]) and run it again: it says "

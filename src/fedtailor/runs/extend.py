@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
 from ..report.bounds import BOUNDS, shown
+from ..report.read import read_experiment
 from .committed import Commit, read_commit
 from .experiment import Experiment
 from .settings import flattened
@@ -99,6 +100,18 @@ def bounds_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in `BOUNDS`, of the content of an ``experiment.json``."""
     cohort = content.get("cohort", {})
     return {name: cohort[name] for name in BOUNDS if name in cohort}
+
+
+def unused_bounds(wanted: Mapping[str, Any], out: Path) -> list[str]:
+    """A line for each bound on norms of ``wanted`` that is not that of ``out``, where no rounds are
+    left for it."""
+    present = bounds_of(read_experiment(out))
+    return [
+        f"cohort.{name} = {shown(value)} changes nothing: it is for rounds that are left; it was "
+        f"{shown(present[name])} in {out}"
+        for name, value in bounds_of(wanted).items()
+        if name in present and present[name] != value
+    ]
 
 
 def differences(

@@ -27,6 +27,7 @@ from .committed import PRIVATE_FILE
 from .directory import check_removable, remove_run
 from .estimate import rounds_left, start_summary
 from .experiment import Experiment, checked, load
+from .extend import unused_bounds
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
 from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
@@ -103,6 +104,8 @@ def run(
     if may_end and nothing_left(experiment, out, parts):
         if summary:
             print(f"{out} is finished: nothing is left to run", file=sys.stderr)
+            for line in unused_bounds(experiment.as_dict(), out):
+                print(line, file=sys.stderr)
         return out
     _check_settings(named(experiment, data, backbone), data, metrics or {})
     if is_leader:
