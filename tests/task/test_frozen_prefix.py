@@ -65,6 +65,30 @@ class Skip(nn.Module):
         return self.last(self.middle(x)) + x
 
 
+class Scaled(nn.Module):
+    """A tensor of the whole model scales what the layer ``at`` gives; a part that is never called
+    holds the weight of the last layer."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.scale = at, nn.Parameter(torch.ones(()))
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), Adapted()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x) * self.scale if number == self.at else layer(x)
+        return x
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.adapter.weight
+
+
 def chain() -> nn.Module:
     return nn.Sequential(Counted(4, 6), nn.ReLU(), Counted(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
@@ -120,6 +144,23 @@ def test_a_cut_inside_a_residual_branch_moves_out_to_where_it_is_right() -> None
     assert task.prefix is not None
     assert task.prefix.boundary == "block"
     assert task.prefix.skipped == ("below",)
+
+
+@pytest.mark.parametrize(("at", "boundary"), [(2, "layers.2"), (1, None), (0, None)])
+def test_a_trained_tensor_of_the_whole_model_counts_where_it_is_read(
+    at: int, boundary: str | None
+) -> None:
+    def adapt(backbone: Backbone) -> nn.Module:
+        for name, parameter in backbone.model.named_parameters():
+            parameter.requires_grad_(name in ("scale", "layers.2.adapter.weight"))
+        return backbone.model
+
+    task, batch = Task(Backbone(Scaled(at)), adapt), {"x": torch.randn(3, 4)}
+    cached = with_features(task, batch)
+    assert task.prefix is not None
+    assert task.prefix.boundary == boundary
+    state = moved(task)
+    assert task.logits(state, cached).equal(task.logits(state, batch))
 
 
 @pytest.mark.parametrize(

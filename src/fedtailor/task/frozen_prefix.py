@@ -6,7 +6,8 @@ the logits through the first input of one module, the *boundary*; that input is 
 
 `find_prefix` finds the boundary by trial: it traces one forward pass, proposes the modules around
 the first trained one, from the inside out, and takes the first at which the logits stay the same to
-the bit when the pass starts from the features.
+the bit when the pass starts from the features, and the features when what is trained has other
+values.
 """
 
 from __future__ import annotations
@@ -107,7 +108,12 @@ class _Call:
     output: Any = None
 
 
-def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], Tensor]) -> Prefix:
+def find_prefix(
+    model: nn.Module,
+    changing: Collection[str],
+    run: Callable[[], Tensor],
+    run_at_others: Callable[[], Tensor],
+) -> Prefix:
     """Find the boundary below which the most modules can be left out.
 
     Args:
@@ -115,14 +121,17 @@ def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], T
         changing: the names of its parameters and buffers that don't keep their values.
         run: a forward pass: the logits ``[b, ...]``. No changing tensor may be at a special value,
             such as 0, which would make a wrong boundary look right.
+        run_at_others: the same with other values of the changing tensors.
 
     Returns:
         The prefix. Its boundary is None if nothing frozen runs first (norms alone don't count), if
         the frozen part has dropout, or if its result is used in more than one place.
     """
     prefix = Prefix(model)
-    owners = {name.rpartition(".")[0] for name in changing}
     logits, calls = _trace(model, run)
+    called = {call.path for call in calls}
+    # nothing says which modules read a tensor of the whole model; the trial tells
+    owners = {_reader(name, called) for name in changing} - {""}
     first = next((call for call in calls if call.path in owners), None)
     if first is None:
         return prefix
@@ -138,10 +147,19 @@ def find_prefix(model: nn.Module, changing: Collection[str], run: Callable[[], T
         if counts[candidate.path] > 1 or not _is_feature(candidate.input, len(logits)):
             continue
         prefix.set_boundary(candidate.path, skipped, {call.path for call in earlier})
-        if _agrees(prefix, candidate.input, run, logits):
+        same = torch.equal(prefix.features(run_at_others), candidate.input)
+        if same and _agrees(prefix, candidate.input, run, logits):
             return prefix
         prefix.set_boundary(None)
     return prefix
+
+
+def _reader(name: str, called: Collection[str]) -> str:
+    """The path of the module that reads a tensor: the innermost one around it that is called."""
+    path = name.rpartition(".")[0]
+    while path and path not in called:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _trace(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, list[_Call]]:

@@ -175,7 +175,12 @@ class Task:
             if self.prefix is None:
                 noisy = {name: _add_noise(name, self.state[name]) for name in sorted(self.trained)}
                 changing = self.trained | self.buffers
-                self.prefix = find_prefix(self.model, changing, lambda: self._call(noisy, batch))
+                self.prefix = find_prefix(
+                    self.model,
+                    changing,
+                    lambda: self._call(noisy, batch),
+                    lambda: self._call({}, batch),
+                )
             if self.prefix.boundary is None:
                 return {}
             return {"features": self.prefix.features(lambda: self._call({}, batch))}
