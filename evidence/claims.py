@@ -291,13 +291,13 @@ def _short(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def commands(claim: Claim) -> list[str]:
-    """What a reader types for a claim."""
+def commands(claim: Claim, seeds: Sequence[int] = ()) -> list[str]:
+    """What a reader types for a claim: with these ``seeds``, or with all that are planned."""
     if claim["rule"] == "count":
         return [count_command(claim["function"], claim["arguments"])]
     name = claim["file"].removesuffix(".toml")
     methods = list(dict.fromkeys(run.method for run in runs(claim)))
-    lists = [("methods", methods), ("seeds", claim["seeds"])]
+    lists = [("methods", methods), ("seeds", list(seeds) or claim["seeds"])]
     chosen = [f"{key}={json.dumps(values, separators=(',', ':'))}" for key, values in lists]
     settings = dict.fromkeys(run.settings for run in runs(claim))
     return [
@@ -342,9 +342,24 @@ Rates are chosen on validation data by runs with a seed of their own, where
 `papers/fedsq` have the paper's rate. Some baselines have the rate of a method that is like them,
 and may look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA.
 
-A row's command runs its methods with its seeds. Give each command its own `--out`; a run directory
-holds one setting. These runs trained one client at a time. A command that trains several at once
-rounds otherwise, so a client's accuracy may differ by an example or two.
+## Repeat a row
+
+A row's command needs [an installed fedtailor](start.md); FedSQ, FedMerge and pFedGate also need
+`make fashion-mnist`. `python -m evidence...` needs a copy of the repository, with its environment
+active. A command with `--dry-run` says how long it takes. It runs the row's methods with the row's
+seeds; where *seeds* says 2 of 3, the third has not been run.
+
+- *ours* is the column **accuracy** of the table that the command prints. The spread is in the
+  verdict below it, or in `fedtailor compare RUN --against METHOD`. Differences are taken before
+  rounding.
+- Other numbers are worked out by a function of `evidence/claims.py` from what is in the run
+  directory: rounds to an accuracy (`_sooner`), deciles (`_decile`), and the figures named in
+  `FIGURES` (gates, sparsity, similar layers, clients of one cluster).
+- Commands that differ in `methods` or `seeds` alone can share an `--out`: what is done is not run
+  again. For other settings give another one.
+- These runs had one process with one thread. On a CPU, `auto` and `processes` give the same bits;
+  `sequential` does with `OMP_NUM_THREADS=1`. `vectorised`, a GPU, another processor and another
+  version of PyTorch round otherwise. Then a client's accuracy may differ by an example or two.
 """
 
 
@@ -367,7 +382,7 @@ def page(found: Sequence[Line]) -> str:
         parts += [
             _row(claim, outcomes[claim["id"]]) for claim in claims() if claim["paper"] == paper
         ]
-    parts += ["", "## What the papers measure and was not run here", ""]
+    parts += ["", "## What was not run here", ""]
     parts += [f"- **{paper}:** {what}" for paper, what in not_run().items()]
     return "\n".join(parts) + "\n"
 
@@ -390,7 +405,7 @@ def _row(claim: Claim, found: Outcome) -> str:
         found.verdict,
         claim["differs"],
         seeds,
-        " and ".join(f"`{command}`" for command in commands(claim)),
+        " and ".join(f"`{command}`" for command in commands(claim, found.seeds)),
     ]
     return "| " + " | ".join(cells) + " |"
 

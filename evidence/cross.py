@@ -160,8 +160,8 @@ def short(found: Sequence[Cell]) -> str:
     link = "[Five systems and ten baselines on four data sets](docs/cross.md)"
     if len(ready) < 2:
         return f"{link}, all with the same budget; the page says which runs are missing."
-    shown = (*SYSTEMS, "local", "fedavg", "fedavg-ft")
-    return f"{link}, in short:\n\n{crossed(found, shown)}"
+    shown = (*SYSTEMS, "local", "fedavg", "fedavg-ft", "fedper", "fedrep")
+    return f"{link}, in short:\n\n{crossed(found, shown)}\n\n{_LEGEND}"
 
 
 def with_short(text: str, found: Sequence[Cell]) -> str:
@@ -206,14 +206,19 @@ def draw(found: Sequence[Cell], path: Path) -> None:
         plt.close(figure)
 
 
+_LEGEND = """\
+Accuracies are in percent, higher is better; of the perplexity lower is better. **Bold**: the best
+of all 15 methods, and those that can't be told from it. n/a: the method does not suit the network,
+or a run takes half an hour."""
+
 _HEAD = """# Five systems and ten baselines on four data sets
 
 How good is each method, and what does it cost? On each data set all methods have the same clients
 and the same budget. The first five rows are the five systems, the other ten are baselines.
 [cross.csv](cross.csv) has all numbers.
 
-*not run*: no run has ended yet. *n/a*: no run is planned, as the method does not suit the network;
-the lists below say why.
+*not run*: no run has ended yet. *n/a*: no run is planned, as the method does not suit the network
+or takes too long; the lists below say why.
 """
 
 _TAIL = """## How it was measured
@@ -240,8 +245,8 @@ _TAIL = """## How it was measured
   computed once for each example, nor evaluation, nor what fedavg-ft does before use.
 - **MB**: the most memory that the process of the whole simulation held. **CPU s**: its processor
   time, evaluation included.
-- A dash stands where a number was not taken: the memory in older results, and the processor time of
-  runs that were interrupted.
+- A dash stands where a number was not taken, as was the memory in older results. The processor time
+  leaves out runs that were interrupted.
 - Every number was written by `python -m evidence.cross` from the results in
   `evidence/results.jsonl`; the experiment is `fedtailor run map`. Give each command its own
   `--out`; a run directory holds one setting.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from evidence.map_cells import mean_seconds
 from evidence.rates import TUNED
 from evidence.run import Run, lines, planned
 from fedtailor.report.metrics import Summary, summarise
@@ -109,8 +110,8 @@ class Cell:
         ]
 
     def numbers(self) -> dict[str, float | None]:
-        """Means over seeds; None where a line lacks one. The seconds of a run that was interrupted
-        are not known."""
+        """Means over seeds; None where a line lacks one. The seconds leave out runs that were
+        interrupted, of which they are not known."""
         runs, scaled = list(self.lines.values()), self.data.scaled
         means = [scaled(summary.mean) for summary in self._summaries()]
         results = [line["results"] for line in runs]
@@ -121,7 +122,7 @@ class Cell:
             "bytes_client_round": mean(one["bytes_down"] + one["bytes_up"] for one in results),
             "flops": _mean(one.get("flops") for one in results),
             "memory_mb": _mean(one.get("memory_mb") for one in results),
-            "cpu_seconds": _mean(None if "resumed" in li else li["cpu_seconds"] for li in runs),
+            "cpu_seconds": mean_seconds(runs),
         }
 
     @property

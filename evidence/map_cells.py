@@ -115,11 +115,11 @@ class Cell:
             "bytes": round(
                 mean(li["results"]["bytes_down"] + li["results"]["bytes_up"] for li in found)
             ),
-            "cpu_seconds": _mean_seconds(found),
+            "cpu_seconds": mean_seconds(found),
         }
 
 
-def _mean_seconds(found: Sequence[Line]) -> float | None:
+def mean_seconds(found: Sequence[Line]) -> float | None:
     """The mean processor time; None if all runs were interrupted, whose seconds are not known."""
     known = [line["cpu_seconds"] for line in found if "resumed" not in line]
     return round(mean(known), 1) if known else None

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evidence import cross_cells
 from evidence.map_cells import ALONE, cells, planned_settings
 from evidence.markdown import markdown_table
 from evidence.run import HERE, run_folder
 from fedtailor.report.drawing import COLOURS
+from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
@@ -41,7 +43,13 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The page, as Markdown."""
     sections = (part for cell in found for part in _section(cell))
     return "\n".join(
-        [_HEAD, *_short(found), _READ, *sections, _TAIL.format(missing=_missing(found))]
+        [
+            _HEAD,
+            *_short(found),
+            _READ,
+            *sections,
+            _TAIL.format(missing=_missing(found), elsewhere=_elsewhere(found)),
+        ]
     )
 
 
@@ -103,7 +111,35 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
                 f"- **{about}:** first try [`{name}`]({folder}{name}.md). It is best on validation "
                 f"data in {times} of {len(of)} measured settings."
             )
-    return "\n".join([*said, _OTHERS.format(folder=folder)])
+    best, second = _best_language_models()
+    page = "cross.md" if folder else "../cross.md"
+    return "\n".join([
+        *said,
+        _OTHERS.format(folder=folder, page=page, best=best, second=second),
+    ])  # fmt: skip
+
+
+def _best_language_models() -> list[str]:
+    """The two methods with the lowest perplexity in the cross table."""
+    found = [cell for cell in cross_cells.cells() if cell.data.is_text and not cell.missing]
+    return [cell.method for cell in sorted(found, key=cross_cells.score_of, reverse=True)[:2]]
+
+
+def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
+    """Which methods of the cross table that the map lacks are among its best, as sentences."""
+    here = {name for cell in found for name in cell["methods"]}
+    where: dict[str, list[str]] = {}
+    for data in cross_cells.DATA:
+        of = [cell for cell in cross_cells.cells() if cell.data == data]
+        for method in cross_cells.best(of):
+            where.setdefault(method, []).append(data.name)
+    others = [m for m in cross_cells.SYSTEMS + cross_cells.BASELINES if m not in here]
+    said = [
+        f"`{method}` is there the best, or can't be told from it, on {listed(where[method])}."
+        for method in others
+        if method in where
+    ]
+    return "\n".join([f"{listed([f'`{m}`' for m in others])} are on that page alone.", *said])
 
 
 def with_first_choice(text: str, found: Sequence[Mapping[str, Any]], folder: str) -> str:
@@ -132,6 +168,9 @@ def _best(cell: Mapping[str, Any]) -> list[str]:
 
 def _section(cell: Mapping[str, Any]) -> list[str]:
     settings = "".join(f" --set {setting}" for setting in cell["settings"])
+    seeds = cell["methods"][ALONE]["seeds"]
+    if len(seeds) < len(cross_cells.SEEDS):
+        settings += f" --set 'seeds={json.dumps(seeds, separators=(',', ':'))}'"
     rows = [
         [
             label,
@@ -254,8 +293,10 @@ _KINDS = {
     ("image", False): "Pictures, and a network from random weights",
 }
 _OTHERS = """\
-- **Language models, and pictures with a pretrained model:** nothing like them was measured.
-  Begin with the methods that `fedtailor new` writes.
+- **Language models** were measured in [one setting]({page}#chat-messages-smollm2-135m-8-senders):
+  `{best}` has the lowest perplexity there, and `{second}` the next.
+- **Pictures with a pretrained model:** nothing like them was measured. Begin with the methods that
+  `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
 _DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
@@ -302,6 +343,7 @@ What was measured is a small part of what there is. With other data, longer trai
 model the order may change. Use the page to choose two or three methods, and compare those on your
 own validation data. [Five systems and ten baselines on four data sets](cross.md) has more methods
 and other data in one setting each.
+{elsewhere}
 
 Each method's learning rates were searched on validation data in one setting alone: Dirichlet 0.3
 with about 60 examples a client. On texts the trials of this search had half the rounds. All other
