@@ -341,7 +341,9 @@ Rates are chosen on validation data by runs with a seed of their own, where
 `evidence/manifest-papers.toml` has such trials ([how](evidence.md)). FedSQ, FedAvg and FedProx in
 `papers/fedsq` have the paper's rate. Some baselines have the rate of a method that is like them,
 and may look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA.
+"""
 
+REPEAT = """
 ## Repeat a row
 
 A row's command needs [an installed fedtailor](start.md); FedSQ, FedMerge and pFedGate also need
@@ -372,7 +374,7 @@ def page(found: Sequence[Line]) -> str:
     """The whole of docs/claims.md."""
     results = Results(found)
     outcomes = {claim["id"]: outcome(claim, results) for claim in claims()}
-    parts = [HEAD, _counts(outcomes)]
+    parts = [HEAD, _counts(outcomes), REPEAT.rstrip()]
     for paper, note in notes().items():
         parts += ["", f"## {paper}", "", note, ""]
         parts += [

@@ -62,7 +62,7 @@ class _Clients(ClientWork, ABC):
 
     def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
         """What the client works with, once it has ``received`` its share."""
-        start, task = time.perf_counter(), self.task
+        start, cpu_start, task = time.perf_counter(), time.process_time(), self.task
         assert request.private is not None
         with phase("data"):
             drawn = self.federation.batches(
@@ -82,6 +82,7 @@ class _Clients(ClientWork, ABC):
                 key.to(task.device), request.lr_scale, request.round, self.public, request.passes
             ),
             time.perf_counter() - start,
+            time.process_time() - cpu_start,
         )
 
 

@@ -68,6 +68,7 @@ class Progress:
         for (label, _), rounds in left.items():
             self._left[label] += rounds
         self._expected = dict(expected)
+        self._pace: dict[str, float] = {}  # seconds of a round, from the one under way
         self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
         self._total = sum(self._left.values())
         self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
@@ -122,7 +123,7 @@ class Progress:
         doing = "training" if work == "train" else "evaluation"
         text = f"{doing} {done}/{count}" if count else doing
         if work == "train" and count and done > 1:  # tells more than what one step took
-            self._expected[self._stage.label] = (now - self._round_begun) * count / done
+            self._pace[self._stage.label] = (now - self._round_begun) * count / done
         if not self._bar.disable:
             self._bar.left = tqdm.format_interval(self._seconds_left())
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
@@ -175,9 +176,9 @@ class Progress:
         return now - self._last_line >= pause
 
     def _seconds_left(self) -> float:
-        """The time of all rounds that are left: each method's own pace, else what was expected of
-        it, in proportion to how those that are under way keep to what was expected of them; else
-        the mean pace of the others."""
+        """The time of all rounds that are left: each method's own pace, by its rounds or else by
+        the one under way; else what was expected of it, in proportion to how the others keep to
+        what was expected of them; else the mean pace of the others."""
         seconds = sum(total for total, _ in self._measured.values())
         rounds = sum(count for _, count in self._measured.values())
         mean = seconds / rounds if rounds else 0.0
@@ -187,6 +188,7 @@ class Progress:
         for label, count in self._left.items():
             total, measured = self._measured.get(label, (0.0, 0.0))
             usual = slower * self._expected[label] if label in self._expected else mean
+            usual = self._pace.get(label, usual)
             left += count * (total / measured if measured else usual)
         now = time.monotonic()
         return max(0.0, left - (now - self._round_begun))

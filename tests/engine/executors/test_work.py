@@ -46,7 +46,8 @@ class Sums(ClientWork):
     def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
         self.parts.append("prepare")
         batch = {"x": torch.tensor(100.0)}
-        return ClientInputs(server, request.private, [batch], ClientContext(random.key(0)), 0.0)
+        context = ClientContext(random.key(0))
+        return ClientInputs(server, request.private, [batch], context, 0.0, cpu_seconds=500.0)
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
@@ -58,14 +59,14 @@ class Sums(ClientWork):
         self, request: ClientRequest, inputs: ClientInputs, outcome: Any, cpu_seconds: float
     ) -> Any:
         self.parts.append("finish")
-        return request.client, outcome.item()
+        return request.client, outcome.item(), cpu_seconds // 100
 
 
 def test_work_on_one_client_is_its_three_parts() -> None:
     work, server = Sums(), {"x": torch.tensor(1.0)}
     assert work.together
     (request,) = client_requests([4], 1, "train", 1, {4: 1}, lambda k: {"x": torch.tensor(10.0)})
-    assert work.one(server, request) == (4, 111.0)
+    assert work.one(server, request) == (4, 111.0, 5)  # preparing batches takes time, too
     assert work.parts == ["prepare", "run", "finish"]
     given = work.prepare({"x": torch.tensor(2.0)}, request)  # as a node that was sent its share
-    assert work.complete(request, given) == (4, 112.0)
+    assert work.complete(request, given) == (4, 112.0, 5)

@@ -105,7 +105,7 @@ class Vectorised:
         cpu_seconds = (time.process_time() - start) / len(chunk)
         for index, (request, inputs) in enumerate(chunk):
             outcome = map_leaves(itemgetter(index), outcomes)
-            yield request, work.finish(request, inputs, outcome, cpu_seconds)
+            yield request, work.finish(request, inputs, outcome, inputs.cpu_seconds + cpu_seconds)
 
     def close(self) -> None:
         """Nothing to be done."""

@@ -96,13 +96,15 @@ def client_requests(
 
 @dataclass(frozen=True)
 class ClientInputs:
-    """The arguments of a client function, and the ``seconds`` that it took to make them."""
+    """The arguments of a client function, and the ``seconds`` and ``cpu_seconds`` (of all cores)
+    that it took to make them."""
 
     received: Params
     private: Params
     batches: list[Batch]
     context: ClientContext
     seconds: float
+    cpu_seconds: float = 0.0
 
 
 class ClientWork(ABC):
@@ -127,7 +129,8 @@ class ClientWork(ABC):
     def finish(
         self, request: ClientRequest, inputs: ClientInputs, outcome: Any, cpu_seconds: float
     ) -> Any:
-        """The result, from what `run` returned after ``cpu_seconds`` of all cores."""
+        """The result, from what `run` returned after ``cpu_seconds`` of all cores, those of
+        `prepare` included."""
 
     def one(self, server: Params, item: ClientRequest) -> Any:
         """All three for one client."""
@@ -137,4 +140,5 @@ class ClientWork(ABC):
         """The result, from what the client has and receives."""
         start = time.process_time()
         outcome = self.run(inputs.received, inputs.private, inputs.batches, inputs.context)
-        return self.finish(request, inputs, outcome, time.process_time() - start)
+        cpu_seconds = inputs.cpu_seconds + time.process_time() - start
+        return self.finish(request, inputs, outcome, cpu_seconds)
