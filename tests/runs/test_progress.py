@@ -63,7 +63,9 @@ def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("talkative")
 def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Path) -> None:
-    with Progress(tmp_path / "log", {("slow", 0): 3}, {"slow": 1e4}) as shown:
+    expected = {"slow": 1e4, "other": 1.0}
+    with Progress(tmp_path / "log", {("slow", 0): 3, ("other", 0): 0}, expected) as shown:
+        shown._measured["other"] = [1000.0, 1.0]  # which says nothing of what is measured
         shown.begin(Stage("slow", "slow, seed 0", 3, {"train": 20}), done=0)
         time.sleep(0.1)
         shown.on_result("train", 2)
