@@ -13,6 +13,7 @@ from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedmerge import FedMerge
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
 from fedtailor.optim import Optimiser
@@ -89,6 +90,24 @@ def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
     unprepared = {(e.model, e.split): e for e in other.evaluations}
     assert found["personal", "test"] == unprepared["personal", "test"]
     assert found["novel", "test"].loss != unprepared["novel", "test"].loss
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_a_novel_client_finds_its_row_at_the_server_by_its_own_examples(executor: str) -> None:
+    """FedMerge's weights: the mean of the models, which it begins with, is worse for it."""
+    losses = []
+    for passes in (0, 5):
+        plan = replace(
+            PLAN,
+            rounds=3,
+            cohort=CohortConfig(novel=2),
+            evaluate=EvaluateConfig(every=3, novel_passes=passes),
+            engine=EngineConfig(executor),  # type: ignore[arg-type]
+        )
+        method = FedMerge(models=3, optimiser=Optimiser("sgd", lr=0.3))
+        found = {(e.model, e.split): e for e in last_round(method, plan).evaluations}
+        losses.append(sum(found["novel", "test"].loss))
+    assert losses[1] < losses[0]
 
 
 def test_unchanged_clients_are_not_evaluated_again() -> None:

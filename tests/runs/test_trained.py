@@ -113,9 +113,10 @@ def test_an_unknown_seed_is_told_with_those_that_exist(finished: Path) -> None:
         open_trained(finished, label, seed=7)
 
 
-def test_novel_clients_join_again(tmp_path: Path) -> None:
-    out = run(experiment({"fedper": METHODS["fedper"]}, cohort={"size": 2, "novel": 2}), tmp_path)
-    trained = opened(out, "fedper")
+@pytest.mark.parametrize("label", ["fedper", "fedalt"])
+def test_novel_clients_join_again(tmp_path: Path, label: str) -> None:
+    out = run(experiment({label: METHODS[label]}, cohort={"size": 2, "novel": 2}), tmp_path)
+    trained = opened(out, label)
     line = lines(trained, "novel", trained.round)
     assert len(line["clients"]) == 2
     for client in line["clients"]:

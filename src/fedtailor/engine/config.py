@@ -32,7 +32,7 @@ class EvaluateConfig:
     clients: Clients | None = None  # a fixed sample of so many clients; None: all
     batch_size: Few = 64
     global_model: bool = True  # beside the personal models
-    # local training of a client that never took part
+    # rounds of fitting of a client that never took part
     novel_passes: Annotated[int, Ge(0), Le(10_000)] = 1
     # beside loss and accuracy: "macro_f1", "auc", or a function of one's own, "FILE.py:FUNCTION"
     metrics: tuple[str, ...] = ()

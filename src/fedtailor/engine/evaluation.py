@@ -78,8 +78,7 @@ class Evaluator:
             personal = self._evaluations("personal", clients, results)
             shown = {k: results[k].diagnostics for k in clients if k in results}
         if novel:
-            private = self._join(server, novel, number)
-            results = self._evaluate_personal(server, novel, number, private.__getitem__)
+            results = self._evaluate_joining(server, novel, number)
             personal += self._evaluations("novel", novel, results)
         diagnostics = self._diagnostics(server, clients, shown)
         return personal + (of_global if config.global_model else []), diagnostics
@@ -160,16 +159,16 @@ class Evaluator:
         results = self.executor.map(work, server, requests)
         return {request.client: _copied(result) for request, result in _usable(results)}
 
-    def _join(self, server: Server, clients: Sequence[int], number: int) -> dict[int, Params]:
-        """The private states of clients that have just joined: trained for a few passes, of which
-        nothing is sent."""
-        passes = self.plan.evaluate.novel_passes
-        if not self.store.has_states or passes == 0:
-            return {client: self.store.read(client) or {} for client in clients}
-        local = self.plan.local
-        requests = join_requests(self.federation, local, clients, number, passes, self.store.read)
-        updates = self.executor.map("train", server, requests)
-        return {request.client: clone(update.private) for request, update in updates}
+    def _evaluate_joining(self, server: Server, clients: Sequence[int], number: int) -> Results:
+        """Of clients that have just joined: fitted for a few passes, of which nothing is kept."""
+        passes, local = self.plan.evaluate.novel_passes, self.plan.local
+
+        def private(client: int) -> Params:
+            return self.store.read(client) or {}
+
+        requests = join_requests(self.federation, local, clients, number, passes, private)
+        results = self.executor.map("join", server, requests)
+        return {request.client: _copied(result) for request, result in results}
 
     def _diagnostics(
         self, server: Server, clients: Sequence[int], shown: Mapping[int, Params | None]

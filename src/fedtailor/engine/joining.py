@@ -12,9 +12,9 @@ from ..data.config import LocalConfig
 from ..data.federation import Federation
 from ..errors import DivergedError
 from ..method import Method
-from ..params import Params
-from .client import ClientEvaluation, Training
-from .executors.work import ClientInputs, ClientRequest, client_requests
+from ..params import Params, to_device
+from .client import ClientEvaluation, ClientEvaluationResult, Training
+from .executors.work import ClientInputs, ClientRequest, Refusal, client_requests
 
 
 def join_requests(
@@ -67,7 +67,9 @@ def join(
     inputs = training.inputs(received, request)
     row = training.method.fit_row(training.task, inputs.received, [], inputs.context)
     states = {"guess": {**row, **inputs.private}}
-    states["fitted"] = _fitted(training, evaluation, request, inputs)
+    states["fitted"], refusal = _fitted(training, evaluation, request, inputs)
+    if refusal is not None:
+        raise DivergedError(f"{refusal.reason}; lower the learning rate or --passes")
     if shared is not None:
         states["global"] = shared
     return {
@@ -83,19 +85,37 @@ def fits_anything(method: Method, private: Params) -> bool:
     return bool(private) or has_row or method.finetune_passes > 0
 
 
+@dataclass(frozen=True)
+class Joining:
+    """The work of clients that have just joined: each fits a model as in `join`, which is evaluated
+    on its own examples and then dropped. The result is a `ClientEvaluationResult`."""
+
+    training: Training
+    evaluation: ClientEvaluation
+
+    def one(self, server: Params, item: ClientRequest) -> ClientEvaluationResult:
+        return self.evaluation.scored(item.client, self.state(server, item))
+
+    def state(self, server: Params, request: ClientRequest) -> Params:
+        """What the client uses; `request` is one of `join_requests`."""
+        received = self.training.method.send_new(self.training.task, server, request.client)
+        inputs = self.training.inputs(received, request)
+        return _fitted(self.training, self.evaluation, request, inputs)[0]
+
+
 def _fitted(
     training: Training, evaluation: ClientEvaluation, request: ClientRequest, inputs: ClientInputs
-) -> Params:
-    method, private = training.method, inputs.private
+) -> tuple[Params, Refusal | None]:
+    """The state that a new client uses, and why it can't be, if its numbers are not finite."""
+    method, private, refusal = training.method, inputs.private, None
     row = method.fit_row(training.task, inputs.received, inputs.batches, inputs.context)
-    if private:
+    if private and inputs.batches:
         update = training.complete(request, replace(inputs, received=row))
-        if update.refusal is not None:
-            raise DivergedError(f"{update.refusal.reason}; lower the learning rate or --passes")
-        private = update.private
+        private, refusal = to_device(update.private, training.task.device), update.refusal
     if method.finetune_passes == 0:
-        return {**row, **private}
+        return {**row, **private}, refusal
     passes = method.finetune_passes
     request = replace(request, private=private, purpose="personalise", passes=passes)
     inputs = evaluation.inputs(row, request)
-    return evaluation.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+    state = evaluation.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+    return state, refusal

@@ -22,6 +22,7 @@ from .client_store import ClientStore
 from .config import EngineConfig, Plan
 from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
+from .joining import Joining
 from .metrics import MetricFunction, Metrics
 from .scoring import Scoring
 
@@ -112,11 +113,13 @@ def client_works(
     public = public_batch(federation, task) if method.needs_public else None
     context, trigger = (method, task, federation), plan.trigger(federation)
     attack = plan.attack, plan.attackers(federation), trigger
+    train = Training(*context, plan.local, public, *attack)
+    batch_size = plan.evaluate.batch_size
+    evaluate = ClientEvaluation(*context, plan.local, public, batch_size, wanted, trigger)
     return {
-        "train": Training(*context, plan.local, public, *attack),
-        "evaluate": ClientEvaluation(
-            *context, plan.local, public, plan.evaluate.batch_size, wanted, trigger
-        ),
+        "train": train,
+        "evaluate": evaluate,
+        "join": Joining(train, evaluate),
         "score": Scoring(*context, wanted, trigger),
     }
 

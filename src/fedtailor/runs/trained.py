@@ -15,11 +15,11 @@ from ..data.names import client_number
 from ..data.table import Dataset
 from ..engine.client import ClientEvaluation
 from ..engine.executors.work import ClientRequest, Work
-from ..engine.joining import join_requests
+from ..engine.joining import Joining, fits_anything, join_requests
 from ..engine.prepare import client_works, with_example_cache
 from ..errors import InputError, unknown
 from ..method import Method, Server
-from ..params import Params, aligned, clone, pick
+from ..params import Params, aligned, pick
 from ..run_format import check_there, has_commit
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -203,8 +203,8 @@ class TrainedMethod:
             return aligned(load_tensors(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
-        if private and self._is_novel(number):
-            private = self._joined(number, private)
+        if fits_anything(self.method, private) and self._is_novel(number):
+            return self._joined(number, private)
         if passes == 0:
             return {**aligned(self.method.send(self.task, self.server, number)), **private}
         work = self._works["evaluate"]
@@ -220,16 +220,14 @@ class TrainedMethod:
         return number in self.federation.novel(novel)
 
     def _joined(self, number: int, private: Params) -> Params:
-        """What a novel client keeps after its few passes."""
-        passes = self.experiment.evaluate.novel_passes
-        if passes == 0:
-            return private
-        local = self.experiment.local
-        requests = join_requests(
+        """What a novel client uses after its few passes."""
+        passes, local = self.experiment.evaluate.novel_passes, self.experiment.local
+        (request,) = join_requests(
             self.federation, local, [number], self.round, passes, lambda client: private
         )
-        update = self._works["train"].one(self.server, next(requests))
-        return clone(update.private)
+        work = self._works["join"]
+        assert isinstance(work, Joining)
+        return work.state(self.server, request)
 
     @cached_property
     def _works(self) -> dict[str, Work]:
