@@ -245,8 +245,8 @@ _TAIL = """## How it was measured
   computed once for each example, nor evaluation, nor what fedavg-ft does before use.
 - **MB**: the most memory that the process of the whole simulation held. **CPU s**: its processor
   time, evaluation included.
-- A dash stands where a number was not taken, as was the memory in older results. The processor time
-  leaves out runs that were interrupted.
+- A dash stands where a number was not taken, for example the memory in older results. The processor
+  time leaves out runs that were interrupted.
 - Every number was written by `python -m evidence.cross` from the results in
   `evidence/results.jsonl`; the experiment is `fedtailor run map`. Give each command its own
   `--out`; a run directory holds one setting.

@@ -111,7 +111,7 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
                 f"- **{about}:** first try [`{name}`]({folder}{name}.md). It is best on validation "
                 f"data in {times} of {len(of)} measured settings."
             )
-    best, second = _best_language_models()
+    best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
     return "\n".join([
         *said,
@@ -119,10 +119,19 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
     ])  # fmt: skip
 
 
-def _best_language_models() -> list[str]:
+def _in_words(cell: cross_cells.Cell) -> str:
+    """A method with its perplexity and what a client sends and receives in a round."""
+    numbers = cell.numbers()
+    perplexity, sent = numbers["mean"], numbers["bytes_client_round"]
+    assert perplexity is not None
+    assert sent is not None
+    return f"`{cell.method}` ({perplexity:.1f}, with {sent / 1e6:.1f} MB a client and round)"
+
+
+def _best_language_models() -> list[cross_cells.Cell]:
     """The two methods with the lowest perplexity in the cross table."""
     found = [cell for cell in cross_cells.cells() if cell.data.is_text and not cell.missing]
-    return [cell.method for cell in sorted(found, key=cross_cells.score_of, reverse=True)[:2]]
+    return sorted(found, key=cross_cells.score_of, reverse=True)[:2]
 
 
 def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
@@ -294,7 +303,7 @@ _KINDS = {
 }
 _OTHERS = """\
 - **Language models** were measured in [one setting]({page}#chat-messages-smollm2-135m-8-senders):
-  `{best}` has the lowest perplexity there, and `{second}` the next.
+  {best} has the lowest perplexity there; {second} comes next.
 - **Pictures with a pretrained model:** nothing like them was measured. Begin with the methods that
   `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""

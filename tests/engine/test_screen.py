@@ -82,6 +82,7 @@ def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     skip = replace(PLAN, engine=EngineConfig(on_divergence="skip"))
     without = run(lying(FedAvg, 2, torch.nan)(robust=robust), skip)
     assert same_bits(done[-1].server, without[-1].server)
+    assert (without[0].trained, without[0].bytes_up) == (5, done[0].bytes_up * 4 // 5)
 
 
 def test_without_a_bound_a_divergence_names_it_among_the_ways_out() -> None:

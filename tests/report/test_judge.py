@@ -358,7 +358,7 @@ def test_an_attack_is_named_and_a_method_that_fails_under_it_is_told_so(tmp_path
     text = verdict_of(run).text
     for said in (
         "An attack was simulated (sign-flip, 20\u00a0%, strength 5)",
-        "fedavg did not learn: before you give it up, try a robust rule",
+        "fedavg did not learn: before you give it up, try another robust rule",
     ):
         assert any(line.startswith(said) for line in text)
 
@@ -375,5 +375,5 @@ def test_rounds_without_an_upload_are_counted(tmp_path: Path) -> None:
     (folder / "commit.json").write_text(json.dumps(commit))
     found = verdict_of(run)
     assert found.empty_rounds == {"fedavg": (1, 1)}
-    assert "fedavg got no upload in 1 of 1 rounds; its state stayed as it was." in found.text
-    assert any("give clients more time (faults.deadline)" in line for line in found.text)
+    for said in ("fedavg could not aggregate in 1 of 1 rounds", "see why so many rounds came to"):
+        assert any(said in line for line in found.text)

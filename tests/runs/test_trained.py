@@ -113,9 +113,10 @@ def test_an_unknown_seed_is_told_with_those_that_exist(finished: Path) -> None:
         open_trained(finished, label, seed=7)
 
 
-@pytest.mark.parametrize("label", ["fedper", "fedalt"])
+@pytest.mark.parametrize("label", ["fedper", "fedalt", "fedavg-ft", "fedmerge"])
 def test_novel_clients_join_again(tmp_path: Path, label: str) -> None:
-    out = run(experiment({label: METHODS[label]}, cohort={"size": 2, "novel": 2}), tmp_path)
+    methods = METHODS | {"fedmerge": {"models": 3, **SGD}}  # rows at the server, nothing private
+    out = run(experiment({label: methods[label]}, cohort={"size": 2, "novel": 2}), tmp_path)
     trained = opened(out, label)
     line = lines(trained, "novel", trained.round)
     assert len(line["clients"]) == 2

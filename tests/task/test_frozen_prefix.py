@@ -69,14 +69,16 @@ class Scaled(nn.Module):
     """A tensor of the whole model scales what the layer ``at`` gives; a part that is never called
     holds the weight of the last layer."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, scale: float = 1.0, *, is_gate: bool = False) -> None:
         super().__init__()
-        self.at, self.scale = at, nn.Parameter(torch.ones(()))
+        self.at, self.scale, self.is_gate = at, nn.Parameter(torch.tensor(scale)), is_gate
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), Adapted()])
 
     def forward(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
-            x = layer(x) * self.scale if number == self.at else layer(x)
+            x = layer(x)
+            if number == self.at:
+                x = x * ((self.scale > 0) if self.is_gate else self.scale)
         return x
 
 
@@ -146,16 +148,25 @@ def test_a_cut_inside_a_residual_branch_moves_out_to_where_it_is_right() -> None
     assert task.prefix.skipped == ("below",)
 
 
-@pytest.mark.parametrize(("at", "boundary"), [(2, "layers.2"), (1, None), (0, None)])
+@pytest.mark.parametrize(
+    ("model", "boundary"),
+    [
+        (Scaled(2), "layers.2"),
+        (Scaled(1), None),
+        (Scaled(0), None),
+        (Scaled(1, scale=1e6), None),  # a small change would be lost in rounding
+        (Scaled(1, is_gate=True), None),  # and would not get beyond the threshold
+    ],
+)
 def test_a_trained_tensor_of_the_whole_model_counts_where_it_is_read(
-    at: int, boundary: str | None
+    model: Scaled, boundary: str | None
 ) -> None:
     def adapt(backbone: Backbone) -> nn.Module:
         for name, parameter in backbone.model.named_parameters():
             parameter.requires_grad_(name in ("scale", "layers.2.adapter.weight"))
         return backbone.model
 
-    task, batch = Task(Backbone(Scaled(at)), adapt), {"x": torch.randn(3, 4)}
+    task, batch = Task(Backbone(model), adapt), {"x": torch.randn(3, 4)}
     cached = with_features(task, batch)
     assert task.prefix is not None
     assert task.prefix.boundary == boundary

@@ -119,7 +119,7 @@ def client_works(
     return {
         "train": train,
         "evaluate": evaluate,
-        "join": Joining(train, evaluate),
+        "join": Joining(replace(train, attackers=frozenset()), evaluate),
         "score": Scoring(*context, wanted, trigger),
     }
 

@@ -19,11 +19,11 @@ from .scoring import Evaluation
 
 @dataclass
 class CohortResults:
-    """The usable results of a round's training: ``losses`` by position in the cohort; ``trained``
-    clients have them, after ``trained_steps`` batches together. The costs are those of the first in
-    training order; ``refusals`` are by place in that order, each
-    with its client. ``late`` has the simulated seconds of clients that are not back in time, and
-    ``seconds`` those of the slowest."""
+    """What has come of a round's training: ``losses`` of the usable results, by position in the
+    cohort. ``trained`` clients have trained, on ``trained_steps`` batches in all, whether their
+    updates count or not. The costs are those of the first in training order; ``refusals`` are by
+    place in that order, each with its client. ``late`` has the simulated seconds of clients that
+    are not back in time, and ``seconds`` those of the slowest."""
 
     losses: dict[int, float] = field(default_factory=dict)
     refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
@@ -89,8 +89,8 @@ class RoundFaults:
 @dataclass(frozen=True)
 class Round:
     """What one round has done. ``losses`` and ``steps`` have one entry a cohort member; bytes are
-    those of all ``trained`` clients, whose ``trained_steps`` are together, whether their updates
-    count or not. ``diagnostics`` are the method's, after an evaluation:
+    those of all clients that have trained. These are ``trained``, on ``trained_steps`` batches in
+    all, whether their updates count or not. ``diagnostics`` are the method's, after an evaluation:
     ``server/NAME`` (where they are by client, those of ``server_clients``) and ``client/NAME``
     ``[n, ...]`` of ``clients``. ``notes`` say in words which clients it went on without, and why.
 

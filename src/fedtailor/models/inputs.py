@@ -110,7 +110,7 @@ class FixedSize:
 
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:
     """``values`` to compute with ``like`` ``[b, channels, height, width]``; one alone is a number,
-    which a GPU need not wait for."""
+    which a GPU need not wait for. In float32 both round alike."""
     return values[0] if len(values) == 1 else like.new_tensor(values).view(1, -1, 1, 1)
 
 

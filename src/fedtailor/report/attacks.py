@@ -47,7 +47,7 @@ def attack_maps(entries: Sequence[Entry], comparison: Table) -> list[TextTable]:
     cells = [
         _Cell(
             names[json.dumps(_settings(e), sort_keys=True)],
-            attack_name(attack_of(e.run.experiment)),
+            _attack(e),
             row,
         )
         for e, row in zip(entries, comparison.rows, strict=True)

@@ -153,7 +153,7 @@ class _Judge:
 
     def _empty_rounds(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for entry in self.entries:
-            rounds = [one for t in entry.trials for one in t.history if one.round]
+            rounds = [one for trial in entry.trials for one in trial.history]
             if empty := sum(not one.cohort for one in rounds):
                 yield entry.label, (empty, len(rounds))
 

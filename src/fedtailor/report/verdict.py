@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -134,7 +134,10 @@ def _sentences(v: Verdict) -> Iterator[str]:
             "clients that don't attack."
         )
     for label, (empty, rounds) in v.empty_rounds.items():
-        yield f"{label} got no upload in {empty} of {rounds} rounds; its state stayed as it was."
+        yield (
+            f"{label} could not aggregate in {empty} of {rounds} rounds, in which the server's "
+            "state stayed as it was (run.log says why)."
+        )
     if v.is_one_model:
         yield f"With {v.best} all clients use one model; no part of it is fitted to one client."
     yield from _differences(v)
@@ -261,16 +264,18 @@ def _against_alone(v: Verdict) -> Iterator[str]:
     if v.not_learned and v.is_finished:
         yield (
             f"{listed(v.not_learned)} did not learn: before you give "
-            f"{'it' if len(v.not_learned) == 1 else 'them'} up, {_to_try(v)}."
+            f"{'it' if len(v.not_learned) == 1 else 'them'} up, {_to_try(v, v.not_learned)}."
         )
 
 
-def _to_try(v: Verdict) -> str:
-    """What may help a method that did not learn."""
-    if v.empty_rounds:
-        return "give clients more time (faults.deadline), or have fewer drop out"
-    if v.attacks:
-        return "try a robust rule ([methods.NAME.robust]), and the same run without the attack"
+def _to_try(v: Verdict, labels: Sequence[str]) -> str:
+    """What may help methods that did not learn."""
+    empty = [v.empty_rounds[label] for label in labels if label in v.empty_rounds]
+    if any(2 * count >= rounds for count, rounds in empty):
+        return "see why so many rounds came to nothing"
+    alone = v.alone_model.method if v.alone_model else None
+    if v.attacks and any(label != alone for label in labels):
+        return "try another robust rule ([methods.NAME.robust]), and a run without the attack"
     return "try more rounds and other learning rates (fedtailor tune searches for them)"
 
 
@@ -328,7 +333,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
             "Give clients validation data (split.validation), so that a method can be chosen."
         )
     elif v.has_learned is False:
-        yield Step(f"Before you draw a conclusion, {_to_try(v)}.")
+        yield Step(f"Before you draw a conclusion, {_to_try(v, [v.best])}.")
     elif v.alone is None and not v.is_alone:
         yield Step(
             "Add training alone to the experiment ([methods.local]) and run it again: it says "

@@ -55,9 +55,11 @@ class Prefix:
 
     def features(self, run: Callable[[], object]) -> Tensor:
         """Return the features ``[b, ...]`` of the forward pass that ``run`` makes."""
-        self._recording = True
-        run()
-        self._recording = False
+        self._recording, self._records = True, []
+        try:
+            run()
+        finally:
+            self._recording = False
         return self._records.pop()
 
     def contains_any(self, names: Iterable[str]) -> bool:
@@ -121,7 +123,7 @@ def find_prefix(
         changing: the names of its parameters and buffers that don't keep their values.
         run: a forward pass: the logits ``[b, ...]``. No changing tensor may be at a special value,
             such as 0, which would make a wrong boundary look right.
-        run_at_others: the same with other values of the changing tensors.
+        run_at_others: the same with values of the changing tensors that are far from those.
 
     Returns:
         The prefix. Its boundary is None if nothing frozen runs first (norms alone don't count), if
@@ -147,8 +149,9 @@ def find_prefix(
         if counts[candidate.path] > 1 or not _is_feature(candidate.input, len(logits)):
             continue
         prefix.set_boundary(candidate.path, skipped, {call.path for call in earlier})
-        same = torch.equal(prefix.features(run_at_others), candidate.input)
-        if same and _agrees(prefix, candidate.input, run, logits):
+        if _keeps(prefix, candidate.input, run_at_others) and _agrees(
+            prefix, candidate.input, run, logits
+        ):
             return prefix
         prefix.set_boundary(None)
     return prefix
@@ -204,6 +207,14 @@ def _has_matrix(model: nn.Module, paths: Sequence[str]) -> bool:
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(p for p in paths if not any(p.startswith(f"{q}.") for q in paths))
+
+
+def _keeps(prefix: Prefix, features: Tensor, run: Callable[[], Tensor]) -> bool:
+    """Whether another pass has the same features."""
+    try:
+        return torch.equal(prefix.features(run), features)
+    except _WRONG_BOUNDARY:
+        return False
 
 
 def _agrees(prefix: Prefix, features: Tensor, run: Callable[[], Tensor], logits: Tensor) -> bool:

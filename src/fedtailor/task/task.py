@@ -174,12 +174,14 @@ class Task:
         with torch.no_grad(), self._step.evaluating():
             if self.prefix is None:
                 noisy = {name: _add_noise(name, self.state[name]) for name in sorted(self.trained)}
+                # far away, so that it shows even in few bits, or behind a threshold
+                others = {n: -2 * v - 1 for n, v in self.state.items() if v.is_floating_point()}
                 changing = self.trained | self.buffers
                 self.prefix = find_prefix(
                     self.model,
                     changing,
                     lambda: self._call(noisy, batch),
-                    lambda: self._call({}, batch),
+                    lambda: self._call(others, batch),
                 )
             if self.prefix.boundary is None:
                 return {}
