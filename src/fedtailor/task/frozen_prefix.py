@@ -27,6 +27,13 @@ from .step import KeyedDropout
 _WRONG_BOUNDARY = (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError)
 
 
+class _Reached(Exception):  # noqa: N818  # no error: it ends a pass whose rest nobody needs
+    """A pass has come to the boundary."""
+
+    def __init__(self, features: Tensor) -> None:
+        self.features = features
+
+
 class Prefix:
     """The part of a model below the module at ``boundary``; None: there is nothing to leave out.
 
@@ -41,7 +48,6 @@ class Prefix:
         self._model = model
         self._features: Tensor | None = None
         self._recording = False
-        self._records: list[Tensor] = []
         self._undo: list[Callable[[], None]] = []
 
     @contextmanager
@@ -54,13 +60,16 @@ class Prefix:
             self._features = None
 
     def features(self, run: Callable[[], object]) -> Tensor:
-        """Return the features ``[b, ...]`` of the forward pass that ``run`` makes."""
-        self._recording, self._records = True, []
+        """Return the features ``[b, ...]`` of the forward pass that ``run`` makes. The pass ends
+        there."""
+        self._recording = True
         try:
             run()
+        except _Reached as reached:
+            return reached.features
         finally:
             self._recording = False
-        return self._records.pop()
+        raise RuntimeError(f"the pass did not reach {self.boundary}")
 
     def contains_any(self, names: Iterable[str]) -> bool:
         """Say whether any of the tensors ``names`` belongs to a module below the boundary."""
@@ -94,7 +103,7 @@ class Prefix:
 
     def _at_boundary(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._recording:
-            self._records.append(inputs[0])
+            raise _Reached(inputs[0])
         return inputs if self._features is None else (self._features, *inputs[1:])
 
 
