@@ -53,8 +53,10 @@ class StepContext:
         """Interrupt a training step for a forward pass in evaluation mode."""
         interrupted = dict(vars(self))
         self.begin(training=False)
-        yield
-        vars(self).update(interrupted)
+        try:
+            yield
+        finally:
+            vars(self).update(interrupted)
 
 
 class StepModule(nn.Module):
