@@ -365,11 +365,6 @@ seeds; where *seeds* says 2 of 3, the third has not been run.
 """
 
 
-COLUMNS = (
-    "", "claim", "the paper", "ours", "spread", "verdict", "what differs", "seeds", "command",
-)  # fmt: skip
-
-
 def page(found: Sequence[Line]) -> str:
     """The whole of docs/claims.md."""
     results = Results(found)

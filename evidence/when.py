@@ -138,9 +138,9 @@ def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
     """Which methods of the cross table that the map lacks are among its best, as sentences."""
     here = {name for cell in found for name in cell["methods"]}
     where: dict[str, list[str]] = {}
+    crossed = cross_cells.cells()
     for data in cross_cells.DATA:
-        of = [cell for cell in cross_cells.cells() if cell.data == data]
-        for method in cross_cells.best(of):
+        for method in cross_cells.best([cell for cell in crossed if cell.data == data]):
             where.setdefault(method, []).append(data.name)
     others = [m for m in cross_cells.SYSTEMS + cross_cells.BASELINES if m not in here]
     said = [

@@ -92,8 +92,7 @@ def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
     assert found["novel", "test"].loss != unprepared["novel", "test"].loss
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
-def test_a_novel_client_finds_its_row_at_the_server_by_its_own_examples(executor: str) -> None:
+def test_a_novel_client_finds_its_row_at_the_server_by_its_own_examples() -> None:
     """FedMerge's weights: the mean of the models, which it begins with, is worse for it."""
     losses = []
     for passes in (0, 5):
@@ -102,7 +101,6 @@ def test_a_novel_client_finds_its_row_at_the_server_by_its_own_examples(executor
             rounds=3,
             cohort=CohortConfig(novel=2),
             evaluate=EvaluateConfig(every=3, novel_passes=passes),
-            engine=EngineConfig(executor),  # type: ignore[arg-type]
         )
         method = FedMerge(models=3, optimiser=Optimiser("sgd", lr=0.3))
         found = {(e.model, e.split): e for e in last_round(method, plan).evaluations}

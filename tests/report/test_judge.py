@@ -358,7 +358,7 @@ def test_an_attack_is_named_and_a_method_that_fails_under_it_is_told_so(tmp_path
     text = verdict_of(run).text
     for said in (
         "An attack was simulated (sign-flip, 20\u00a0%, strength 5)",
-        "fedavg did not learn: before you give it up, try another robust rule",
+        "fedavg did not learn: before you give it up, try a robust rule",
     ):
         assert any(line.startswith(said) for line in text)
 

@@ -21,8 +21,7 @@ Differs from the paper:
   and its start (here G = 0, equal weights), and that A and B are averaged apart.
 - The paper's language models have no head; here a head goes with the individual LoRA.
 - The mean is over those other clients that have trained; before any has, A_R = B_R = 0.
-- A client that has never trained gets the mean over all that have, for both LoRAs and the head. A
-  novel client's training is without effect, since the server keeps no LoRA of it.
+- A client that has never trained gets the mean over all that have, for both LoRAs and the head.
 - The server keeps every client's individual LoRA, and sends it back together with the other one.
 """
 

@@ -275,7 +275,7 @@ def _to_try(v: Verdict, labels: Sequence[str]) -> str:
         return "see why so many rounds came to nothing"
     alone = v.alone_model.method if v.alone_model else None
     if v.attacks and any(label != alone for label in labels):
-        return "try another robust rule ([methods.NAME.robust]), and a run without the attack"
+        return "try a robust rule, or another one ([methods.NAME.robust]), and a run without attack"
     return "try more rounds and other learning rates (fedtailor tune searches for them)"
 
 
