@@ -25,11 +25,10 @@ CONTEXT = ClientContext(key(0))
 BATCH: Batch = {"x": torch.tensor(X[1]).float(), "labels": torch.tensor(Y[1])}
 
 
-def stepped(gradient: F64) -> F64:
-    """Weights after Adam's first step of 0.5 from equal logits; ``gradient`` is the weights'."""
-    w = np.full(len(gradient), 1 / len(gradient))
+def stepped(w: F64, gradient: F64) -> F64:
+    """Weights ``w`` after Adam's first step of 0.5 on their logits; ``gradient`` is theirs."""
     g = w * (gradient - w @ gradient)
-    return softmax(-0.5 * g / (np.abs(g) + 1e-8))
+    return softmax(np.log(w) - 0.5 * g / (np.abs(g) + 1e-8))
 
 
 def loss(task: Task, state: dict[str, torch.Tensor]) -> float:
@@ -42,14 +41,16 @@ def test_fedmerge_finds_the_weights_of_its_merge() -> None:
     Theta = np.stack([W0, -2 * W0]).astype(np.float64)
     server = {
         "bank.linear.weight": torch.tensor(Theta).float(),
-        "logits": torch.tensor([[3.0, 0.0]] * 4).double(),
+        "logits": torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, 3.0]]).double(),
     }
     received = method.send_new(task, server, 9)
-    assert list(received) == ["bank.linear.weight"]
+    assert list(received) == ["bank.linear.weight", "mean_weights"]
     guess = method.fit_row(task, received, [], CONTEXT)
-    np.testing.assert_allclose(guess["linear.weight"].numpy(), Theta.mean(0), atol=1e-6)
-    slope = softmax_gradient(Theta.mean(0), X[1], Y[1])
-    w = stepped(np.array([(theta * slope).sum() for theta in Theta]))
+    mean = (2 * softmax(np.array([0.0, 3.0])) + 0.5) / 3
+    start = np.tensordot(mean, Theta, 1)
+    np.testing.assert_allclose(guess["linear.weight"].numpy(), start, atol=1e-6)
+    slope = softmax_gradient(start, X[1], Y[1])
+    w = stepped(mean, np.array([(theta * slope).sum() for theta in Theta]))
     one = method.fit_row(task, received, [BATCH], CONTEXT)
     np.testing.assert_allclose(one["linear.weight"].numpy(), np.tensordot(w, Theta, 1), atol=1e-5)
     many = method.fit_row(task, received, [BATCH] * 20, CONTEXT)
@@ -77,7 +78,7 @@ def test_fedhft_finds_its_assignments() -> None:
     guess = method.fit_row(task, received, [], CONTEXT)
     assert same_bits(guess, method.send(task, server, 0))  # nobody has been clustered yet
     slope = softmax_gradient(W0 + (B @ A).mean(0), X[1], Y[1])
-    p = stepped(np.array([(update * slope).sum() for update in B @ A]))
+    p = stepped(np.full(2, 0.5), np.array([(update * slope).sum() for update in B @ A]))
     one = method.fit_row(task, received, [BATCH], CONTEXT)
     mixture = (one["linear.B_mix"] @ one["linear.A_mix"]).numpy()
     np.testing.assert_allclose(mixture, np.tensordot(p, B @ A, 1), atol=1e-5)

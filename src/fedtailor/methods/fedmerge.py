@@ -16,8 +16,9 @@ Server, p_i = n_i / n over the cohort:
 Both updates use Theta and a from the start of the round. The inner product goes over the task head
 alone.
 
-A client that joins afterwards receives all Theta_j and finds its row of a by gradient steps on
-l(sum_j w_j Theta_j), from a = 0; the models stay as they are.
+A client that joins afterwards receives all Theta_j and finds its row w by gradient steps on
+l(sum_j w_j Theta_j), from the mean of all clients' rows; the models stay as they are. (Models that
+no client uses any more are still noise, and would spoil a plain mean.)
 
 Differs from the paper:
 - c_ij is divided by sum_i p_i w_ij. As printed, equation 8 moves the merged models by about
@@ -196,7 +197,8 @@ class FedMerge(FineTuning):
         return weighted_sum(strip_prefix(server, _BANK), w)
 
     def send_new(self, task: Task, server: Server, client: int) -> Params:
-        return {name: value for name, value in server.items() if name.startswith(_BANK)}
+        bank = {name: value for name, value in server.items() if name.startswith(_BANK)}
+        return {**bank, "mean_weights": torch.softmax(server["logits"], 1).mean(0)}  # [d]
 
     def fit_row(
         self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
@@ -205,7 +207,7 @@ class FedMerge(FineTuning):
         (a,) = self._first_logits(1, context.key.cpu())  # [d]
         if self.weights == "dynamic":
             a = fit_logits(
-                a, batches, context,
+                a + received["mean_weights"].cpu().log(), batches, context,
                 lambda w, batch, key: task.loss(mixed(Theta, w), batch, key)[0],
             )  # fmt: skip
         return weighted_sum(Theta, torch.softmax(a, 0))
