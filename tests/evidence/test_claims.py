@@ -2,19 +2,9 @@
 
 from typing import Any
 
-from evidence.claims import (
-    DIRECTION,
-    HOLDS,
-    NOT_HERE,
-    NOT_RUN,
-    PAGE,
-    Results,
-    claims,
-    outcome,
-    page,
-    runs,
-)
+from evidence.claims import PAGE, claims, page
 from evidence.run import lines, planned
+from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outcome, runs
 
 
 def test_the_page_is_what_the_script_writes() -> None:
