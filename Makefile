@@ -74,7 +74,7 @@ kills: $(VENV)/.installed ## Kill runs 1,000 times at random moments, and go on 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.random_kills $(KILLS)
 
 evidence-full: $(VENV)/.installed ## Run the map at full size on a GPU for eight minutes; the same command goes on
-	$(BIN)/python -m evidence.run --manifest evidence/manifest-full.toml --minutes 8 $(EVIDENCE)
+	$(BIN)/python -m evidence.run --manifest evidence/manifest-full.toml --within 8 $(EVIDENCE)
 
 docs: $(VENV)/.installed ## Build the documentation into site/; open site/index.html
 	$(BIN)/python docs/methods_index.py

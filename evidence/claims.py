@@ -1,6 +1,7 @@
 """What the papers claim beside what our runs say: docs/claims.md.
 
-    python -m evidence.claims
+    python -m evidence.claims                       # write the page
+    python -m evidence.claims fedsq-4 runs/rounds   # a row again, from runs of its command
 
 No number of the page is written by hand: the papers' numbers stand in claims.toml, ours in
 results.jsonl or are counted.
@@ -8,15 +9,23 @@ results.jsonl or are counted.
 
 from __future__ import annotations
 
+import argparse
 import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fedtailor as ft
+from fedtailor.report.read import read
+from fedtailor.runs.manifest import open_run
 
 from .accounting import command as count_command
 from .markdown import markdown_table, on_one_line
-from .run import HERE, lines
-from .verdicts import VERDICTS, Claim, Line, Outcome, Results, outcome, runs
+from .run import HERE, PlainHelp, Run, lines, resolved, results
+from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
 
 CLAIMS = HERE / "claims.toml"
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -57,6 +66,44 @@ def commands(claim: Claim, seeds: Sequence[int] = ()) -> list[str]:
     ]
 
 
+def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
+    """What run directories say to a claim; runs of other settings in them are left out.
+
+    Raises:
+        InputError: there is no such directory, or none of the claim's runs is in it.
+    """
+    found: list[Line] = []
+    for place in places:
+        experiment = open_run(place)
+        for run in runs(claim):
+            if run.method not in experiment.methods or run.seed not in experiment.seeds:
+                continue
+            methods = {run.method: experiment.methods[run.method]}
+            own = replace(experiment, methods=methods, seeds=(run.seed,))
+            if resolved(own) == resolved(run.experiment()):
+                found.append(_line(run, place, own))
+    if runs(claim) and not found:
+        text = " and ".join(commands(claim))
+        raise ft.InputError(f"no run of {claim['id']} in {', '.join(map(str, places))}: {text}")
+    return outcome(claim, Results(found))
+
+
+def _line(run: Run, place: Path, experiment: ft.Experiment) -> Line:
+    """A run's line, from its run directory."""
+    line: dict[str, Any] = {
+        "file": run.file, "set": list(run.settings), "method": run.method, "seed": run.seed,
+        "settings": resolved(experiment),
+    }  # fmt: skip
+    only = run.method, run.seed
+    (trial,) = read(place, only).trials
+    if trial.commit.diverged is not None:
+        return line | {"failed": trial.commit.diverged}
+    if trial.progress:
+        unfinished = f"{run.method} with seed {run.seed}: {trial.progress}"
+        raise ft.InputError(f"{place} is not finished: {unfinished}")
+    return line | {"results": results(place, only)}
+
+
 HEAD = """# What the papers claim
 
 Five papers' systems are built in. This page puts what they claim beside what runs of this library
@@ -77,7 +124,7 @@ A claim **holds** if this is so:
   every seed;
 - two gains: the first interval lies above the second;
 - a measured number: its mean over seeds is within a tolerance of the paper's number, or reaches a
-  bound. `evidence/claims.toml` has the tolerance or the bound of each;
+  bound; the verdict names it;
 - a number that is counted, without training or from the bytes of a round: the same. It is exact, so
   one seed is enough.
 
@@ -88,8 +135,11 @@ diverged are left out, and named. **Not run**: no run has ended yet.
 
 Rates are chosen on validation data by runs with a seed of their own, where
 `evidence/manifest-papers.toml` has such trials ([how](evidence.md)). FedSQ, FedAvg and FedProx in
-`papers/fedsq` have the paper's rate. Some baselines have the rate of a method that is like them,
-and may look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA.
+`papers/fedsq` have the paper's rate. Some methods have the rate of one that is like them, and may
+look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA, and every
+variant of a system, for example FedSDG with its gates fixed.
+
+Rows marked *our question* ask what the paper does not ask. They are not counted here:
 """
 
 REPEAT = """
@@ -100,12 +150,13 @@ A row's command needs [an installed fedtailor](start.md); FedSQ, FedMerge and pF
 active. A command with `--dry-run` says how long it takes. It runs the row's methods with the row's
 seeds; where *seeds* says 2 of 3, the third has not been run.
 
-- *ours* is the column **accuracy** of the table that the command prints. The spread is in the
-  verdict below it, or in `fedtailor compare RUN --against METHOD`. Differences are taken before
-  rounding.
-- Other numbers are worked out by a function of `evidence/verdicts.py` from what is in the run
-  directory: rounds to an accuracy (`_sooner`), deciles (`_decile`), and the figures named in
-  `FIGURES` (gates, sparsity, similar layers, clients of one cluster).
+- `python -m evidence.claims ROW RUN...` prints the row again, from the run directories that its
+  command wrote: `python -m evidence.claims fedsq-4 runs/fedsq-rounds`. It leaves out what is of
+  other settings.
+- In the table that the command itself prints, *ours* is the column **accuracy**. The spread is in
+  the verdict below it, or in `fedtailor compare RUN --against METHOD`. Differences are taken before
+  rounding. Other numbers, such as rounds to an accuracy, deciles and gates, are worked out in
+  `evidence/verdicts.py`.
 - Commands that differ in `methods` or `seeds` alone can share an `--out`: what is done is not run
   again. For other settings give another one.
 - These runs had one process with one thread. On a CPU, `auto` and `processes` give the same bits;
@@ -134,7 +185,11 @@ def page(found: Sequence[Line]) -> str:
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:
-    papers = Counter((claim["paper"], outcomes[claim["id"]].verdict) for claim in claims())
+    papers = Counter(
+        (claim["paper"], outcomes[claim["id"]].verdict)
+        for claim in claims()
+        if not claim.get("own")
+    )
     rows = [[paper, *(papers[paper, v] for v in VERDICTS)] for paper in notes()]
     return markdown_table(["", *VERDICTS], rows)
 
@@ -144,11 +199,11 @@ def _row(claim: Claim, found: Outcome) -> str:
     seeds = "none needed" if not of else f"{len(found.seeds)} of {of}"
     cells = [
         claim["id"],
-        claim["claim"],
+        claim["claim"] + (" (our question)" if claim.get("own") else ""),
         f"{claim['number']} ({claim['where']})",
         found.ours,
         on_one_line(found.spread),
-        found.verdict,
+        found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),
         claim["differs"],
         seeds,
         " and ".join(f"`{command}`" for command in commands(claim, found.seeds)),
@@ -156,5 +211,32 @@ def _row(claim: Claim, found: Outcome) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def main() -> None:
+    """Write the page, or print a row again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=PlainHelp)
+    parser.add_argument("row", nargs="?", help="the name of a row of docs/claims.md")
+    parser.add_argument("runs", nargs="*", type=Path, help="run directories of its commands")
+    options = parser.parse_args()
+    if options.row is None:
+        PAGE.write_text(page(lines()))
+        return
+    by_name = {claim["id"]: claim for claim in claims()}
+    if options.row not in by_name:
+        parser.error(f"no row {options.row!r} in docs/claims.md")
+    claim = by_name[options.row]
+    try:
+        again = repeated(claim, options.runs)
+    except ft.InputError as error:
+        parser.error(str(error))
+    kept = outcome(claim, Results(lines()))
+    print(f"{claim['id']}: {claim['claim']}")
+    print(f"here: {_as_text(again)}\npage: {_as_text(kept)}")
+
+
+def _as_text(found: Outcome) -> str:
+    seeds = f"seeds {', '.join(map(str, found.seeds))}" if found.seeds else ""
+    return "; ".join(part for part in (found.ours, found.spread, found.verdict, seeds) if part)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(lines()))
+    main()

@@ -243,8 +243,8 @@ _TAIL = """## How it was measured
   PyTorch counted in the first round of the client with the median number of examples, times the
   steps. pFedGate leaves out the blocks that it drops, and they are not counted. Neither is what is
   computed once for each example, nor evaluation, nor what fedavg-ft does before use.
-- **MB**: the most memory that the process of the whole simulation held. **CPU s**: its processor
-  time, evaluation included.
+- **MB**: the most memory that the process of the whole simulation held, the median over seeds: one
+  seed may need three times as much as another. **CPU s**: its processor time, evaluation included.
 - A dash stands where a number was not taken, for example the memory in older results. The processor
   time leaves out runs that were interrupted.
 - Every number was written by `python -m evidence.cross` from the results in

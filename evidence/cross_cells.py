@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from evidence.map_cells import mean_seconds
@@ -121,7 +121,7 @@ class Cell:
             "decile": mean(scaled(summary.bottom_decile) for summary in self._summaries()),
             "bytes_client_round": mean(one["bytes_down"] + one["bytes_up"] for one in results),
             "flops": _mean(one.get("flops") for one in results),
-            "memory_mb": _mean(one.get("memory_mb") for one in results),
+            "memory_mb": _median(one.get("memory_mb") for one in results),
             "cpu_seconds": mean_seconds(runs),
         }
 
@@ -143,6 +143,11 @@ class Cell:
 def _mean(values: Any) -> float | None:
     known = list(values)
     return None if None in known else mean(known)
+
+
+def _median(values: Any) -> float | None:
+    known = list(values)
+    return None if None in known else median(known)
 
 
 def cells() -> list[Cell]:

@@ -21,10 +21,10 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ CROSS = HERE / "manifest-cross.toml"
 MANIFESTS = (MAP, HERE / "manifest-papers.toml", CROSS)
 RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
+
+
+class PlainHelp(argparse.RawDescriptionHelpFormatter):
+    """Shows a module's description as it is."""
 
 
 @dataclass(frozen=True)
@@ -192,15 +196,30 @@ def _device(experiment: ft.Experiment) -> str:
     return torch.cuda.get_device_name() if chip else used
 
 
-def _end_with_parent() -> None:
+def alone(run: Run, folder: Path, seconds: float | None = None) -> dict[str, Any] | None:
+    """The same in a process of its own, whose memory is this run's. None: it was not done after so
+    many seconds, and was stopped."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(theirs, run, folder))
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(None if seconds is None else max(0.0, seconds)):
+            line: dict[str, Any] = ours.recv()
+            return line
+        process.kill()
+        return None
+    except EOFError:
+        raise SystemExit(f"this run has failed: {run.command}") from None
+    finally:
+        process.join()
+
+
+def _send(connection: Connection, run: Run, folder: Path) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def alone(run: Run, folder: Path) -> dict[str, Any]:
-    """The same in a process of its own, whose memory is this run's."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _end_with_parent) as processes:
-        return processes.submit(execute, run, folder).result()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
+    connection.send(execute(run, folder))
 
 
 def clients_of(experiment: ft.Experiment) -> dict[str, float]:
@@ -234,9 +253,10 @@ def flops_of_step(experiment: ft.Experiment) -> float:
     return count_flops(lambda: train.complete(request, ready)) / steps
 
 
-def results(out: Path) -> dict[str, Any]:
-    """What a run directory with one method and one seed says."""
-    run = read(out)
+def results(out: Path, only: tuple[str, int] | None = None) -> dict[str, Any]:
+    """What a run directory says of its one method and seed, or of the label and the seed that
+    ``only`` names."""
+    run = read(out, only)
     (trial,) = run.trials
     metric = "loss" if run.is_language_modelling else "accuracy"
     assert trial.costs is not None
@@ -288,8 +308,12 @@ def _git(*arguments: str) -> str:
 
 def main() -> None:
     """Run until nothing is left, or the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=PlainHelp)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
+    parser.add_argument(
+        "--within", type=float, metavar="MINUTES",
+        help="stop after so many, in the middle of a run too; the same command goes on with it",
+    )  # fmt: skip
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of lines")
     parser.add_argument("--manifest", type=Path, action="append", help="only what this one lists")
@@ -301,7 +325,8 @@ def main() -> None:
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
     done = {line["digest"] for line in lines(options.results)}
-    end = time.monotonic() + 60 * options.minutes
+    begun = time.monotonic()
+    within = None if options.within is None else 60 * options.within
     for run in planned(options.manifest or MANIFESTS):
         if options.file not in (None, run.file) or options.seed not in (None, run.seed):
             continue
@@ -310,10 +335,13 @@ def main() -> None:
         if options.list:
             print(run.command)
             continue
-        if time.monotonic() > end:
+        passed = time.monotonic() - begun
+        if passed > 60 * options.minutes:
             break
         print(run.command, file=sys.stderr, flush=True)
-        line = alone(run, options.folder)
+        line = alone(run, options.folder, None if within is None else within - passed)
+        if line is None:
+            break
         with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])
@@ -321,10 +349,6 @@ def main() -> None:
             path = str(options.results.resolve())
             _git("add", path)
             _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", path)
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    pass
 
 
 if __name__ == "__main__":

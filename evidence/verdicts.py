@@ -214,6 +214,16 @@ def _verdict(holds: bool, goes_that_way: bool) -> str:
     return HOLDS if holds else DIRECTION if goes_that_way else NOT_HERE
 
 
+def bound(claim: Claim) -> str:
+    """What a number has to reach, in words; empty for a comparison."""
+    if "near" in claim:
+        return f"{claim['near']:g} ± {claim['tolerance']:g}"
+    return next((f"{words} {claim[key]:g}" for key, words in _BOUNDS if key in claim), "")
+
+
+_BOUNDS = (("at_least", "at least"), ("at_most", "at most"))
+
+
 def _judged(value: float, claim: Claim) -> str:
     """The verdict on one number: by ``near`` and ``tolerance``, or by ``at_least`` or ``at_most``
     with ``beyond``, from where on the direction is right."""

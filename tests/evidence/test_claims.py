@@ -1,10 +1,16 @@
 """The page of claims is what the script writes, and the manifests plan what claims need."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from evidence.claims import PAGE, claims, page
-from evidence.run import lines, planned
+import pytest
+from evidence.claims import PAGE, claims, page, repeated
+from evidence.rates import TUNED
+from evidence.run import EXPERIMENTS, Run, execute, lines, planned
 from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outcome, runs
+
+import fedtailor as ft
 
 
 def test_the_page_is_what_the_script_writes() -> None:
@@ -14,6 +20,17 @@ def test_the_page_is_what_the_script_writes() -> None:
 def test_every_run_that_a_claim_needs_is_planned() -> None:
     missing = {run for claim in claims() for run in runs(claim)} - set(planned())
     assert not missing, "\n".join(sorted(run.command for run in missing))
+
+
+def test_every_run_of_a_paper_s_experiment_is_on_the_page() -> None:
+    """A run whose result nobody likes is not left out."""
+    shown = {run for claim in claims() for run in runs(claim)}
+    kept = {
+        Run(line["file"], tuple(line["set"]), line["method"], line["seed"])
+        for line in lines()
+        if line["file"].startswith("papers/") and line["seed"] != TUNED
+    }
+    assert not kept - shown, "\n".join(sorted(run.command for run in kept - shown))
 
 
 def test_a_claim_has_a_name_of_its_own() -> None:
@@ -77,3 +94,22 @@ def test_a_gain_is_more_than_another_if_the_intervals_are_apart() -> None:
     there = [line(m, s, v, v, set_=["k=1"]) for m, v in (("x", 0.5), ("y", 0.4)) for s in (0, 1)]
     found = outcome(claim, Results([*here, *there]))
     assert (found.verdict, found.ours) == (HOLDS, "+50.0 against +10.0")
+
+
+@pytest.mark.slow
+def test_a_row_is_worked_out_again_from_its_run_directory(tmp_path: Path) -> None:
+    settings = ["preset=small", "data.limit=200", "rounds=2"]
+    claim = {
+        "id": "x-1", "rule": "ahead", "file": "map.toml", "set": settings, "ours": "fedavg",
+        "theirs": "local", "seeds": [0],
+    }  # fmt: skip
+    kept = outcome(claim, Results([execute(run, tmp_path) for run in runs(claim)]))
+    out = tmp_path / "own"
+    with pytest.raises(ft.InputError, match="no directory"):
+        repeated(claim, [out])
+    whole = ft.load(EXPERIMENTS / "map.toml", [*settings, "seeds=[0]"])
+    methods = {label: whole.methods[label] for label in ("local", "fedavg")}
+    ft.run(replace(whole, methods=methods), out, summary=False)
+    assert repeated(claim, [out]) == kept
+    with pytest.raises(ft.InputError, match="no run of x-1 in"):
+        repeated({**claim, "set": ["preset=small"]}, [out])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from evidence.rates import TUNED, best
-from evidence.run import Run, digest, execute, lines, planned, resolved
+from evidence.run import Run, alone, digest, execute, lines, planned, resolved
 
 
 def test_every_planned_run_is_a_run_of_its_own() -> None:
@@ -28,6 +28,7 @@ def test_no_result_is_of_a_seed_that_has_decided_a_rate() -> None:
 @pytest.mark.slow
 def test_a_line_says_what_the_run_has_come_to(tmp_path: Path) -> None:
     run = Run("map.toml", ("preset=small", "data.limit=200", "rounds=1"), "fedavg", 0)
+    assert alone(run, tmp_path, 0.1) is None  # stopped while it begins
     line = execute(run, tmp_path)
     personal = line["results"]["personal"]
     assert len(personal["accuracy"]) == len(personal["num_examples"]) == 20

@@ -32,8 +32,8 @@ Differs from the paper:
 - The paper gives a picture's pixels to the gating layer; larger pictures are first averaged to
   ``pool x pool``. The paper has no text: here the tokens' embeddings before any training are the
   input, averaged over the real tokens after the normalisation.
-- ``optimiser.clip`` bounds the norm of theta's and phi's gradient together. The paper says nothing
-  of clipping.
+- ``optimiser.clip`` bounds the norm of theta's and phi's gradient together. The paper clips the
+  gradients of each step, too; it does not say whether theta's and phi's are clipped together.
 - ``adaptation="client"``: there is one input, the mean, so that the batch normalisation after the
   linear layer is only its scale and shift. The paper doesn't say.
 - ``evaluation="sample"`` and ``"client"`` (the mean of M and G over the training examples) are not
