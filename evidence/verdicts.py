@@ -252,9 +252,16 @@ def gates_by_block(line: Line) -> float:
     return float(np.ptp(np.array(line["results"]["gates"]).mean(axis=0)))
 
 
+def last_gate(line: Line) -> float:
+    """FedSDG: the mean gate of the last block minus that of the others."""
+    by_block = np.array(line["results"]["gates"]).mean(axis=0)
+    return float(by_block[-1] - by_block[:-1].mean())
+
+
 FIGURES: Mapping[str, Callable[[Line], float]] = {
     "same_cluster": same_cluster,
     "gates_by_block": gates_by_block,
+    "last_gate": last_gate,
     "sparsity": lambda line: float(line["results"]["sparsity"]),
     "like_layers": lambda line: float(line["results"]["like_layers"]),
 }
