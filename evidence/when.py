@@ -308,7 +308,11 @@ _OTHERS = """\
   `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
-_DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
+_DATA = {
+    "20newsgroups": "20 Newsgroups, MiniLM",
+    "reuters-r8": "Reuters R8, MiniLM",
+    "fashion-mnist": "Fashion-MNIST, small CNN",
+}
 
 _HEAD = """# Which method should I use?
 
