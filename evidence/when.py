@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evidence import cross_cells, map_tuning
-from evidence.map_cells import ALONE, cells, planned_settings
+from evidence.map_cells import ALONE, cells, language_models, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
 from evidence.run import HERE, run_folder
@@ -34,8 +34,8 @@ def measured() -> list[dict[str, Any]]:
 
 
 def advice(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedtailor advise` reads."""
-    return json.dumps(list(found), indent=1) + "\n"
+    """What `fedtailor advise` reads: the map, and the setting with a language model."""
+    return json.dumps([*found, *(c.measured() for c in language_models())], indent=1) + "\n"
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
@@ -274,10 +274,11 @@ has measured results for settings that differ in these two. To find the one clos
 
     fedtailor advise mine.toml
 
-The command computes both for your clients, and finds the measured setting that is closest. It lists
-the method with the best validation accuracy in that setting first. Then come the methods whose test
-accuracy does not differ significantly from the highest one; if these are fewer than three, methods
-that are clearly ahead of training alone fill the list.
+The command computes both for your clients, and finds the measured setting that is closest. It names
+up to three methods. The one with the best validation accuracy in that setting comes first. Then
+come those whose test accuracy does not differ significantly from the highest one, the most accurate
+first. If there is room, methods that are clearly ahead of training alone follow. A method whose
+mean is not above that of training alone is never named.
 
 ## In short
 """

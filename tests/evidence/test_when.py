@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from evidence.map_cells import language_models
 from evidence.map_figure import draw
 from evidence.run import lines
 from evidence.when import (
@@ -16,7 +17,7 @@ from evidence.when import (
     with_first_choice,
 )
 
-from evidence import map_tuning
+from evidence import cross_cells, map_tuning
 
 
 def test_the_page_and_the_advice_are_what_the_script_writes() -> None:
@@ -35,6 +36,24 @@ def test_the_short_table_and_the_sections_have_one_order() -> None:
     )
     assert rows == [(f"{number} × {size}", overlap) for number, size, overlap in sections]
     assert len(rows) > 1
+
+
+def test_the_language_models_have_the_perplexities_of_the_cross_table() -> None:
+    (chat,) = [cell.measured() for cell in language_models()]
+    crossed = {cell.method: cell for cell in cross_cells.cells() if cell.data.is_text}
+    for label, one in chat["methods"].items():
+        numbers = crossed[label].numbers()
+        assert one["perplexity"] == pytest.approx(numbers["mean"], abs=1e-5)
+        assert one["bytes"] == pytest.approx(numbers["bytes_client_round"], abs=1)
+    perplexities = [one["perplexity"] for one in chat["methods"].values()]
+    assert perplexities[0] == min(perplexities)
+    validation = {
+        label: sum(
+            line["results"]["personal"]["validation"] for line in crossed[label].lines.values()
+        )
+        for label in chat["methods"]
+    }
+    assert chat["chosen"] == min(validation, key=lambda label: validation[label])
 
 
 @pytest.mark.parametrize(
