@@ -24,6 +24,9 @@ FILE = "map.toml"
 ALONE = "local"
 _ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
 
+# Lines have this rate also where the run had none, and largest_step decided: it did so in all runs.
+_UNUSED = {"fedmerge": "lr_w=100.0"}
+
 Line = Mapping[str, Any]
 
 
@@ -137,7 +140,7 @@ class Cell:
         (settings,) = found[0]["settings"]["methods"]
         return {
             "seeds": self.seeds(label),
-            "settings": not_defaults(settings),
+            "settings": [s for s in not_defaults(settings) if s != _UNUSED.get(label)],
             **self._score(label),
             "worse_off": _rounded(float(np.mean([ours < alone for ours, alone in pairs]))),
             "over_alone": _interval(self.paired(label, ALONE)),

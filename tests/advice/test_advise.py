@@ -13,6 +13,7 @@ import fedtailor as ft
 from fedtailor.advice.advise import advise, advise_for
 from fedtailor.advice.measured import Clients, Measured, Setting, measured_settings
 from fedtailor.cli import main
+from fedtailor.runs.experiment import configured_method
 
 EXPERIMENT = ft.Experiment(
     {"fedper": ft.FedPer()}, model=ft.ModelConfig(name="lenet", pretrained=False)
@@ -269,6 +270,18 @@ def test_the_measured_settings_can_be_read() -> None:
         assert one.alpha == (split.alpha if split.scheme == "dirichlet" else None)
         for label, of in one.methods.items():
             assert (of.perplexity is None) == (one.task == "classification"), label
+
+
+@pytest.mark.parametrize("one", measured_settings(), ids=lambda one: " ".join(one.settings))
+def test_the_measured_settings_are_those_of_the_map(one: Setting) -> None:
+    """What the advice hands out is the method that was measured."""
+    methods = ft.load("map", list(one.settings)).methods
+    for label, of in one.methods.items():
+        handed_out, measured = configured_method(label, of.settings), methods[label]
+        if measured.optimiser.name == "sgd":  # which has no eps
+            usual = replace(measured.optimiser, eps=handed_out.optimiser.eps)
+            measured = replace(measured, optimiser=usual)
+        assert handed_out == measured, label
 
 
 def test_measured_language_models_are_advised_by_validation() -> None:
