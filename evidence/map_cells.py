@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from evidence.run import MAP, Run, lines, planned
+from evidence.run import CROSS, MAP, Run, lines, planned
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
@@ -21,6 +23,9 @@ from fedtailor.runs.settings import flattened
 FILE = "map.toml"
 ALONE = "local"
 _ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
+
+# Lines have this rate also where the run had none, and largest_step decided: it did so in all runs.
+_UNUSED = {"fedmerge": "lr_w=100.0"}
 
 Line = Mapping[str, Any]
 
@@ -37,9 +42,20 @@ class Cell:
         """Any line: what all of them have in common."""
         return next(iter(self.methods[ALONE].values()))
 
+    @property
+    def is_language_model(self) -> bool:
+        """Its score is the loss a token."""
+        metric: str = self.one["results"]["metric"]
+        return metric == "loss"
+
     def scores(self, label: str, seeds: Sequence[int]) -> list[dict[str, float]]:
-        """For each seed, the test accuracy by client."""
+        """For each seed, by client the test accuracy, or minus a language model's loss."""
         found = [self.methods[label][seed]["results"]["personal"] for seed in seeds]
+        if self.is_language_model:
+            return [
+                {str(k): -loss for k, loss in zip(one["clients"], one["loss"], strict=True)}
+                for one in found
+            ]
         return [
             {str(k): score for k, score in zip(one["clients"], one["accuracy"], strict=True)}
             for one in found
@@ -56,18 +72,23 @@ class Cell:
 
     def measured(self) -> dict[str, Any]:
         """What is kept of the cell: its clients, and what each method came to."""
-        settings, clients = self.one["settings"], [line["clients"] for line in self._all(ALONE)]
+        settings, all_clients = self.one["settings"], [li["clients"] for li in self._all(ALONE)]
+        clients = {key: round(mean(c[key] for c in all_clients), 4) for key in all_clients[0]}
+        if self.is_language_model:
+            clients |= {"label_overlap": None, "are_classified": False}
+        split = settings["split"]
         best = max(self.methods, key=lambda label: self._mean(label))
         return {
             "data": settings["data"]["name"],
+            "task": "causal-lm" if self.is_language_model else "classification",
             "modality": BUILTIN[settings["data"]["name"]].modality,
             "model": settings["model"]["name"],
             "pretrained": settings["model"]["pretrained"],
             "targets": settings["model"]["targets"],
-            "alpha": settings["split"]["alpha"],
+            "alpha": split["alpha"] if split["scheme"] == "dirichlet" else None,
             "rounds": settings["rounds"],
             "settings": list(self.settings),
-            "clients": {key: round(mean(c[key] for c in clients), 4) for key in clients[0]},
+            "clients": clients,
             "chosen": max(self.methods, key=self._validation),
             "methods": {
                 label: self._method(label, best)
@@ -90,8 +111,21 @@ class Cell:
         scores = self.scores(label, self.seeds(label))
         return mean(mean(x for x in seed.values() if x is not None) for seed in scores)
 
+    def _perplexity(self, label: str) -> float:
+        """The mean over seeds of what the clients' mean loss a token comes to."""
+        by_seed = self.scores(label, self.seeds(label))
+        return mean(math.exp(-mean(of.values())) for of in by_seed)
+
+    def _score(self, label: str) -> dict[str, float]:
+        """What stands for the method in a table."""
+        if self.is_language_model:
+            return {"perplexity": _rounded(self._perplexity(label))}
+        return {"accuracy": _rounded(self._mean(label)), "decile": _rounded(self._decile(label))}
+
     def _validation(self, label: str) -> float:
-        return mean(line["results"]["personal"]["validation"] for line in self._all(label))
+        """The higher the better."""
+        score: float = mean(li["results"]["personal"]["validation"] for li in self._all(label))
+        return -score if self.is_language_model else score
 
     def _method(self, label: str, best: str) -> dict[str, Any]:
         found, seeds = self._all(label), self.seeds(label, ALONE)
@@ -106,9 +140,8 @@ class Cell:
         (settings,) = found[0]["settings"]["methods"]
         return {
             "seeds": self.seeds(label),
-            "settings": not_defaults(settings),
-            "accuracy": _rounded(self._mean(label)),
-            "decile": _rounded(self._decile(label)),
+            "settings": [s for s in not_defaults(settings) if s != _UNUSED.get(label)],
+            **self._score(label),
             "worse_off": _rounded(float(np.mean([ours < alone for ours, alone in pairs]))),
             "over_alone": _interval(self.paired(label, ALONE)),
             "over_best": _interval(self.paired(label, best)),
@@ -157,11 +190,16 @@ def planned_settings() -> list[tuple[str, ...]]:
     return list(dict.fromkeys(run.settings for run in runs))
 
 
-def cells() -> list[Cell]:
-    """The cells of the map that have results, in the manifest's order."""
+def language_models() -> list[Cell]:
+    """The cells of the cross table in which language models were measured."""
+    return [cell for cell in cells(CROSS) if cell.is_language_model]
+
+
+def cells(manifest: Path = MAP) -> list[Cell]:
+    """The settings of a manifest that have results, in its order."""
     kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
     wanted: dict[tuple[str, ...], dict[int, list[Run]]] = {}
-    for run in planned([MAP]):
+    for run in planned([manifest]):
         if run.file == FILE and not _decides_a_rate(run):
             wanted.setdefault(run.settings, {}).setdefault(run.seed, []).append(run)
     found = []

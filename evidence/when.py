@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from evidence import cross_cells
-from evidence.map_cells import ALONE, cells, planned_settings
+from evidence import cross_cells, map_tuning
+from evidence.map_cells import ALONE, cells, language_models, planned_settings
+from evidence.map_figure import draw
 from evidence.markdown import markdown_table
 from evidence.run import HERE, run_folder
-from fedtailor.report.drawing import COLOURS
 from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/when.md"
@@ -30,13 +29,13 @@ MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
 
 
 def measured() -> list[dict[str, Any]]:
-    """What was measured in all cells."""
-    return [cell.measured() for cell in cells()]
+    """What was measured in all cells, in the order of the page."""
+    return sorted((cell.measured() for cell in cells()), key=_place)
 
 
 def advice(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedtailor advise` reads."""
-    return json.dumps(list(found), indent=1) + "\n"
+    """What `fedtailor advise` reads: the map, and the setting with a language model."""
+    return json.dumps([*found, *(c.measured() for c in language_models())], indent=1) + "\n"
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
@@ -46,11 +45,23 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
         [
             _HEAD,
             *_short(found),
-            _READ,
+            _READ.format(budget=_indented(map_tuning.budget(found))),
             *sections,
-            _TAIL.format(missing=_missing(found), elsewhere=_elsewhere(found)),
+            _TAIL.format(
+                missing=_missing(found),
+                elsewhere=_elsewhere(found),
+                edges=map_tuning.edges(found),
+                gates=map_tuning.gates(found),
+                head_passes=map_tuning.head_passes(found),
+                absent=map_tuning.absent(found),
+            ),
         ]
     )
+
+
+def _indented(text: str) -> str:
+    """Lines of a list's item, after its first words."""
+    return map_tuning.filled(text).replace("\n", "\n  ")
 
 
 def _missing(found: Sequence[Mapping[str, Any]]) -> str:
@@ -75,12 +86,13 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
             cell["chosen"],
             "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
             ", ".join(label for label in _best(cell) if label != cell["chosen"]),
+            len(cell["methods"][ALONE]["seeds"]),
         ]
-        for cell in sorted(found, key=_place)
+        for cell in found
     ]
     header = (
         "data", "clients × examples", "label overlap", "best method", "over local",
-        "no clear difference",
+        "no clear difference", "seeds",
     )  # fmt: skip
     return [
         first_choice(found, "methods/"),
@@ -158,11 +170,12 @@ def with_first_choice(text: str, found: Sequence[Mapping[str, Any]], folder: str
     return f"{before}{BEGIN}\n\n{first_choice(found, folder)}\n\n{END}{after}"
 
 
-def _place(cell: Mapping[str, Any]) -> tuple[str, float, float, float]:
-    """Where a setting stands in the short table: by data, and by what is changed."""
+def _place(cell: Mapping[str, Any]) -> tuple[bool, str, float, float, float]:
+    """Where a setting stands on the page: texts first, by data, and by what is changed."""
     clients = cell["clients"]
     size = round(clients["median_examples"], -1)
-    return cell["data"], clients["number"], size, clients["label_overlap"]
+    is_image = cell["modality"] == "image"
+    return is_image, cell["data"], clients["number"], size, clients["label_overlap"]
 
 
 def _over_alone(cell: Mapping[str, Any], label: str) -> Sequence[float]:
@@ -237,66 +250,6 @@ def _signed(interval: Sequence[float]) -> str:
     return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """How far each method is ahead of training alone, against the clients' label overlap and
-    against their examples."""
-    import matplotlib.pyplot as plt
-
-    names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
-    styles = {
-        name: {"color": COLOURS[number], "marker": "osD^v<>PX*h8"[number]}
-        for number, name in enumerate(names)
-    }
-    kinds = list(dict.fromkeys(cell["data"] for cell in found))
-    style = {"svg.hashsalt": "when", "font.size": 10, "axes.spines.top": False,
-             "axes.spines.right": False}  # fmt: skip
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(
-            2 * len(kinds), 1, figsize=(5.2, 5.4 * len(kinds)), layout="constrained"
-        )
-        for row, kind in zip(axes.reshape(-1, 2), kinds, strict=True):
-            of = [cell for cell in found if cell["data"] == kind]
-            base = of[0]["clients"]
-            near = [cell for cell in of if cell["clients"]["number"] == base["number"]]
-            size = base["median_examples"]
-            by_overlap = [c for c in near if abs(c["clients"]["median_examples"] / size - 1) < 0.2]
-            by_size = [c for c in near if c["alpha"] == of[0]["alpha"]]
-            _lines(row[0], by_overlap, "label_overlap", "label overlap of two clients", styles)
-            _lines(row[1], by_size, "median_examples", "training examples a client", styles)
-            sizes = [round(cell["clients"]["median_examples"]) for cell in by_size]
-            row[1].set_xscale("log")
-            row[1].set_xticks(sizes, map(str, sizes))
-            row[1].minorticks_off()
-            row[0].set_title(_DATA.get(kind, kind), loc="left")
-            for axis in row:
-                axis.set_ylabel("points over training alone")
-            row[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)
-
-
-def _lines(
-    axis: Any,
-    found: Sequence[Mapping[str, Any]],
-    key: str,
-    label: str,
-    styles: Mapping[str, Mapping[str, str]],
-) -> None:
-    found = sorted(found, key=lambda cell: cell["clients"][key])
-    names = [name for name in styles if any(name in cell["methods"] for cell in found)]
-    axis.axhline(0, color="0.6", linewidth=0.8)
-    for name in names:
-        points = [
-            (cell["clients"][key], 100 * cell["methods"][name]["over_alone"][0])
-            for cell in found
-            if name in cell["methods"]
-        ]
-        look = {"markersize": 4, "linewidth": 1, **styles[name]}
-        axis.plot(*zip(*points, strict=True), label=name, **look)
-    axis.set_xlabel(label)
-
-
 _KINDS = {
     ("text", True): "Texts with labels, and a pretrained model",
     ("image", False): "Pictures, and a network from random weights",
@@ -308,7 +261,11 @@ _OTHERS = """\
   `fedtailor new` writes.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
-_DATA = {"20newsgroups": "20 Newsgroups, MiniLM", "fashion-mnist": "Fashion-MNIST, small CNN"}
+_DATA = {
+    "20newsgroups": "20 Newsgroups, MiniLM",
+    "reuters-r8": "Reuters R8, MiniLM",
+    "fashion-mnist": "Fashion-MNIST, small CNN",
+}
 
 _HEAD = """# Which method should I use?
 
@@ -317,20 +274,24 @@ has measured results for settings that differ in these two. To find the one clos
 
     fedtailor advise mine.toml
 
-The command computes both for your clients, and finds the measured setting that is closest. It lists
-the method with the best validation accuracy in that setting first. Then come the methods whose test
-accuracy does not differ significantly from the highest one; if these are fewer than three, methods
-that are clearly ahead of training alone fill the list.
+The command computes both for your clients, and finds the measured setting that is closest. It names
+up to three methods. The one with the best validation accuracy in that setting comes first. Then
+come those whose test accuracy does not differ significantly from the highest one, the most accurate
+first. If there is room, methods that are clearly ahead of training alone follow. A method whose
+mean is not above that of training alone is never named.
 
 ## In short
 """
 
-_READ = """![How far each method is ahead of training alone](images/when.svg)
+_READ = """![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
+
+A bar through a point is the 95 % interval. Hollow points rest on one or two seeds, full ones on
+three. The points of a setting stand side by side. Reuters R8 was measured in one setting.
 
 ## How to read the tables
 
-- All methods of a table have the same clients, rounds, batches and model. Each method's learning
-  rate is the best of the same number of trials on validation data, with a seed that no table has.
+- All methods of a table have the same clients, rounds, batches and model.
+- {budget}
 - Methods are in the order of their test accuracy. To choose one, look at validation data, as the
   column *best method* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
@@ -354,14 +315,25 @@ own validation data. [Five systems and ten baselines on four data sets](cross.md
 and other data in one setting each.
 {elsewhere}
 
-Each method's learning rates were searched on validation data in one setting alone: Dirichlet 0.3
-with about 60 examples a client. On texts the trials of this search had half the rounds. All other
-settings use the rates that were best in that one. So a method looks worse than it is where another
-rate would suit it better. On pictures the network begins
-with random weights: then the pattern that FedSQ fixes is random, too, while its paper begins with
-a pretrained network. On texts FedSQ trains whole blocks, and the others LoRA. A setting with one
-seed (the last column) says little of other seeds. The seconds leave out runs that were
-interrupted.
+**Rates.** They were searched on validation data in two settings alone: 20 Newsgroups and
+Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. On newsgroups the trials had
+half the rounds. All other settings use these rates, Reuters R8 those of newsgroups. So a method
+looks worse than it is where another rate would suit it better.
+
+{edges}
+
+{gates}
+
+{head_passes}
+
+{absent}
+
+**FedSQ.** On pictures the network begins with random weights: then the pattern that FedSQ fixes is
+random, too, while its paper begins with a pretrained network. On texts FedSQ trains whole blocks,
+and the others LoRA.
+
+**Seeds.** A setting with one seed (the last column) says little of other seeds. The seconds leave
+out runs that were interrupted.
 
 {missing}
 Every number was written by `python -m evidence.when` from the results in `evidence/results.jsonl`;
@@ -377,7 +349,7 @@ def main() -> None:
     for path, folder in WITH_FIRST_CHOICE.items():
         path.write_text(with_first_choice(path.read_text(), found, folder))
     if found:
-        draw(found, FIGURE)
+        draw(found, FIGURE, _DATA)
 
 
 if __name__ == "__main__":

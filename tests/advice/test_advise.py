@@ -13,10 +13,16 @@ import fedtailor as ft
 from fedtailor.advice.advise import advise, advise_for
 from fedtailor.advice.measured import Clients, Measured, Setting, measured_settings
 from fedtailor.cli import main
+from fedtailor.runs.experiment import configured_method
 
 EXPERIMENT = ft.Experiment(
     {"fedper": ft.FedPer()}, model=ft.ModelConfig(name="lenet", pretrained=False)
 )
+
+
+LORA = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
+TEXTS = ft.Experiment({"local": LORA}, model=ft.ModelConfig())
+MINE = Clients(20, 60, 0.25)
 
 
 def method(accuracy: float, over: float, behind: float, **settings: str) -> Measured:
@@ -74,12 +80,122 @@ def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() 
 
 @pytest.mark.parametrize(
     ("clients", "first", "as_good"),
-    [(Clients(20, 60, 0.7), "fedavg", False), (Clients(25, 500, 0.1), "local", True),
+    [(Clients(20, 60, 0.7), "fedavg", False), (Clients(25, 500, 0.1), "ditto", True),
      (Clients(20, 60, None), "fedavg-ft", False)],
 )  # fmt: skip
 def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: bool) -> None:
     advice = advise_for(clients, "image", EXPERIMENT, SETTINGS)
     assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
+
+
+def sent(one: Measured, number: int) -> Measured:
+    return replace(one, bytes=number)
+
+
+def test_of_methods_as_good_as_the_best_the_most_accurate_are_named() -> None:
+    """Not those that send least: training alone sends nothing."""
+    one = setting(
+        Clients(20, 60, 0.1),
+        fedrep=sent(method(0.93, 0.023, 0.0), 900), fedper=sent(method(0.929, 0.022, 0.001), 800),
+        fedavg_ft=method(0.92, 0.014, 0.009), ditto=sent(method(0.91, 0.002, 0.018), 10),
+        local=sent(method(0.908, 0.0, 0.02), 0), pfedgate=sent(method(0.904, -0.004, 0.019), 700),
+    )  # fmt: skip
+    advice = advise_for(one.clients, "image", EXPERIMENT, [replace(one, chosen="fedavg-ft")])
+    assert advice.methods == ["fedavg-ft", "fedrep", "fedper"]
+    assert advice.labels()[-1] == "local"
+    said = advice.lines("x.toml")
+    assert "Training alone was as good there as fedavg-ft, which validation data chose." in said
+    assert "Clearly ahead of training alone: fedrep, fedper." in said
+    assert any("900 B" in line for line in said)
+
+
+@pytest.mark.parametrize("chosen", ["local", "pfedgate"])
+def test_what_is_not_above_training_alone_is_not_named(chosen: str) -> None:
+    one = setting(
+        MINE, ditto=method(0.75, 0.01, 0.0), local=method(0.74, 0.0, 0.01),
+        pfedgate=method(0.735, -0.005, 0.015),
+    )  # fmt: skip
+    of = replace(one, chosen=chosen)
+    advice = advise_for(MINE, "image", EXPERIMENT, [of])
+    assert (advice.methods, advice.labels()) == (["ditto"], ["ditto", "local"])
+    said = "\n".join(advice.lines("x.toml"))
+    assert ("Validation data chose training alone" in said) == (chosen == "local")
+    assert ("as good there as pfedgate" in said) == (chosen == "pfedgate")
+    assert "Clearly ahead" not in said
+    none = replace(of, methods={k: v for k, v in of.methods.items() if k != "ditto"})
+    nothing = advise_for(MINE, "image", EXPERIMENT, [none])
+    said = "\n".join(nothing.lines("x.toml"))
+    assert nothing.methods == []
+    assert "No method was ahead of it" in said
+    assert "fedtailor run x.toml" not in said
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((0,), "one seed"), ((0, 1), "two seeds")])
+def test_few_seeds_are_said(seeds: tuple[int, ...], said: str) -> None:
+    of = {label: replace(one, seeds=seeds) for label, one in SETTINGS[0].methods.items()}
+    lines = advise_for(MINE, "image", EXPERIMENT, [replace(SETTINGS[0], methods=of)]).lines("x")
+    assert any(f"The figures rest on {said}" in line for line in lines)
+    full = {label: replace(one, seeds=(0, 1, 2)) for label, one in of.items()}
+    lines = advise_for(MINE, "image", EXPERIMENT, [replace(SETTINGS[0], methods=full)]).lines("x")
+    assert not any("The figures rest on" in line for line in lines)
+    assert any(line.endswith("10 rounds, 3 seeds") for line in lines)
+
+
+CHAT = Clients(6, 50, None, are_classified=False)
+
+
+def language_model(perplexity: float, over: float, sent: int, *settings: str) -> Measured:
+    return Measured(
+        perplexity=perplexity, worse_off=0.0, over_alone=(over, over - 0.05, over + 0.05),
+        over_best=(over - 0.3, over - 0.32, over - 0.28), bytes=sent, cpu_seconds=1.0,
+        seeds=(0, 1, 2), settings=settings,
+    )  # fmt: skip
+
+
+def test_language_models_get_the_advice_of_language_models() -> None:
+    one = Setting(
+        "chitchat", "text", "smollm2-135m", True, ("o_proj",), None, 10, ("preset=chat",), CHAT,
+        "fedsq",
+        {
+            "fedsq": language_model(110.0, 0.3, 5000, 'layers=["model.layers.29"]'),
+            "fedavg": language_model(116.0, 0.25, 1000, 'trainable="lora"'),
+            "fedmerge": language_model(118.0, 0.2, 1000, 'trainable="lora"'),
+            "fedalt": language_model(158.0, 0.02, 1500),
+            "local": language_model(160.0, 0.0, 0, 'trainable="lora"'),
+        },
+        "causal-lm",
+    )  # fmt: skip
+    own = ft.Experiment({"local": LORA}, model=ft.ModelConfig(name="smollm2-135m"))
+    known = [replace(SETTINGS[0], modality="text", pretrained=True), one]
+    advice = advise_for(CHAT, "text", own, known)
+    assert advice.setting is one
+    assert advice.methods == ["fedsq", "fedavg", "fedmerge"]
+    assert advice.settings_of("fedsq") == ('layers=["model.layers.29"]',)
+    said = advice.lines("x.toml")
+    text = "\n".join(said)
+    assert "chitchat (its own clients), smollm2-135m (pretrained), 10 rounds, 3 seeds" in text
+    assert "No other setting was measured with a pretrained language model." in text
+    (row,) = [line for line in said if line.startswith("fedavg")]
+    assert " ".join(row.split()) == "fedavg 116.0 -22 % [-26, -18] 0 % of clients LoRA 1 kB"
+    assert "accuracy" not in text
+    other = replace(own, model=ft.ModelConfig(name="tiny-gpt2"))
+    elsewhere = advise_for(CHAT, "text", other, known)
+    assert elsewhere.methods == ["fedavg", "fedmerge"]
+    assert elsewhere.left_out == ["fedsq"]
+    assert any("was measured with smollm2-135m alone" in x for x in elsewhere.lines("x"))
+    assert advise_for(MINE, "text", own, known).setting is known[0]
+
+
+def test_fedsdgs_gates_keep_their_default_rate() -> None:
+    """It is better on validation data than the one that was measured."""
+    one = setting(
+        MINE, fedsdg=method(0.8, 0.1, 0, **{"lr_gate": "0.005", "optimiser.lr": "0.003"}),
+        pfedgate=method(0.79, 0.09, 0.01, lr_gate="1.5"), local=method(0.7, 0, 0.1),
+    )  # fmt: skip
+    advice = advise_for(MINE, "image", EXPERIMENT, [one])
+    assert advice.settings_of("fedsdg") == ("optimiser.lr=0.003",)
+    assert advice.settings_of("pfedgate") == ("lr_gate=1.5",)
+    assert any("fedsdg's lr_gate at its default" in line for line in advice.lines("x.toml"))
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -88,11 +204,6 @@ def test_what_was_not_measured_is_said() -> None:
     unlabelled = Clients(20, 60, None, are_classified=False)
     said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
     assert "no classes" in said[-1]
-
-
-LORA = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
-TEXTS = ft.Experiment({"local": LORA}, model=ft.ModelConfig())
-MINE = Clients(20, 60, 0.25)
 
 
 def test_figures_of_another_kind_are_an_order_alone() -> None:
@@ -108,7 +219,7 @@ def test_figures_of_another_kind_are_an_order_alone() -> None:
     without = replace(TEXTS, methods={"fedsdg": ft.FedSDG()})
     adapted = advise_for(MINE, "text", without, [one]).settings_of("ditto")
     assert adapted == ("trainable=lora",)
-    assert advice.methods == ["fedper", "ditto", "local"]  # others can't train an adapter
+    assert advice.methods == ["fedper", "ditto"]  # others can't train an adapter
     said = advice.lines("x.toml")
     assert any("Nothing was measured with texts and a pretrained model." in line for line in said)
     assert any("network from random weights: only their order is a hint" in line for line in said)
@@ -155,7 +266,33 @@ def test_settings_of_the_same_kind_come_first() -> None:
 def test_the_measured_settings_can_be_read() -> None:
     for one in measured_settings():
         assert one.methods["local"].over_alone == (0, 0, 0)
-        assert ft.load("map", list(one.settings)).split.alpha == one.alpha
+        split = ft.load("map", list(one.settings)).split
+        assert one.alpha == (split.alpha if split.scheme == "dirichlet" else None)
+        for label, of in one.methods.items():
+            assert (of.perplexity is None) == (one.task == "classification"), label
+
+
+@pytest.mark.parametrize("one", measured_settings(), ids=lambda one: " ".join(one.settings))
+def test_the_measured_settings_are_those_of_the_map(one: Setting) -> None:
+    """What the advice hands out is the method that was measured."""
+    methods = ft.load("map", list(one.settings)).methods
+    for label, of in one.methods.items():
+        handed_out, measured = configured_method(label, of.settings), methods[label]
+        if measured.optimiser.name == "sgd":  # which has no eps
+            usual = replace(measured.optimiser, eps=handed_out.optimiser.eps)
+            measured = replace(measured, optimiser=usual)
+        assert handed_out == measured, label
+
+
+def test_measured_language_models_are_advised_by_validation() -> None:
+    """The setting of the chat messages is there, and names no method that it ranks low."""
+    own = ft.Experiment({"local": LORA}, model=ft.ModelConfig(name="smollm2-135m"))
+    advice = advise_for(CHAT, "text", own)
+    assert advice.setting is not None
+    assert advice.setting.settings == ("preset=chat",)
+    assert advice.setting.num_seeds == 3
+    assert advice.methods[0] == advice.setting.chosen
+    assert not {"local", "fedsdg"} & set(advice.methods)
 
 
 TOML = """

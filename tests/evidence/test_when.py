@@ -1,5 +1,12 @@
 """The page on which method to use says what the results say."""
 
+import re
+from pathlib import Path
+
+import pytest
+from evidence.map_cells import language_models
+from evidence.map_figure import draw
+from evidence.run import lines
 from evidence.when import (
     MEASURED,
     PAGE,
@@ -10,6 +17,8 @@ from evidence.when import (
     with_first_choice,
 )
 
+from evidence import cross_cells, map_tuning
+
 
 def test_the_page_and_the_advice_are_what_the_script_writes() -> None:
     found = measured()
@@ -17,3 +26,81 @@ def test_the_page_and_the_advice_are_what_the_script_writes() -> None:
     assert PAGE.read_text() == page(found)
     for path, folder in WITH_FIRST_CHOICE.items():
         assert path.read_text() == with_first_choice(path.read_text(), found, folder)
+
+
+def test_the_short_table_and_the_sections_have_one_order() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| [\w -]+? +\| +(\d+ × \d+) \| +([\d.]+) \|", text, re.MULTILINE)
+    sections = re.findall(
+        r"^### .*: (\d+) clients, (\d+) examples .*overlap ([\d.]+)\)$", text, re.MULTILINE
+    )
+    assert rows == [(f"{number} × {size}", overlap) for number, size, overlap in sections]
+    assert len(rows) > 1
+
+
+def test_the_language_models_have_the_perplexities_of_the_cross_table() -> None:
+    (chat,) = [cell.measured() for cell in language_models()]
+    crossed = {cell.method: cell for cell in cross_cells.cells() if cell.data.is_text}
+    for label, one in chat["methods"].items():
+        numbers = crossed[label].numbers()
+        assert one["perplexity"] == pytest.approx(numbers["mean"], abs=1e-5)
+        assert one["bytes"] == pytest.approx(numbers["bytes_client_round"], abs=1)
+    perplexities = [one["perplexity"] for one in chat["methods"].values()]
+    assert perplexities[0] == min(perplexities)
+    validation = {
+        label: sum(
+            line["results"]["personal"]["validation"] for line in crossed[label].lines.values()
+        )
+        for label in chat["methods"]
+    }
+    assert chat["chosen"] == min(validation, key=lambda label: validation[label])
+
+
+@pytest.mark.parametrize(
+    ("modality", "base", "end"), [("text", "rounds=5", 0.01), ("image", "preset=images", 0.3)]
+)
+def test_best_rates_at_the_end_are_counted(modality: str, base: str, end: float) -> None:
+    found = measured()
+    here = {m for cell in found if cell["modality"] == modality for m in cell["methods"]}
+    scores: dict[str, dict[float, float]] = {}
+    for line in lines():
+        tuned = (line["file"], line["seed"], line["set"][:1]) == ("map.toml", 10, [base])
+        if tuned and line["method"] in here:
+            (method,) = line["settings"]["methods"]
+            score = line["results"]["personal"]["validation"]
+            of = scores.setdefault(line["method"], {})
+            rate = method["optimiser"]["lr"]
+            of[rate] = max(score, of.get(rate, 0.0))
+    several = {label: of for label, of in scores.items() if len(of) > 2}
+    at_end = [label for label, of in several.items() if max(of, key=lambda lr: of[lr]) == end]
+    said = " ".join(map_tuning.edges(found).split())
+    assert f"the largest one tried, {end:g}, for {len(at_end)} of {len(several)} methods" in said
+
+
+def test_sentences_follow_the_settings_of_the_trials() -> None:
+    found = measured()
+    assert "On pictures those of `fedmerge` (`largest_step`) and `pfedgate` (`lr_gate`)" in (
+        map_tuning.budget(found)
+    )
+    without = [
+        {**cell, "methods": {k: v for k, v in cell["methods"].items() if k != "pfedgate"}}
+        for cell in found
+    ]
+    assert "pfedgate" not in map_tuning.budget(without) + map_tuning.absent(without)
+    assert "`fedalt`, `fedhft`, `fedsa-lora` and `fedsdg` have no rows" in map_tuning.absent(found)
+
+
+def test_points_that_rest_on_few_seeds_are_hollow(tmp_path: Path) -> None:
+    def cell(data: str, overlap: float, *seeds: int) -> dict[str, object]:
+        one = {"over_alone": [0.1, 0.05, 0.15], "seeds": list(seeds)}
+        clients = {"number": 20, "median_examples": 60, "label_overlap": overlap}
+        methods = {"fedper": one, "local": {**one, "over_alone": [0, 0, 0]}}
+        return {"data": data, "alpha": 0.3, "settings": [], "clients": clients, "methods": methods}
+
+    full = [cell("a", 0.1, 0, 1, 2), cell("a", 0.4, 0, 1, 2), cell("b", 0.2, 0, 1, 2)]
+    few = [cell("a", 0.1, 0, 1, 2), cell("a", 0.4, 0), cell("b", 0.2, 0, 1)]
+    # the points of one setting stand in two panels
+    for found, number in ((full, 0), (few, 3)):
+        draw(found, tmp_path / "when.svg", {})
+        hollow = (tmp_path / "when.svg").read_text().count('style="fill: #ffffff; stroke: #0067a5')
+        assert hollow == number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,11 +21,15 @@ from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
-from .measured import ALONE, Clients, Kind, Measured, Setting, measured_settings
+from .measured import ALONE, Clients, Kind, Measured, Setting, Task, measured_settings
 
 _MOST = 3  # methods that are named
 _FAR = 1.0
-_CLEAR = 0.01  # a difference worth a federation: one point
+_CLEAR = 0.01  # a difference worth a federation: a point of accuracy, a percent of perplexity
+_FULL = 3  # seeds of a setting that is measured in full
+_NUMBERS = {1: "one seed", 2: "two seeds"}
+# Fields whose default is better on validation data than the value that was measured.
+_BETTER_BY_DEFAULT = {"fedsdg": "lr_gate"}
 _OF_THE_MODEL = ("trainable=", "rank=", "lora_alpha=", "layers=", "optimiser.")  # settings
 
 
@@ -32,14 +37,16 @@ _OF_THE_MODEL = ("trainable=", "rank=", "lora_alpha=", "layers=", "optimiser.") 
 class Advice:
     """Methods to try, the likeliest first, and the measured ``setting`` that speaks for them.
 
-    ``methods`` is empty where nothing like the experiment was measured; ``why_none`` says why.
+    ``methods`` is empty where nothing like the experiment was measured, and ``why_none`` says why,
+    or where no method was ahead of training alone.
     ``distance`` of more than 1 is far: the clients are more than three times as many, say.
     ``own`` are the labels that the experiment has: their settings are its own. The methods that it
     lacks get those of the measurement; where that trained another model or other layers, or is of
     another kind than the experiment's ``kind``, those that can train an adapter get
     ``fine_tuning``: what a method of the experiment trains, ``like`` which they are set, and how.
-    ``left_out`` are those that would be named and can only train a whole model, which nobody has
-    measured with a pretrained one.
+    ``left_out`` are those that would be named and can only train the model's own weights, which
+    nobody has measured with this pretrained one. ``is_only_one``: no other setting of its kind was
+    measured.
     """
 
     clients: Clients
@@ -53,6 +60,7 @@ class Advice:
     like: str = ""
     is_same_model: bool = True
     left_out: Sequence[str] = ()
+    is_only_one: bool = False
 
     @property
     def is_like_yours(self) -> bool:
@@ -62,11 +70,10 @@ class Advice:
     @property
     def alone_is_as_good(self) -> bool:
         """In the measurement the method that validation data chose was not clearly ahead of
-        training alone, by a point or more."""
+        training alone."""
         if self.setting is None:
             return False
-        lead, low, _ = self.setting.methods[self.setting.chosen].over_alone
-        return lead < _CLEAR or low <= 0
+        return not _is_clearly_ahead(self.setting.methods[self.setting.chosen])
 
     def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
         """Return the advice as text, for an experiment that the command line calls ``source``, with
@@ -75,28 +82,51 @@ class Advice:
         if self.setting is None:
             return [*said, self.why_none]
         said.append(f"closest measured  {in_words(self.setting.clients)}")
-        said.append(f"                  {self.setting.data}, {_model(self.setting)}")
+        said.append(f"                  {_data(self.setting)}, {_model(self.setting)}")
         said += [f"                  {line}" for line in self._doubts(self.setting)]
         own = [label for label in self.own if label in METHODS]
         if missing := [label for label in own if label not in self.setting.methods]:
             said.append(f"not measured      {', '.join(missing)}, which your experiment has")
         if self.left_out:
             said.append(
-                f"left out          {', '.join(self.left_out)}: trains the whole model, and was "
-                f"measured with none that is pretrained"
+                f"left out          {', '.join(self.left_out)}: trains the model's own weights, "
+                f"and was measured with {self._others(self.setting)}"
             )
         said.append("")
         if self.alone_is_as_good:
-            said += ["Training alone was as good there as what validation data chose.", ""]
+            said += [*self._alone(self.setting), ""]
         said += [*self._table(self.setting), *self._without_adapter(self.setting), ""]
+        if not self.methods:
+            return said
         said.append(f"Compare them on your own validation data{self._whose_settings}:")
         said += [f"  {line}" for line in self.command(source, changes)]
         said.append(
             "If the experiment has already run, this adds the missing methods to its table."
         )
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
-        said.append(f"The measurement: {self.setting.command} (docs/when.md has them all)")
+        page = "docs/when.md has them all"
+        if self.setting.task == "causal-lm":
+            page = "docs/cross.md has all its figures"
+        said.append(f"The measurement: {self.setting.command} ({page})")
         return said
+
+    def _others(self, setting: Setting) -> str:
+        """What a left-out method was measured with."""
+        return f"{setting.model} alone" if setting.pretrained else "no pretrained model"
+
+    def _alone(self, setting: Setting) -> Iterator[str]:
+        """What to know where the method that validation data chose is no better than training
+        alone."""
+        if setting.chosen == ALONE:
+            yield "Validation data chose training alone there."
+        else:
+            chosen = setting.chosen
+            yield f"Training alone was as good there as {chosen}, which validation data chose."
+        ahead = [label for label in setting.methods if _is_clearly_ahead(setting.methods[label])]
+        if ahead := [label for label in ahead if label not in self.left_out]:
+            yield f"Clearly ahead of training alone: {', '.join(ahead)}."
+        elif not self.methods:
+            yield "No method was ahead of it: see first whether training together pays for you."
 
     def _without_adapter(self, setting: Setting) -> Iterator[str]:
         """Say which named methods train the model itself, beside others that train a LoRA."""
@@ -114,7 +144,16 @@ class Advice:
             return f", with the optimiser and the adapter of your {self.like}"
         if self.fine_tuning:
             return ", with LoRA"
-        return ", with the settings of the measurement" if self.is_like_yours else ""
+        if not self.is_like_yours:
+            return ""
+        said = ", with the settings of the measurement"
+        added = [label for label in self.methods if label not in self.own]
+        usual = [(label, _BETTER_BY_DEFAULT.get(label)) for label in added]
+        return said + "".join(
+            f" (but {label}'s {field} at its default, which is better)"
+            for label, field in usual
+            if field is not None
+        )
 
     def _doubts(self, setting: Setting) -> Iterator[str]:
         """Why the measured figures are no promise."""
@@ -123,13 +162,19 @@ class Advice:
             yield f"are of {setting.kind}: only their order is a hint."
         elif self.distance > _FAR:
             yield "That is far from yours: take the order below as a guess."
+        if self.is_like_yours and self.is_only_one:
+            yield f"No other setting was measured with {self.kind}."
+        if setting.num_seeds < _FULL:
+            seeds = _NUMBERS[setting.num_seeds]
+            yield f"The figures rest on {seeds}: with other seeds they may differ."
 
     def _table(self, setting: Setting) -> list[str]:
-        """What the named methods came to; the accuracy only where the kind is the same."""
+        """What the named methods came to; the score only where the kind is the same."""
+        is_lm = setting.task == "causal-lm"
         header = [
             "method",
-            "accuracy measured",
-            "lead over local, 95 % interval",
+            "perplexity measured" if is_lm else "accuracy measured",
+            f"{'perplexity against' if is_lm else 'lead over'} local, 95 % interval",
             "worse off",
             "trains",
             "traffic a round, both ways",
@@ -163,7 +208,11 @@ class Advice:
         if label in self.own:
             return ()
         known = {} if self.setting is None or not self.is_like_yours else self.setting.methods
-        measured = known[label].settings if label in known else ()
+        measured = tuple(
+            one
+            for one in (known[label].settings if label in known else ())
+            if one.partition("=")[0] != _BETTER_BY_DEFAULT.get(label)
+        )
         if not self.fine_tuning or (not _can_adapt(label) and self.is_same_model):
             return measured
         kept = [one for one in measured if not one.startswith(_OF_THE_MODEL)]
@@ -207,14 +256,15 @@ def advise_for(
     settings: Sequence[Setting] | None = None,
 ) -> Advice:
     """Say which methods to try for ``clients`` with texts or pictures, from ``settings``; None: all
-    that were measured. Those with a model that is pretrained as the experiment's is are preferred,
-    and of them those with such data."""
-    settings = measured_settings() if settings is None else settings
-    kind = Kind(modality, experiment.model.pretrained)
-    if not clients.are_classified:
-        return Advice(clients, kind, None, 0.0, (), _NO_CLASSES)
+    that were measured. Only those of the same task count. Of them, those with a model that is
+    pretrained as the experiment's is are preferred, then those with such data."""
+    task: Task = "classification" if clients.are_classified else "causal-lm"
+    kind = Kind(modality, experiment.model.pretrained, task)
+    known = measured_settings() if settings is None else settings
+    settings = [one for one in known if one.task == task]
     if not settings:
-        return Advice(clients, kind, None, 0.0, (), "Nothing was measured.")
+        why = "Nothing was measured." if clients.are_classified else _NO_CLASSES
+        return Advice(clients, kind, None, 0.0, (), why)
 
     def rank(one: Setting) -> tuple[bool, bool, float]:
         other = one.kind
@@ -225,17 +275,10 @@ def advise_for(
         )
 
     nearest = min(settings, key=rank)
-    others = [name for name in nearest.methods if name != nearest.chosen]
-    ties = [name for name in others if nearest.methods[name].is_as_good_as_the_best]
-    # of methods that are worse than the best, those that are at least ahead of training alone
-    behind = [
-        name
-        for name in others
-        if name not in ties and (name == ALONE or nearest.methods[name].over_alone[1] > 0)
-    ]
-    order = [nearest.chosen, *sorted(ties, key=lambda name: nearest.methods[name].bytes), *behind]
+    is_same_model = (nearest.kind, nearest.model) == (kind, experiment.model.name)
+    order = _order(nearest)
     whole = []
-    if kind.pretrained and not nearest.pretrained:
+    if kind.pretrained and not is_same_model:
         whole = [name for name in order if not _can_adapt(name)]
     named = [name for name in order if name not in whole][:_MOST]
     like, fine_tuning = _fine_tuning(experiment, kind, nearest)
@@ -248,9 +291,27 @@ def advise_for(
         own=tuple(experiment.methods),
         fine_tuning=fine_tuning,
         like=like,
-        is_same_model=(nearest.kind, nearest.model) == (kind, experiment.model.name),
+        is_same_model=is_same_model,
         left_out=[name for name in order[:_MOST] if name in whole],
+        is_only_one=sum(one.kind == nearest.kind for one in settings) == 1,
     )
+
+
+def _order(setting: Setting) -> list[str]:
+    """The methods to name, the likeliest first: the one that validation data chose, then by test
+    score those that can't be told from the best, then those that are clearly ahead of training
+    alone. One whose mean is not above that of training alone is none of them."""
+    above = {label: one for label, one in setting.methods.items() if one.over_alone[0] > 0}
+    chosen = [setting.chosen] if setting.chosen in above else []
+    ties = [label for label, one in above.items() if one.is_as_good_as_the_best]
+    ahead = [label for label, one in above.items() if one.over_alone[1] > 0]
+    return list(dict.fromkeys([*chosen, *ties, *ahead]))
+
+
+def _is_clearly_ahead(one: Measured) -> bool:
+    """It is better than training alone by what is worth a federation, beyond chance."""
+    lead, low, _ = one.over_alone
+    return lead >= _CLEAR and low > 0
 
 
 def _can_adapt(label: str) -> bool:
@@ -305,13 +366,21 @@ def clients_of_run(path: Path) -> Clients:
 
 
 def _cells(label: str, one: Measured) -> tuple[str, ...]:
-    accuracy = f"{100 * one.accuracy:.1f} %"
+    score = f"{one.perplexity:.1f}" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
+    trained, sent = _trained(label, one.settings), si(one.bytes, "B")
     if label == ALONE:
-        return accuracy, "", "", _trained(label, one.settings), si(one.bytes, "B")
-    difference, low, high = (100 * x for x in one.over_alone)
-    interval = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
-    worse_off = f"{100 * one.worse_off:.0f} % of clients"
-    return accuracy, interval, worse_off, _trained(label, one.settings), si(one.bytes, "B")
+        return score, "", "", trained, sent
+    return score, _lead(one), f"{100 * one.worse_off:.0f} % of clients", trained, sent
+
+
+def _lead(one: Measured) -> str:
+    """The lead over training alone with its interval: in points, or the change of the perplexity
+    in percent."""
+    difference, low, high = one.over_alone
+    if one.accuracy is None:
+        change, low, high = (100 * math.expm1(-x) for x in (difference, high, low))
+        return f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
+    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 _WHOLE = ("whole model", "some layers")
@@ -335,12 +404,18 @@ def in_words(clients: Clients) -> str:
     return f"{said}; their classes overlap by {100 * clients.label_overlap:.0f} % (100 %: alike)"
 
 
+def _data(setting: Setting) -> str:
+    how = "its own clients" if setting.alpha is None else f"Dirichlet {setting.alpha:g}"
+    return f"{setting.data} ({how})"
+
+
 def _model(setting: Setting) -> str:
     how = "pretrained" if setting.pretrained else "trained from random weights"
-    return f"{setting.model} ({how}), {setting.rounds} rounds"
+    seeds = "1 seed" if setting.num_seeds == 1 else f"{setting.num_seeds} seeds"
+    return f"{setting.model} ({how}), {setting.rounds} rounds, {seeds}"
 
 
 _NO_CLASSES = (
-    "Your examples have no classes, and only classification was measured. Compare a few methods\n"
-    "on your own validation data, for example local, fedavg, fedavg-ft and fedsdg."
+    "Your examples have no classes, and no language model was measured. Compare a few methods\n"
+    "on your own validation data, for example local, fedavg and fedavg-ft."
 )

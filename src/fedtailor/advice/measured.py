@@ -13,6 +13,7 @@ from typing import Any, Literal
 ALONE = "local"
 
 Interval = tuple[float, float, float]  # a difference, and its 95 % interval
+Task = Literal["classification", "causal-lm"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,19 @@ class Clients:
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a comparison: what the examples are, and whether the model is pretrained."""
+    """Of a comparison: what the examples are, whether the model is pretrained, and its task."""
 
     modality: Literal["text", "image"]
     pretrained: bool
+    task: Task = "classification"
 
     def __str__(self) -> str:
+        if self.task == "causal-lm":
+            return (
+                "a pretrained language model"
+                if self.pretrained
+                else "a language model from random weights"
+            )
         inputs = "texts" if self.modality == "text" else "pictures"
         model = "a pretrained model" if self.pretrained else "a network from random weights"
         return f"{inputs} and {model}"
@@ -42,16 +50,16 @@ class Kind:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a method came to: fractions of right answers on the clients' test examples.
+    """What a method came to on the clients' test examples: ``accuracy``, a fraction, or the
+    ``perplexity`` of a language model.
 
-    ``decile`` is that of the client at the worst tenth, ``worse_off`` the share of clients that
-    would have done better alone. ``over_alone`` and ``over_best`` are differences of ``accuracy``
-    from training alone and from the best method, with their 95 % intervals. ``bytes`` are those of
-    a client in a round. ``settings`` are the method's where they are not its defaults.
+    ``decile`` is the accuracy of the client at the worst tenth, ``worse_off`` the share of clients
+    that would have done better alone. ``over_alone`` and ``over_best`` say how far the accuracy is
+    above that of training alone and of the best method, with 95 % intervals; of a language model,
+    how far the loss a token is below theirs. ``bytes`` are those of a client in a round.
+    ``settings`` are the method's where they are not its defaults.
     """
 
-    accuracy: float
-    decile: float
     worse_off: float
     over_alone: Interval
     over_best: Interval
@@ -59,6 +67,9 @@ class Measured:
     cpu_seconds: float | None  # None: not known
     seeds: tuple[int, ...]
     settings: tuple[str, ...]
+    accuracy: float | None = None
+    decile: float | None = None
+    perplexity: float | None = None
 
     @property
     def is_as_good_as_the_best(self) -> bool:
@@ -68,25 +79,32 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the map: its clients, and its methods, the best on test data first. ``chosen``
-    is the best on validation data."""
+    """A setting that was measured: its clients, and its methods, the best on test data first.
+    ``chosen`` is the best on validation data. ``alpha`` is that of the Dirichlet distribution by
+    which the data were divided; None: the clients are those of the data set."""
 
     data: str
     modality: Literal["text", "image"]
     model: str
     pretrained: bool
     targets: tuple[str, ...]
-    alpha: float
+    alpha: float | None
     rounds: int
     settings: tuple[str, ...]
     clients: Clients
     chosen: str
     methods: Mapping[str, Measured]
+    task: Task = "classification"
 
     @property
     def kind(self) -> Kind:
         """What was compared."""
-        return Kind(self.modality, self.pretrained)
+        return Kind(self.modality, self.pretrained, self.task)
+
+    @property
+    def num_seeds(self) -> int:
+        """On how many seeds the figures rest."""
+        return len(self.methods[self.chosen].seeds)
 
     @property
     def command(self) -> str:
@@ -107,7 +125,7 @@ class Setting:
 
 @functools.cache
 def measured_settings() -> tuple[Setting, ...]:
-    """All settings of the map."""
+    """All settings: those of the map, and that of the language models."""
     content = json.loads((files(__package__) / "measured.json").read_text())
     return tuple(_setting(one) for one in content)
 

@@ -1,0 +1,196 @@
+"""How the settings of the map's methods were chosen, and which rows it lacks, in sentences."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evidence import cross_cells
+from evidence.map_cells import FILE
+from evidence.rates import best, trials, validation
+from fedtailor.methods import METHODS
+from fedtailor.report.names import listed
+
+Found = Sequence[Mapping[str, Any]]
+Own = tuple[str, ...]  # a trial's settings
+
+_TUNED_IN = {"text": ("rounds=5",), "image": ("preset=images",)}
+_CALLED = {"text": "texts", "image": "pictures"}
+_COUNT = {3: "three", 4: "four"}
+_NAMED = 4  # methods in a sentence
+_FEW = 2  # rates of which each one is the smallest or the largest
+_GATES = ("papers/fedsdg/clients.toml", (), "fedsdg")
+_ALIKE = ("quickstart.toml", (), "fedsdg")
+
+
+def budget(found: Found) -> str:
+    """How many trials each method had, and what they varied."""
+    counts, said = [], []
+    for modality in _TUNED_IN:
+        of = _of_modality(found, modality)
+        (number,) = {len(own) for own in of.values()}
+        counts.append(f"{_COUNT[number]} on {_CALLED[modality]}")
+        further = {
+            f"`{method}`": [f"`{name}`" for name in _varied(tried) if name != "optimiser.lr"]
+            for method, tried in sorted(of.items())
+        }
+        if two := [f"{method} ({listed(names)})" for method, names in further.items() if names]:
+            said.append(
+                f"On {_CALLED[modality]} those of {listed(two)} are two rates, each with two "
+                "values of another setting."
+            )
+    trial = f"with a seed that no table has: {listed(counts)}. A trial is a learning rate."
+    first = "Each method's settings are the best of the same number of trials on validation data,"
+    return " ".join([first, trial, *said])
+
+
+def edges(found: Found) -> str:
+    """For how many methods the best rate was the smallest or the largest of those tried."""
+    said = []
+    chosen = best()
+    for modality, base in _TUNED_IN.items():
+        several, few = 0, []
+        ends: dict[str, list[str]] = {}
+        for method, tried in sorted(_of_modality(found, modality).items()):
+            rates = sorted({_rate(own) for own in tried})
+            if len(rates) <= _FEW:
+                few.append(f"`{method}`")
+                continue
+            several += 1
+            rate = _rate(chosen[FILE, base, method])
+            if rate in (rates[0], rates[-1]):
+                end = "largest" if rate == rates[-1] else "smallest"
+                ends.setdefault(f"the {end} one tried, {rate:g},", []).append(f"`{method}`")
+        for end, names in ends.items():
+            which = f": {listed(names)}" if len(names) <= _NAMED else ""
+            said.append(
+                f"On {_CALLED[modality]} the best rate is {end} for {len(names)} of {several} "
+                f"methods{which}."
+            )
+        if few:
+            said.append(f"{listed(few)} had two rates each, so that the best is always at an end.")
+    said.append("Beyond the ends nothing was tried: there a better rate may lie.")
+    return filled(" ".join(said))
+
+
+def absent(found: Found) -> str:
+    """Why some methods have rows for one kind of data alone."""
+    rows = {
+        modality: {m for cell in found if cell["modality"] == modality for m in cell["methods"]}
+        for modality in _TUNED_IN
+    }
+    lora = sorted(rows["text"] - rows["image"])
+    said = [
+        f"{listed([f'`{m}`' for m in lora])} have no rows for pictures. They train LoRA, which "
+        "adapts linear layers here: the convolutions of the network would stay at their random "
+        "values."
+    ]
+    for method in sorted(rows["image"] - rows["text"]):
+        said.append(f"`{method}` has no rows for texts, where it trains the whole model.")
+        said += _elsewhere(method)
+    return filled("**Missing rows.** " + " ".join(said))
+
+
+def _elsewhere(method: str) -> list[str]:
+    """What a method came to on the texts of the cross table."""
+    cells = {(cell.data.name, cell.method): cell for cell in cross_cells.cells()}
+    said, times = [], []
+    for data in cross_cells.DATA:
+        ours, alone = cells[data.name, method], cells[data.name, "local"]
+        if data.is_text or data.model != "MiniLM" or ours.missing or alone.missing:
+            continue
+        x, y = ours.numbers(), alone.numbers()
+        said.append(f"{x['mean']:.1f} % on {data.name} (training alone: {y['mean']:.1f} %)")
+        if x["cpu_seconds"] is not None and y["cpu_seconds"] is not None:
+            times.append(x["cpu_seconds"] / y["cpu_seconds"])
+    if not said:
+        return []
+    run = f"In [runs on texts](cross.md) it had {listed(said)}."
+    if times:
+        low, high = (f"{value:.1f}" for value in (min(times), max(times)))
+        run += f" It took {low} to {high} times the processor time of training alone."
+    return [run, *_smallest(method)]
+
+
+def _smallest(method: str) -> list[str]:
+    """That a method's smallest rate on texts was its best, if it was."""
+    key = (FILE, _TUNED_IN["text"], method)
+    tried = trials().get(key, {})
+    smallest = min(map(_rate, tried), default=None)
+    if key not in best() or _rate(best()[key]) != smallest:
+        return []
+    return [f"Of its rates the smallest, {smallest:g}, was the best."]
+
+
+def gates(found: Found) -> str:
+    """That the map has another rate of FedSDG's gates than the default, and what both came to."""
+    settings = next(c["methods"]["fedsdg"]["settings"] for c in found if "fedsdg" in c["methods"])
+    used = next((float(s.split("=")[1]) for s in settings if s.startswith("lr_gate=")), None)
+    default: float = METHODS["fedsdg"]().lr_gate  # type: ignore[attr-defined]
+    if used is None:
+        return ""
+    scores = {  # of the trials with the same rate of all else
+        _value(own, "lr_gate"): 100 * validation(line)
+        for own, line in trials()[_GATES].items()
+        if _rate(own) == _rate(best()[_GATES])
+    }
+    alike = {
+        _value(own, "lr_gate"): 100 * validation(line) for own, line in trials()[_ALIKE].items()
+    }
+    return filled(
+        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default: the map's "
+        "trials were run before this default was chosen. With 50 clients at Dirichlet 0.1 "
+        f"(`papers/fedsdg/clients`) the two came to {scores[used]:.1f} % and {scores[default]:.1f} "
+        "% on validation data with one seed. In the quickstart, whose clients are more alike, they "
+        f"came to {alike[used]:.1f} % and {alike[default]:.1f} %. So FedSDG may do better than its "
+        "rows say where clients differ much."
+    )
+
+
+def head_passes(found: Found) -> str:
+    """How many passes FedRep's heads had, which nobody tuned."""
+    said = []
+    for modality, called in _CALLED.items():
+        of = next(c for c in found if c["modality"] == modality and "fedrep" in c["methods"])
+        (number,) = [
+            s.split("=")[1]
+            for s in of["methods"]["fedrep"]["settings"]
+            if s.startswith("head_passes=")
+        ]
+        said.append(f"{number} on {called}")
+    return f"**FedRep.** Its `head_passes`, {listed(said)}, was not tuned."
+
+
+def filled(text: str) -> str:
+    """The text in lines of the page's width."""
+    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
+
+
+def _of_modality(found: Found, modality: str) -> dict[str, Mapping[Own, Mapping[str, Any]]]:
+    """The trials of the methods that the map has for texts, or for pictures."""
+    here = {m for cell in found if cell["modality"] == modality for m in cell["methods"]}
+    base = _TUNED_IN[modality]
+    return {
+        m: of for (file, b, m), of in trials().items() if (file, b) == (FILE, base) and m in here
+    }
+
+
+def _varied(tried: Mapping[Own, Any]) -> list[str]:
+    """The settings of which the trials have several values."""
+    values: dict[str, set[str]] = {}
+    for own in tried:
+        for setting in own:
+            name, _, value = setting.partition("=")
+            values.setdefault(name.split(".", 2)[2], set()).add(value)
+    return [name for name, several in values.items() if len(several) > 1]
+
+
+def _rate(own: Own) -> float:
+    return _value(own, "optimiser.lr")
+
+
+def _value(own: Own, name: str) -> float:
+    """The value of a setting in a trial."""
+    (value,) = [s.partition("=")[2] for s in own if s.partition("=")[0].endswith(f".{name}")]
+    return float(value)
