@@ -25,7 +25,7 @@ ALONE = "local"
 _ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
 
 # Lines have this rate also where the run had none, and largest_step decided: it did so in all runs.
-_UNUSED = {"fedmerge": "lr_w=100.0"}
+_UNUSED: Mapping[str, Mapping[str, Any]] = {"fedmerge": {"lr_w": 100.0}}
 
 Line = Mapping[str, Any]
 
@@ -140,7 +140,7 @@ class Cell:
         (settings,) = found[0]["settings"]["methods"]
         return {
             "seeds": self.seeds(label),
-            "settings": [s for s in not_defaults(settings) if s != _UNUSED.get(label)],
+            "settings": not_defaults(settings),
             **self._score(label),
             "worse_off": _rounded(float(np.mean([ours < alone for ours, alone in pairs]))),
             "over_alone": _interval(self.paired(label, ALONE)),
@@ -161,12 +161,13 @@ def mean_seconds(found: Sequence[Line]) -> float | None:
 def not_defaults(settings: Mapping[str, Any]) -> list[str]:
     """A method's settings that are not its defaults, as ``key=value``."""
     defaults = _plain(METHODS[settings["name"]]())
+    unused = _UNUSED.get(settings["name"], {})
     is_sgd = settings.get("optimiser", {}).get("name") == "sgd"
     skipped = {"name", "label", *(_ADAM if is_sgd else ())}
     return [
         f"{key}={json.dumps('none' if value is None else value)}"
         for key, value in flattened(settings).items()
-        if key not in skipped and flattened(defaults).get(key) != value
+        if key not in skipped and value not in (flattened(defaults).get(key), unused.get(key, ...))
     ]
 
 

@@ -88,6 +88,13 @@ def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: b
     assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
 
 
+def test_a_setting_of_the_same_data_is_closer_than_any_other() -> None:
+    far = replace(SETTINGS[2], data="fashion-mnist")
+    mine = replace(EXPERIMENT, data=replace(EXPERIMENT.data, name="fashion-mnist"))
+    assert advise_for(MINE, "image", mine, [*SETTINGS[:2], far]).setting is far
+    assert advise_for(MINE, "image", EXPERIMENT, [*SETTINGS[:2], far]).setting is SETTINGS[0]
+
+
 def sent(one: Measured, number: int) -> Measured:
     return replace(one, bytes=number)
 

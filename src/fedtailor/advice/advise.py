@@ -257,7 +257,8 @@ def advise_for(
 ) -> Advice:
     """Say which methods to try for ``clients`` with texts or pictures, from ``settings``; None: all
     that were measured. Only those of the same task count. Of them, those with a model that is
-    pretrained as the experiment's is are preferred, then those with such data."""
+    pretrained as the experiment's is are preferred, then those with such data, then those with the
+    same data set."""
     task: Task = "classification" if clients.are_classified else "causal-lm"
     kind = Kind(modality, experiment.model.pretrained, task)
     known = measured_settings() if settings is None else settings
@@ -266,11 +267,12 @@ def advise_for(
         why = "Nothing was measured." if clients.are_classified else _NO_CLASSES
         return Advice(clients, kind, None, 0.0, (), why)
 
-    def rank(one: Setting) -> tuple[bool, bool, float]:
+    def rank(one: Setting) -> tuple[bool, bool, bool, float]:
         other = one.kind
         return (
             other.pretrained != kind.pretrained,
             other.modality != modality,
+            one.data != experiment.data.name,
             one.distance(clients),
         )
 
