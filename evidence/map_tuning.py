@@ -144,8 +144,8 @@ def gates(found: Found) -> str:
         f"(`papers/fedsdg/clients`) the two came to {scores[used]:.1f} % and {scores[default]:.1f} "
         "% on validation data with one seed. In the quickstart, whose clients are more alike, they "
         f"came to {alike[used]:.1f} % and {alike[default]:.1f} %. So FedSDG may do better than its "
-        "rows say where clients differ much. In a trial of the map, at Dirichlet 0.3, it did not: the "
-        "comment in `experiments/map.toml` has the numbers."
+        "rows say where clients differ much. In a trial of the map, at Dirichlet 0.3, it did not: "
+        "the comment in `experiments/map.toml` has the numbers."
     )
 
 
