@@ -8,10 +8,11 @@ LoRA is on the attention-output and the feed-forward-output projection of every 
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -130,7 +131,40 @@ def command(function: str, arguments: Mapping[str, Any]) -> str:
     )
 
 
+def _number(text: str) -> float | None:
+    """A number above 0, whole if it is written so; else None."""
+    try:
+        value: float = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
+def main() -> None:
+    """Print a count."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("count", choices=sorted(FUNCTIONS))
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value",
+        help=f"model: {' or '.join(SHAPES)}; rank, clusters: whole numbers; mask_ratio: up to 1",
+    )  # fmt: skip
+    options = parser.parse_args()
+    function = FUNCTIONS[options.count]
+    needed = list(signature(function).parameters)
+    given = dict(setting.partition("=")[::2] for setting in options.settings)
+    if given.keys() != set(needed):
+        parser.error(f"{options.count} takes {', '.join(f'{key}=...' for key in needed)}")
+    if given["model"] not in SHAPES:
+        parser.error(f"model={given['model']}; allowed: {', '.join(SHAPES)}")
+    numbers = {key: _number(text) for key, text in given.items() if key != "model"}
+    if wrong := [key for key, value in numbers.items() if value is None]:
+        parser.error(f"{wrong[0]}={given[wrong[0]]}; allowed: a number above 0")
+    value = function(model=given["model"], **numbers)
+    print(" ".join((function.__doc__ or "").split()))
+    print(f"{value:.4g}")
+
+
 if __name__ == "__main__":
-    name, *given = sys.argv[1:]
-    pairs = (argument.split("=", 1) for argument in given)
-    print(FUNCTIONS[name](**{key: v if key == "model" else json.loads(v) for key, v in pairs}))
+    main()

@@ -24,8 +24,8 @@ from fedtailor.runs.manifest import open_run
 
 from .accounting import command as count_command
 from .markdown import markdown_table, on_one_line
-from .run import HERE, PlainHelp, Run, lines, resolved, results
-from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
+from .run import HERE, Run, lines, resolved, results
+from .verdicts import NOT_RUN, VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
 
 CLAIMS = HERE / "claims.toml"
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -82,10 +82,15 @@ def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
             own = replace(experiment, methods=methods, seeds=(run.seed,))
             if resolved(own) == resolved(run.experiment()):
                 found.append(_line(run, place, own))
-    if runs(claim) and not found:
-        text = " and ".join(commands(claim))
-        raise ft.InputError(f"no run of {claim['id']} in {', '.join(map(str, places))}: {text}")
-    return outcome(claim, Results(found))
+    again = outcome(claim, Results(found))
+    if again.verdict == NOT_RUN:
+        where = f"no runs of {claim['id']} are in {', '.join(map(str, places))}"
+        if found:
+            where = f"{where} (only of {', '.join(sorted({line['method'] for line in found}))})"
+        if not places:
+            where = f"{claim['id']} needs run directories"
+        raise ft.InputError(f"{where}; its command is: {' and '.join(commands(claim))}")
+    return again
 
 
 def _line(run: Run, place: Path, experiment: ft.Experiment) -> Line:
@@ -213,7 +218,9 @@ def _row(claim: Claim, found: Outcome) -> str:
 
 def main() -> None:
     """Write the page, or print a row again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=PlainHelp)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("row", nargs="?", help="the name of a row of docs/claims.md")
     parser.add_argument("runs", nargs="*", type=Path, help="run directories of its commands")
     options = parser.parse_args()
@@ -228,9 +235,12 @@ def main() -> None:
         again = repeated(claim, options.runs)
     except ft.InputError as error:
         parser.error(str(error))
-    kept = outcome(claim, Results(lines()))
+    kept = Results(lines())
     print(f"{claim['id']}: {claim['claim']}")
-    print(f"here: {_as_text(again)}\npage: {_as_text(kept)}")
+    print(f"here: {_as_text(again)}\npage: {_as_text(outcome(claim, kept))}")
+    if again.seeds:
+        same = {**claim, "seeds": list(again.seeds)}
+        print(f"page, of these seeds: {_as_text(outcome(same, kept))}")
 
 
 def _as_text(found: Outcome) -> str:

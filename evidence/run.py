@@ -53,10 +53,6 @@ RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
 
 
-class PlainHelp(argparse.RawDescriptionHelpFormatter):
-    """Shows a module's description as it is."""
-
-
 @dataclass(frozen=True)
 class Run:
     """One method with one seed in one setting of an experiment file."""
@@ -208,7 +204,7 @@ def alone(run: Run, folder: Path, seconds: float | None = None) -> dict[str, Any
         if ours.poll(None if seconds is None else max(0.0, seconds)):
             line: dict[str, Any] = ours.recv()
             return line
-        process.kill()
+        process.terminate()
         return None
     except EOFError:
         raise SystemExit(f"this run has failed: {run.command}") from None
@@ -219,6 +215,7 @@ def alone(run: Run, folder: Path, seconds: float | None = None) -> dict[str, Any
 def _send(connection: Connection, run: Run, folder: Path) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # cleans up
     connection.send(execute(run, folder))
 
 
@@ -308,14 +305,23 @@ def _git(*arguments: str) -> str:
 
 def main() -> None:
     """Run until nothing is left, or the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=PlainHelp)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument(
         "--within", type=float, metavar="MINUTES",
-        help="stop after so many, in the middle of a run too; the same command goes on with it",
+        help="stop after so many, in the middle of a run too; the same command goes on after the "
+        "last round that has ended",
     )  # fmt: skip
-    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of lines")
+    parser.add_argument(
+        "--folder", type=Path, default=Path.home() / ".cache/fedtailor/evidence",
+        help="where run directories are kept; default: ~/.cache/fedtailor/evidence",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS,
+        help="the file that gets a line a run; default: evidence/results.jsonl",
+    )  # fmt: skip
     parser.add_argument("--manifest", type=Path, action="append", help="only what this one lists")
     parser.add_argument("--file", help="only runs of this experiment file")
     parser.add_argument(
@@ -327,9 +333,20 @@ def main() -> None:
     done = {line["digest"] for line in lines(options.results)}
     begun = time.monotonic()
     within = None if options.within is None else 60 * options.within
-    for run in planned(options.manifest or MANIFESTS):
-        if options.file not in (None, run.file) or options.seed not in (None, run.seed):
-            continue
+    if missing := [path for path in options.manifest or () if not path.is_file()]:
+        parser.error(f"no manifest {missing[0]}")
+    if any(value is not None and value <= 0 for value in (options.minutes, options.within)):
+        parser.error("--minutes and --within take a number above 0")
+    chosen = [
+        run
+        for run in planned(options.manifest or MANIFESTS)
+        if options.file in (None, run.file) and options.seed in (None, run.seed)
+    ]
+    if not chosen:
+        parser.error("no run is planned with this --file and this --seed")
+    if options.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --list | head
+    for run in chosen:
         if digest(resolved(run.experiment())) in done:
             continue
         if options.list:
@@ -341,6 +358,8 @@ def main() -> None:
         print(run.command, file=sys.stderr, flush=True)
         line = alone(run, options.folder, None if within is None else within - passed)
         if line is None:
+            print(f"stopped after {options.within:g} minutes; the same command goes on after the "
+                  "last round that has ended", file=sys.stderr)  # fmt: skip
             break
         with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -71,7 +71,16 @@ def _missing(found: Sequence[Mapping[str, Any]]) -> str:
         " ".join(f"--set {one}" for one in each) for each in planned_settings() if each not in run
     ]
     commands = "; ".join(f"`fedtailor run map {settings}`" for settings in left)
-    return f"Planned, and not yet run with all methods: {commands}.\n" if left else ""
+    said = f"Planned, and not yet run with all methods: {commands}. " if left else ""
+    if any(len(seeds) < len(cross_cells.SEEDS) for seeds in map(_seeds, found)):
+        said += "Further seeds of the settings with one or two are planned, too."
+    return said.strip() + "\n" if said else ""
+
+
+def _seeds(cell: Mapping[str, Any]) -> Sequence[int]:
+    """The seeds with which all methods of a setting have run."""
+    seeds: Sequence[int] = cell["methods"][ALONE]["seeds"]
+    return seeds
 
 
 def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -190,8 +199,7 @@ def _best(cell: Mapping[str, Any]) -> list[str]:
 
 def _section(cell: Mapping[str, Any]) -> list[str]:
     settings = "".join(f" --set {setting}" for setting in cell["settings"])
-    seeds = cell["methods"][ALONE]["seeds"]
-    if len(seeds) < len(cross_cells.SEEDS):
+    if len(seeds := _seeds(cell)) < len(cross_cells.SEEDS):
         settings += f" --set 'seeds={json.dumps(seeds, separators=(',', ':'))}'"
     rows = [
         [
@@ -257,8 +265,8 @@ _KINDS = {
 _OTHERS = """\
 - **Language models** were measured in [one setting]({page}#chat-messages-smollm2-135m-8-senders):
   {best} has the lowest perplexity there; {second} comes next.
-- **Pictures with a pretrained model:** nothing like them was measured. Begin with the methods that
-  `fedtailor new` writes.
+- **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
+  by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
 
 _DATA = {
@@ -274,7 +282,9 @@ has measured results for settings that differ in these two. To find the one clos
 
     fedtailor advise mine.toml
 
-The command computes both for your clients, and finds the measured setting that is closest. It names
+The command computes both for your clients, and how many clients there are. It finds the measured
+setting that is closest in these three. Settings of your kind come before others: texts or pictures,
+with a pretrained model or without; and one of your own data set counts as closer. The command names
 up to three methods. The one with the best validation accuracy in that setting comes first. Then
 come those whose test accuracy does not differ significantly from the highest one, the most accurate
 first. If there is room, methods that are clearly ahead of training alone follow. A method whose
@@ -292,6 +302,8 @@ three. The points of a setting stand side by side. Reuters R8 was measured in on
 
 - All methods of a table have the same clients, rounds, batches and model.
 - {budget}
+- The command below a table runs `apfl` and `ifca`, too, and on texts `pfedgate`, which takes the
+  longest. They have no rows here; `--set 'methods=["local","fedper"]'` runs two methods alone.
 - Methods are in the order of their test accuracy. To choose one, look at validation data, as the
   column *best method* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in

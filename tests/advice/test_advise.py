@@ -12,7 +12,9 @@ import pytest
 import fedtailor as ft
 from fedtailor.advice.advise import advise, advise_for
 from fedtailor.advice.measured import Clients, Measured, Setting, measured_settings
+from fedtailor.advice.probe import lines
 from fedtailor.cli import main
+from fedtailor.results import Best
 from fedtailor.runs.experiment import configured_method
 
 EXPERIMENT = ft.Experiment(
@@ -88,11 +90,13 @@ def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: b
     assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
 
 
-def test_a_setting_of_the_same_data_is_closer_than_any_other() -> None:
-    far = replace(SETTINGS[2], data="fashion-mnist")
+@pytest.mark.parametrize(("examples", "is_closest"), [(90.0, True), (120.0, False)])
+def test_the_same_data_set_makes_a_setting_closer(examples: float, is_closest: bool) -> None:
+    """By as much as 1.7 times as many examples make it farther."""
+    same = replace(SETTINGS[0], data="fashion-mnist", clients=Clients(20, examples, 0.25))
     mine = replace(EXPERIMENT, data=replace(EXPERIMENT.data, name="fashion-mnist"))
-    assert advise_for(MINE, "image", mine, [*SETTINGS[:2], far]).setting is far
-    assert advise_for(MINE, "image", EXPERIMENT, [*SETTINGS[:2], far]).setting is SETTINGS[0]
+    advice = advise_for(MINE, "image", mine, [*SETTINGS[:2], same])
+    assert (advice.setting is same) == is_closest
 
 
 def sent(one: Measured, number: int) -> Measured:
@@ -207,7 +211,9 @@ def test_fedsdgs_gates_keep_their_default_rate() -> None:
 
 def test_what_was_not_measured_is_said() -> None:
     far = advise_for(Clients(5000, 60, 0.25), "image", EXPERIMENT, SETTINGS)
-    assert any("far from yours" in line for line in far.lines("x.toml"))
+    assert any(
+        "far from yours, by the number of clients: take" in line for line in far.lines("x.toml")
+    )
     unlabelled = Clients(20, 60, None, are_classified=False)
     said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
     assert "no classes" in said[-1]
@@ -312,13 +318,28 @@ local = {batch_size = 16, steps = 2}
 """
 
 
+def test_a_probe_names_what_was_ahead_of_training_alone() -> None:
+    advice = advise_for(MINE, "image", EXPERIMENT, SETTINGS)
+    scores = {"fedper": 0.8, "local": 0.7, "fedavg": 0.75, "ditto": 0.7}
+    said = lines(advice, Best("fedper", "accuracy", 0.8, (2,), scores), 2, "x.toml", ["rounds=9"])
+    assert said[0] == "After 2 rounds, with one seed:"
+    assert said[1].split(maxsplit=1) == ["method", "accuracy on validation data (%)"]
+    assert [line.split() for line in said[3:5]] == [["fedper", "80.0"], ["fedavg", "75.0"]]
+    assert any('methods=["fedper", "fedavg", "local"]' in line for line in said)
+    losses = {"fedper": 0.7, "local": 0.7, "fedavg": 0.75}
+    none = lines(advice, Best("local", "loss", 0.7, (2,), losses), 1, "x.toml")
+    assert none[-1].startswith("None was ahead of training alone")
+
+
 def test_the_command_looks_at_a_file_and_at_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(TOML)
     assert main(["advise", str(file), "--probe", "1", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert "worst client" not in err  # test examples play no part
     assert said["clients"]["number"] == 6
     assert {"local", "fedavg"} <= said["probe"]["scores"].keys()
     run = ft.run(file, tmp_path / "run")

@@ -111,5 +111,5 @@ def test_a_row_is_worked_out_again_from_its_run_directory(tmp_path: Path) -> Non
     methods = {label: whole.methods[label] for label in ("local", "fedavg")}
     ft.run(replace(whole, methods=methods), out, summary=False)
     assert repeated(claim, [out]) == kept
-    with pytest.raises(ft.InputError, match="no run of x-1 in"):
+    with pytest.raises(ft.InputError, match="no runs of x-1 are in"):
         repeated({**claim, "set": ["preset=small"]}, [out])

@@ -23,8 +23,9 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
 from .measured import ALONE, Clients, Kind, Measured, Setting, Task, measured_settings
 
-_MOST = 3  # methods that are named
+MOST = 3  # methods that are named
 _FAR = 1.0
+_OTHER_DATA = 0.5  # how much farther a setting is if its data set is another one
 _CLEAR = 0.01  # a difference worth a federation: a point of accuracy, a percent of perplexity
 _FULL = 3  # seeds of a setting that is measured in full
 _NUMBERS = {1: "one seed", 2: "two seeds"}
@@ -106,7 +107,7 @@ class Advice:
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         page = "docs/when.md has them all"
         if self.setting.task == "causal-lm":
-            page = "docs/cross.md has all its figures"
+            page = "docs/cross.md has its table"
         said.append(f"The measurement: {self.setting.command} ({page})")
         return said
 
@@ -141,7 +142,11 @@ class Advice:
     def _whose_settings(self) -> str:
         """The end of a sentence: where the command's settings come from."""
         if self.like:
-            return f", with the optimiser and the adapter of your {self.like}"
+            added = [label for label in self.methods if label not in self.own]
+            whole = [label for label in added if not _can_adapt(label)]
+            rest = f"; {' and '.join(whole)} can't train an adapter" if whole else ""
+            adapted = f"the optimiser and the adapter of your {self.like}"
+            return f". Methods that your file lacks have {adapted}{rest}"
         if self.fine_tuning:
             return ", with LoRA"
         if not self.is_like_yours:
@@ -161,7 +166,8 @@ class Advice:
             yield f"Nothing was measured with {self.kind}. The figures below"
             yield f"are of {setting.kind}: only their order is a hint."
         elif self.distance > _FAR:
-            yield "That is far from yours: take the order below as a guess."
+            far = " and ".join(setting.differences(self.clients))
+            yield f"That is far from yours, by {far}: take the order below as a guess."
         if self.is_like_yours and self.is_only_one:
             yield f"No other setting was measured with {self.kind}."
         if setting.num_seeds < _FULL:
@@ -192,9 +198,12 @@ class Advice:
         """The named methods, and training alone."""
         return list(dict.fromkeys([*self.methods, ALONE]))
 
-    def command(self, source: str, changes: Sequence[str] = ()) -> list[str]:
-        """What to type to run the named methods and training alone, in lines of a shell."""
-        labels = self.labels()
+    def command(
+        self, source: str, changes: Sequence[str] = (), labels: Sequence[str] | None = None
+    ) -> list[str]:
+        """What to type to run the named methods and training alone, or ``labels``, in lines of a
+        shell."""
+        labels = self.labels() if labels is None else labels
         parts = [" ".join([f"fedtailor run {shlex.quote(source)}", *map(_set, changes)])]
         parts.append(_set("methods=[" + ", ".join(f'"{label}"' for label in labels) + "]"))
         for label in labels:
@@ -257,8 +266,8 @@ def advise_for(
 ) -> Advice:
     """Say which methods to try for ``clients`` with texts or pictures, from ``settings``; None: all
     that were measured. Only those of the same task count. Of them, those with a model that is
-    pretrained as the experiment's is are preferred, then those with such data, then those with the
-    same data set."""
+    pretrained as the experiment's is are preferred, then those with such data. The closest of them
+    counts, and the same data set makes one closer."""
     task: Task = "classification" if clients.are_classified else "causal-lm"
     kind = Kind(modality, experiment.model.pretrained, task)
     known = measured_settings() if settings is None else settings
@@ -267,13 +276,13 @@ def advise_for(
         why = "Nothing was measured." if clients.are_classified else _NO_CLASSES
         return Advice(clients, kind, None, 0.0, (), why)
 
-    def rank(one: Setting) -> tuple[bool, bool, bool, float]:
+    def rank(one: Setting) -> tuple[bool, bool, float]:
         other = one.kind
+        elsewhere = _OTHER_DATA if one.data != experiment.data.name else 0.0
         return (
             other.pretrained != kind.pretrained,
             other.modality != modality,
-            one.data != experiment.data.name,
-            one.distance(clients),
+            one.distance(clients) + elsewhere,
         )
 
     nearest = min(settings, key=rank)
@@ -282,7 +291,7 @@ def advise_for(
     whole = []
     if kind.pretrained and not is_same_model:
         whole = [name for name in order if not _can_adapt(name)]
-    named = [name for name in order if name not in whole][:_MOST]
+    named = [name for name in order if name not in whole][:MOST]
     like, fine_tuning = _fine_tuning(experiment, kind, nearest)
     return Advice(
         clients,
@@ -294,7 +303,7 @@ def advise_for(
         fine_tuning=fine_tuning,
         like=like,
         is_same_model=is_same_model,
-        left_out=[name for name in order[:_MOST] if name in whole],
+        left_out=[name for name in order[:MOST] if name in whole],
         is_only_one=sum(one.kind == nearest.kind for one in settings) == 1,
     )
 

@@ -114,13 +114,21 @@ class Setting:
     def distance(self, clients: Clients) -> float:
         """How far other clients are from these: 1 is three times as many examples or clients, or
         0.2 of label overlap."""
-        parts = [
-            math.log(clients.median_examples / self.clients.median_examples, 3),
-            math.log(clients.number / self.clients.number, 3),
-        ]
-        if None not in (clients.label_overlap, self.clients.label_overlap):
-            parts.append((clients.label_overlap - self.clients.label_overlap) / 0.2)  # type: ignore[operator]
-        return math.hypot(*parts)
+        return math.hypot(*self._differences(clients).values())
+
+    def differences(self, clients: Clients) -> list[str]:
+        """In what other clients differ from these by more than half of that."""
+        return [what for what, by in self._differences(clients).items() if abs(by) > 0.5]
+
+    def _differences(self, clients: Clients) -> dict[str, float]:
+        own = self.clients
+        found = {
+            "the number of clients": math.log(clients.number / own.number, 3),
+            "the examples a client": math.log(clients.median_examples / own.median_examples, 3),
+        }
+        if clients.label_overlap is not None and own.label_overlap is not None:
+            found["the label overlap"] = (clients.label_overlap - own.label_overlap) / 0.2
+        return found
 
 
 @functools.cache

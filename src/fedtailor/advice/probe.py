@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tabulate import tabulate
+
 from ..errors import InputError
+from ..methods import METHODS
+from ..report.select import higher_is_better, is_percentage, unit_of
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
 from ..temporary_folder import temporary_folder
-from .advise import Advice
+from .advise import MOST, Advice
 from .measured import ALONE
 
 _BASELINES = (ALONE, "fedavg")
@@ -46,6 +51,30 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
         evaluate=replace(experiment.evaluate, every=rounds),
     )
     if out is not None:
-        return run(short, out).best
+        return run(short, out, scores=False).best  # scores are of test examples
     with temporary_folder("fedtailor-probe-") as folder:
-        return run(short, folder / "probe").best
+        return run(short, folder / "probe", scores=False).best
+
+
+def lines(
+    advice: Advice, best: Best, rounds: int, source: str, changes: Sequence[str] = ()
+) -> list[str]:
+    """Return a probe as text: all scores on validation data, and the command that compares the best
+    methods with training alone for as long as the experiment says; ``source`` and ``changes`` as
+    in `Advice.lines`."""
+    metric, sign = best.metric, 1 if higher_is_better(best.metric) else -1
+    order = sorted(best.scores, key=lambda label: -sign * best.scores[label])
+    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
+    cells = [[label, f"{factor * best.scores[label]:.{digits}f}"] for label in order]
+    header = ["method", f"{metric} on validation data{unit_of(metric)}"]
+    after = "1 round" if rounds == 1 else f"{rounds} rounds"
+    table = tabulate(cells, headers=header, colalign=("left", "right"), disable_numparse=True)
+    said = [f"After {after}, with one seed:", *table.splitlines(), ""]
+    alone = best.scores.get(ALONE)
+    ahead = [k for k in order if alone is None or sign * best.scores[k] > sign * alone]
+    named = [label for label in ahead if label in METHODS][:MOST]
+    if not named:
+        return [*said, "None was ahead of training alone so soon: give the probe more rounds."]
+    said.append("This is a hint. To compare the best of them for all rounds:")
+    command = advice.command(source, changes, [*named, ALONE])
+    return said + [f"  {line}" for line in command]

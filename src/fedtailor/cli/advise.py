@@ -13,7 +13,7 @@ from .options import add_experiment, add_json
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    add_experiment(parser)
+    add_experiment(parser, or_run=True)
     parser.add_argument(
         "--probe", type=int, metavar="ROUNDS",
         help="also train the named methods, the file's own, local and fedavg for a few rounds, and "
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _advise(options: argparse.Namespace) -> None:
     from ..advice.advise import advise
-    from ..advice.probe import probe
+    from ..advice.probe import lines, probe
     from ..runs.run import open_experiment
 
     experiment, _ = open_experiment(options.experiment, None, options.settings)
@@ -45,5 +45,5 @@ def _advise(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(asdict(advice) | {"probe": best and asdict(best)}, indent=2))
     elif best is not None:
-        rounds = "1 round" if options.probe == 1 else f"{options.probe} rounds"
-        print(f"\nAfter {rounds}: {best}")
+        source, changes = str(options.experiment), options.settings
+        print("\n" + "\n".join(lines(advice, best, options.probe, source, changes)))

@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 
-def add_experiment(parser: argparse.ArgumentParser) -> None:
-    """Take an experiment, a file or a built-in one's name, and settings that change it."""
+def add_experiment(parser: argparse.ArgumentParser, *, or_run: bool = False) -> None:
+    """Take an experiment, a file or a built-in one's name, or a run directory as well, and settings
+    that change it."""
     what = "a file, or a built-in experiment (fedtailor list experiments)"
+    if or_run:
+        what = "a file, a built-in experiment (fedtailor list experiments), or a run directory"
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml", help=what)
     add_settings(
         parser,

@@ -96,12 +96,14 @@ def run_parts(
     is_done: Callable[[Part], bool] = has_ended,
     portion: str | None = None,
     summary: StartSummary | None = None,
+    scores: bool = True,
 ) -> Path:
     """Run every part that is not done, into ``out``; returns it. With ``portion``, only the parts
     that are `chosen`.
 
     A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
-    before the first part, and all that is printed goes into ``run.log``, too.
+    before the first part, and without ``scores`` no part's test result. All that is printed goes
+    into ``run.log``, too.
 
     Raises:
         InputError: ``out`` holds a different run, or another process writes to it.
@@ -133,7 +135,7 @@ def run_parts(
                 )  # fmt: skip
                 if not is_done(part):
                     progress.begin(_stage(part, experiment), directory.commit.round)
-                    _end_well(part, run_part, several=several)
+                    _end_well(part, run_part, several=several, scores=scores)
                 ends.append(directory.commit.diverged)
     _check_any_converged(ends)
     return out
@@ -188,14 +190,14 @@ def _stage(part: Part, experiment: Experiment) -> Stage:
     )
 
 
-def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool) -> None:
+def _end_well(part: Part, run_part: Callable[[Part], None], *, several: bool, scores: bool) -> None:
     """Run a part to its end, which may be that it diverges. One line says how it ended, so that
     results are seen before the last method has finished."""
     directory, progress = part.directory, part.progress
     try:
         run_part(part)
         trial = read_trial(directory.path, part.label, part.method.name, part.seed)
-        if result := headline(trial, part.select):
+        if scores and (result := headline(trial, part.select)):
             progress.say(f"{part.title}: {result}", only_log=not several)
     except DivergedError as error:
         directory.diverge(str(error))

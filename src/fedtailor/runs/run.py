@@ -54,6 +54,7 @@ def run(
     overwrite: bool = False,
     part: str | None = None,
     summary: bool = True,
+    scores: bool = True,
     metrics: Mapping[str, MetricFunction] | None = None,
     on_round: OnRound | None = None,
 ) -> Path:
@@ -80,6 +81,7 @@ def run(
         part: ``"2/5"`` runs the second of five portions of the (method, seed) pairs, one on each of
             five machines; `fedtailor.merge` puts their directories together.
         summary: print what the run is going to do before anything trains.
+        scores: print the test result of each method with each seed when it ends.
         metrics: functions by name, beside those of ``experiment.evaluate``: of a client's labels
             ``[n]`` and the probabilities of the classes ``[n, classes]``, a number each. The higher
             the better.
@@ -122,7 +124,7 @@ def run(
         remove_run(out)
         write_copies(files, out)
     if group is None:
-        return _run_parts(inputs, out, trace, on_round, part, summary)
+        return _run_parts(inputs, out, trace, on_round, part, summary, scores)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_parts(inputs, group)
@@ -130,7 +132,7 @@ def run(
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
         ranks = leader.executor, leader.begin, group.size
-        _run_parts(inputs, out, trace, on_round, part, summary, *ranks)
+        _run_parts(inputs, out, trace, on_round, part, summary, scores, *ranks)
     except DivergedError:  # every part has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -196,6 +198,7 @@ def _run_parts(
     on_round: OnRound | None,
     portion: str | None,
     summary: bool,
+    scores: bool,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[Part], None] = lambda part: None,
     ranks: int = 1,
@@ -216,8 +219,9 @@ def _run_parts(
         _run_part(inputs, part, trace, on_round, make_executor, start)
 
     return run_parts(
-        inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start
-    )
+        inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start,
+        scores=scores,
+    )  # fmt: skip
 
 
 def _shared(before: Before | None, group: ProcessGroup | None) -> Before:
