@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -73,6 +75,19 @@ def test_rows_that_nobody_holds_cost_nothing() -> None:
     batch = precomputed.add_to(dataset.batch(rows), rows)
     assert batch["cached.squares"].equal(batch["pixel_values"].square())
     assert sum(asked) == len(used)
+
+
+def test_the_time_of_all_rows_follows_from_a_chunk() -> None:
+    dataset = digits_federation().dataset
+
+    def compute(batch: Batch) -> Batch:
+        time.sleep(0.032)
+        return squares(batch)
+
+    precomputed, rows = ExampleCache(compute, dataset, everything(dataset)), np.array([3])
+    assert precomputed.seconds == 0
+    precomputed.add_to(dataset.batch(rows), rows)  # with its 32 neighbours
+    assert precomputed.seconds >= 0.001 * len(dataset.inputs)
 
 
 def test_a_vector_a_text_is_kept_whole() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -32,6 +33,12 @@ class ExampleCache:
         self._dataset = dataset
         self._usable_rows = rows
         self._results: dict[int, Params] = {}
+        self._seconds = 0.0  # of one row, in the last chunk
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of the results of all rows; 0 before there are some."""
+        return self._seconds * len(self._usable_rows)
 
     def fits(self, limit_mb: float) -> bool:
         """Say whether results can be cached: there are some, they have the form described above,
@@ -71,8 +78,10 @@ class ExampleCache:
 
     def _compute_chunk(self, chunk: int) -> None:
         rows = self._usable_rows[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        start = time.perf_counter()
         with torch.no_grad():
             results = self._compute(self._dataset.batch(rows))
+        self._seconds = (time.perf_counter() - start) / len(rows)
         lengths = self._dataset.inputs.lengths(rows).tolist()
         is_text = isinstance(self._dataset.inputs, Tokens)
         for index, (row, length) in enumerate(zip(rows.tolist(), lengths, strict=True)):

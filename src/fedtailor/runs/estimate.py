@@ -127,8 +127,9 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     experiment = inputs.experiment
     method, plan = experiment.methods[label], experiment.plan
     federation = inputs.federations[experiment.seeds[0]]
-    costs, step = _step(inputs, method, federation)
-    rounds = sum(left.get((label, seed), 0) for seed in experiment.seeds)
+    costs, step, features = _step(inputs, method, federation)
+    rounds_by_seed = [left.get((label, seed), 0) for seed in experiment.seeds]
+    rounds = sum(rounds_by_seed)
     cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
     down, up = sum(costs.down.values()), sum(costs.up.values())
     seconds = _round_seconds(experiment, method, federation, step) / _at_once(plan, cohort, ranks)
@@ -142,15 +143,17 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
         step_seconds=step,
         round_seconds=seconds,
         rounds=rounds,
+        features_seconds=features * sum(number > 0 for number in rounds_by_seed),
         bytes_total=float(rounds * cohort * (down + up)),
         upload_bytes=float(up if method.needs_only_mean else cohort * up),
         private_bytes=4.0 * costs.private * federation.num_clients * len(experiment.seeds),
     )
 
 
-def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float]:
-    """Return what a client's round costs, and the seconds of one of its steps. The first step also
-    warms up, so it is the second one that is measured."""
+def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float, float]:
+    """Return what a client's round costs, the seconds of one of its steps, and those of what is
+    worked out once an example. The first step also warms up, so it is the second one that is
+    measured."""
     plan = inputs.experiment.plan
     task = inputs.task(method, federation.seed)
     federation = with_example_cache(method, task, federation, plan.engine)
@@ -165,7 +168,10 @@ def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs
         return update.costs, time.perf_counter() - start
 
     costs, seconds = timed()
-    return (costs, seconds) if seconds > _LONG_STEP else timed()
+    if seconds <= _LONG_STEP:
+        costs, seconds = timed()
+    cache = federation.example_cache
+    return costs, seconds, 0.0 if cache is None else cache.seconds
 
 
 def _round_seconds(
