@@ -7,7 +7,6 @@ python -m evidence.when
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -127,17 +126,31 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
     for (modality, pretrained), about in _KINDS.items():
         of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
         if of:
-            ((name, times),) = Counter(cell["chosen"] for cell in of).most_common(1)
-            said.append(
+            overlaps: dict[str, list[float]] = {}
+            for cell in of:
+                overlap = cell["clients"]["label_overlap"]
+                overlaps.setdefault(cell["chosen"], []).append(overlap)
+            name, *others = sorted(overlaps, key=lambda label: -len(overlaps[label]))
+            text = (
                 f"- **{about}:** first try [`{name}`]({folder}{name}.md). It is best on validation "
-                f"data in {times} of {len(of)} measured settings."
+                f"data in {len(overlaps[name])} of {len(of)} measured settings, with a label "
+                f"overlap of {_range(overlaps[name])} (1: all clients have the same classes)."
             )
+            if others:
+                rest = [f"[`{k}`]({folder}{k}.md) with {_range(overlaps[k])}" for k in others]
+                text += f" In the others it is {listed(rest)}."
+            said.append(text)
     best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
     return "\n".join([
         *said,
         _OTHERS.format(folder=folder, page=page, best=best, second=second),
     ])  # fmt: skip
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
 
 
 def _in_words(cell: cross_cells.Cell) -> str:
