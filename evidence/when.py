@@ -137,8 +137,8 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
                 f"overlap of {_range(overlaps[name])} (1: all clients have the same classes)."
             )
             if others:
-                rest = [f"[`{k}`]({folder}{k}.md) with {_range(overlaps[k])}" for k in others]
-                text += f" In the others it is {listed(rest)}."
+                rest = [f"[`{k}`]({folder}{k}.md) ({_range(overlaps[k])})" for k in others]
+                text += f" Elsewhere it is {listed(rest)}."
             said.append(text)
     best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
