@@ -141,8 +141,10 @@ class Advice:
     @property
     def _whose_settings(self) -> str:
         """The end of a sentence: where the command's settings come from."""
+        added = [label for label in self.methods if label not in self.own]
+        if not added:
+            return ""
         if self.like:
-            added = [label for label in self.methods if label not in self.own]
             whole = [label for label in added if not _can_adapt(label)]
             rest = f"; {' and '.join(whole)} can't train an adapter" if whole else ""
             adapted = f"the optimiser and the adapter of your {self.like}"
@@ -152,7 +154,6 @@ class Advice:
         if not self.is_like_yours:
             return ""
         said = ", with the settings of the measurement"
-        added = [label for label in self.methods if label not in self.own]
         usual = [(label, _BETTER_BY_DEFAULT.get(label)) for label in added]
         return said + "".join(
             f" (but {label}'s {field} at its default, which is better)"

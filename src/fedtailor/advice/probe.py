@@ -9,7 +9,6 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ..errors import InputError
-from ..methods import METHODS
 from ..report.select import higher_is_better, is_percentage, unit_of
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
@@ -72,9 +71,8 @@ def lines(
     said = [f"After {after}, with one seed:", *table.splitlines(), ""]
     alone = best.scores.get(ALONE)
     ahead = [k for k in order if alone is None or sign * best.scores[k] > sign * alone]
-    named = [label for label in ahead if label in METHODS][:MOST]
-    if not named:
+    if not ahead:
         return [*said, "None was ahead of training alone so soon: give the probe more rounds."]
     said.append("This is a hint. To compare the best of them for all rounds:")
-    command = advice.command(source, changes, [*named, ALONE])
+    command = advice.command(source, changes, [*ahead[:MOST], ALONE])
     return said + [f"  {line}" for line in command]
