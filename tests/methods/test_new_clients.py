@@ -41,12 +41,12 @@ def test_fedmerge_finds_the_weights_of_its_merge() -> None:
     Theta = np.stack([W0, -2 * W0]).astype(np.float64)
     server = {
         "bank.linear.weight": torch.tensor(Theta).float(),
-        "logits": torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, 3.0]]).double(),
+        "logits": torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, 1.0]]).double(),  # two have trained
     }
     received = method.send_new(task, server, 9)
     assert list(received) == ["bank.linear.weight", "mean_weights"]
     guess = method.fit_row(task, received, [], CONTEXT)
-    mean = (2 * softmax(np.array([0.0, 3.0])) + 0.5) / 3
+    mean = np.mean([softmax(np.array([0.0, last])) for last in (3.0, 1.0)], 0)
     start = np.tensordot(mean, Theta, 1)
     np.testing.assert_allclose(guess["linear.weight"].numpy(), start, atol=1e-6)
     slope = softmax_gradient(start, X[1], Y[1])
@@ -55,6 +55,23 @@ def test_fedmerge_finds_the_weights_of_its_merge() -> None:
     np.testing.assert_allclose(one["linear.weight"].numpy(), np.tensordot(w, Theta, 1), atol=1e-5)
     many = method.fit_row(task, received, [BATCH] * 20, CONTEXT)
     assert loss(task, many) < min(loss(task, one), loss(task, guess))
+
+
+def test_a_new_client_of_fedmerge_selects_its_own_models() -> None:
+    """Also those that no other client merges."""
+    method = FedMerge(models=6, selected=2)
+    task = Task(linear_backbone(W0), method.adapt)
+    bank = torch.arange(6.0)[:, None, None] * torch.ones(6, 2, 2)
+    server = {"bank.linear.weight": bank, "logits": torch.full((2, 6), -1e9).double()}
+    server["logits"][:, :2] = torch.tensor([[0.5, -0.5], [0.1, 0.2]]).double()
+    received = method.send_new(task, server, 2)
+    assert torch.allclose(received["mean_weights"][2:], torch.zeros(4).double())
+    for number in range(6):
+        context = ClientContext(key(number))
+        (a,) = method._first_logits(1, context.key)
+        low, high = a.isclose(torch.zeros(6).double()).nonzero().flatten().tolist()
+        merged = method.fit_row(task, received, [], context)["linear.weight"]
+        assert low - 1e-5 <= merged[0, 0] <= high + 1e-5
 
 
 def test_fedmerges_fixed_weights_are_drawn_anew() -> None:

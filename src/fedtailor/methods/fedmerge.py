@@ -17,8 +17,8 @@ Both updates use Theta and a from the start of the round. The inner product goes
 alone.
 
 A client that joins afterwards receives all Theta_j and finds its row w by gradient steps on
-l(sum_j w_j Theta_j), from the mean of all clients' rows; the models stay as they are. (Models that
-no client uses any more are still noise, and would spoil a plain mean.)
+l(sum_j w_j Theta_j), from the mean row of the clients that have trained; the models stay as they
+are. (Models that no client uses any more are still noise, and would spoil equal weights.)
 
 Differs from the paper:
 - c_ij is divided by sum_i p_i w_ij. As printed, equation 8 moves the merged models by about
@@ -57,6 +57,7 @@ from ..task.task import Task
 
 _BANK = "bank."
 _NEVER = -1e9  # the logit of a model that a client does not merge: its weight is 0
+_LEAST = 1e-12  # of a mean weight: a new client may select models that no other client merges
 
 
 def merge(models: Tensor, weights: Tensor) -> Tensor:
@@ -198,7 +199,12 @@ class FedMerge(FineTuning):
 
     def send_new(self, task: Task, server: Server, client: int) -> Params:
         bank = {name: value for name, value in server.items() if name.startswith(_BANK)}
-        return {**bank, "mean_weights": torch.softmax(server["logits"], 1).mean(0)}  # [d]
+        if self.weights == "fixed":
+            return bank
+        a = server["logits"]
+        trained = ((a != 0) & (a != _NEVER)).any(1)
+        a = a[trained] if trained.any() else a
+        return {**bank, "mean_weights": torch.softmax(a, 1).mean(0)}  # [d]
 
     def fit_row(
         self, task: Task, received: Params, batches: Sequence[Batch], context: ClientContext
@@ -207,7 +213,7 @@ class FedMerge(FineTuning):
         (a,) = self._first_logits(1, context.key.cpu())  # [d]
         if self.weights == "dynamic":
             a = fit_logits(
-                a + received["mean_weights"].cpu().log(), batches, context,
+                a + received["mean_weights"].cpu().clamp(min=_LEAST).log(), batches, context,
                 lambda w, batch, key: task.loss(mixed(Theta, w), batch, key)[0],
             )  # fmt: skip
         return weighted_sum(Theta, torch.softmax(a, 0))
