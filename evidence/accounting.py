@@ -9,7 +9,7 @@ LoRA is on the attention-output and the feed-forward-output projection of every 
 from __future__ import annotations
 
 import argparse
-import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
@@ -87,7 +87,8 @@ def fedhft_upload(model: str, rank: int, mask_ratio: float) -> float:
 
 
 def fedhft_both_ways(model: str, rank: int, mask_ratio: float, clusters: int) -> float:
-    """The same for what a client receives and sends; it receives all clusters' adapters."""
+    """How many times less a client of FedHFT receives and sends than one of FedAvg on the full
+    model; it receives all clusters' adapters."""
     ours = traffic(FedHFT(rank=rank, mask_ratio=mask_ratio, clusters=clusters), model)
     return sum(traffic(FedAvg(), model)) / sum(ours)
 
@@ -131,13 +132,19 @@ def command(function: str, arguments: Mapping[str, Any]) -> str:
     )
 
 
-def _number(text: str) -> float | None:
-    """A number above 0, whole if it is written so; else None."""
-    try:
-        value: float = int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < math.inf else None
+def _number(key: str, text: str) -> float:
+    """The value of a setting.
+
+    Raises:
+        ValueError: it is not allowed.
+    """
+    if key == "mask_ratio":
+        allowed, ok = "0 to below 1", re.fullmatch(r"0?\.\d+|0", text)
+    else:
+        allowed, ok = "a whole number, at least 1", re.fullmatch(r"[1-9]\d{0,3}", text)
+    if not ok:
+        raise ValueError(f"{key}={text}; allowed: {allowed}")
+    return float(text) if key == "mask_ratio" else int(text)
 
 
 def main() -> None:
@@ -148,7 +155,7 @@ def main() -> None:
     parser.add_argument("count", choices=sorted(FUNCTIONS))
     parser.add_argument(
         "settings", nargs="*", metavar="key=value",
-        help=f"model: {' or '.join(SHAPES)}; rank, clusters: whole numbers; mask_ratio: up to 1",
+        help=f"model: {' or '.join(SHAPES)}; rank, clusters: whole numbers; mask_ratio: below 1",
     )  # fmt: skip
     options = parser.parse_args()
     function = FUNCTIONS[options.count]
@@ -158,10 +165,11 @@ def main() -> None:
         parser.error(f"{options.count} takes {', '.join(f'{key}=...' for key in needed)}")
     if given["model"] not in SHAPES:
         parser.error(f"model={given['model']}; allowed: {', '.join(SHAPES)}")
-    numbers = {key: _number(text) for key, text in given.items() if key != "model"}
-    if wrong := [key for key, value in numbers.items() if value is None]:
-        parser.error(f"{wrong[0]}={given[wrong[0]]}; allowed: a number above 0")
-    value = function(model=given["model"], **numbers)
+    try:
+        numbers = {key: _number(key, text) for key, text in given.items() if key != "model"}
+        value = function(model=given["model"], **numbers)
+    except (ValueError, ft.InputError) as error:
+        parser.error(str(error))
     print(" ".join((function.__doc__ or "").split()))
     print(f"{value:.4g}")
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
-from fedtailor.report.read import read
+from fedtailor.report.logs import read_commit
+from fedtailor.run_format import has_commit
 from fedtailor.runs.manifest import open_run
 
 from .accounting import command as count_command
 from .markdown import markdown_table, on_one_line
 from .run import HERE, Run, lines, resolved, results
-from .verdicts import NOT_RUN, VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
+from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
 
 CLAIMS = HERE / "claims.toml"
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -67,7 +68,8 @@ def commands(claim: Claim, seeds: Sequence[int] = ()) -> list[str]:
 
 
 def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
-    """What run directories say to a claim; runs of other settings in them are left out.
+    """What run directories say to a claim. What is of other settings in them is left out, and so is
+    what has not ended.
 
     Raises:
         InputError: there is no such directory, or none of the claim's runs is in it.
@@ -81,32 +83,31 @@ def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
             methods = {run.method: experiment.methods[run.method]}
             own = replace(experiment, methods=methods, seeds=(run.seed,))
             if resolved(own) == resolved(run.experiment()):
-                found.append(_line(run, place, own))
-    again = outcome(claim, Results(found))
-    if again.verdict == NOT_RUN:
+                found += _lines(run, place, own)
+    kept = Results(found)
+    if runs(claim) and not kept.seeds(claim):
         where = f"no runs of {claim['id']} are in {', '.join(map(str, places))}"
         if found:
             where = f"{where} (only of {', '.join(sorted({line['method'] for line in found}))})"
         if not places:
             where = f"{claim['id']} needs run directories"
         raise ft.InputError(f"{where}; its command is: {' and '.join(commands(claim))}")
-    return again
+    return outcome(claim, kept)
 
 
-def _line(run: Run, place: Path, experiment: ft.Experiment) -> Line:
-    """A run's line, from its run directory."""
+def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
+    """A run's line, from its run directory; none if it has not ended."""
+    folder = place / "methods" / run.method / f"seed-{run.seed}"
+    commit = read_commit(folder) if has_commit(folder) else None
     line: dict[str, Any] = {
         "file": run.file, "set": list(run.settings), "method": run.method, "seed": run.seed,
         "settings": resolved(experiment),
     }  # fmt: skip
-    only = run.method, run.seed
-    (trial,) = read(place, only).trials
-    if trial.commit.diverged is not None:
-        return line | {"failed": trial.commit.diverged}
-    if trial.progress:
-        unfinished = f"{run.method} with seed {run.seed}: {trial.progress}"
-        raise ft.InputError(f"{place} is not finished: {unfinished}")
-    return line | {"results": results(place, only)}
+    if commit is not None and commit.diverged is not None:
+        return [line | {"failed": commit.diverged}]
+    if commit is None or not commit.finished:
+        return []
+    return [line | {"results": results(place, (run.method, run.seed))}]
 
 
 HEAD = """# What the papers claim

@@ -71,8 +71,9 @@ def _score(cell: Cell) -> str:
 def _progress(found: Sequence[Cell]) -> str:
     possible = [cell for cell in found if cell.missing != "n/a"]
     done = sum(cell.is_complete for cell in possible)
-    complete = f"{done} of {len(possible)} numbers of the table are complete"
-    return f"\n{complete}: three seeds, and all trials of the rate.\n"
+    return (
+        f"\n{done} of {len(possible)} scores rest on three seeds, and on all trials of the rate.\n"
+    )
 
 
 def _section(data: Data, of: Sequence[Cell]) -> str:

@@ -116,7 +116,7 @@ class Cell:
         means = [scaled(summary.mean) for summary in self._summaries()]
         results = [line["results"] for line in runs]
         return {
-            "mean": round(mean(means), 6),  # 57.45, and not a little less by rounding in between
+            "mean": round(mean(means), 6),  # as in the map, where scores have four digits
             "sd_over_seeds": stdev(means) if len(means) > 1 else None,
             "decile": mean(scaled(summary.bottom_decile) for summary in self._summaries()),
             "bytes_client_round": mean(one["bytes_down"] + one["bytes_up"] for one in results),

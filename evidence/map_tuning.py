@@ -17,7 +17,6 @@ Own = tuple[str, ...]  # a trial's settings
 
 _TUNED_IN = {"text": ("rounds=5",), "image": ("preset=images",)}
 _CALLED = {"text": "texts", "image": "pictures"}
-_COUNT = {3: "three", 4: "four"}
 _NAMED = 4  # methods in a sentence
 _FEW = 2  # rates of which each one is the smallest or the largest
 _GATES = ("papers/fedsdg/clients.toml", (), "fedsdg")
@@ -29,8 +28,8 @@ def budget(found: Found) -> str:
     counts, said = [], []
     for modality in _TUNED_IN:
         of = _of_modality(found, modality)
-        (number,) = {len(own) for own in of.values()}
-        counts.append(f"{_COUNT[number]} on {_CALLED[modality]}")
+        numbers = sorted({len(own) for own in of.values()})
+        counts.append(f"{' to '.join(map(str, numbers))} on {_CALLED[modality]}")
         further = {
             f"`{method}`": [f"`{name}`" for name in _varied(tried) if name != "optimiser.lr"]
             for method, tried in sorted(of.items())

@@ -353,7 +353,7 @@ def main() -> None:
             print(run.command)
             continue
         passed = time.monotonic() - begun
-        if passed > 60 * options.minutes:
+        if passed > 60 * options.minutes or (within is not None and passed >= within):
             break
         print(run.command, file=sys.stderr, flush=True)
         line = alone(run, options.folder, None if within is None else within - passed)

@@ -290,13 +290,14 @@ _DATA = {
 
 _HEAD = """# Which method should I use?
 
-It depends on how many examples your clients have, and on how alike their labels are. This page
-has measured results for settings that differ in these two. To find the one closest to yours:
+It depends on how many clients you have, how many examples each of them has, and how alike their
+labels are. This page has measured results for settings that differ in these. To find the one
+closest to yours:
 
     fedtailor advise mine.toml
 
-The command computes both for your clients, and how many clients there are. It finds the measured
-setting that is closest in these three. Settings of your kind come before others: texts or pictures,
+The command computes all three for your clients, and finds the measured setting that is closest in
+them. Settings of your kind come before others: texts or pictures,
 with a pretrained model or without; and one of your own data set counts as closer. The command names
 up to three methods. The one with the best validation accuracy in that setting comes first. Then
 come those whose test accuracy does not differ significantly from the highest one, the most accurate

@@ -87,7 +87,7 @@ def test_the_time_of_all_rows_follows_from_a_chunk() -> None:
     precomputed, rows = ExampleCache(compute, dataset, everything(dataset)), np.array([3])
     assert precomputed.seconds == 0
     precomputed.add_to(dataset.batch(rows), rows)  # with its 32 neighbours
-    assert precomputed.seconds >= 0.001 * len(dataset.inputs)
+    assert 0.001 <= precomputed.seconds / len(dataset.inputs) < 0.03  # not a chunk's
 
 
 def test_a_vector_a_text_is_kept_whole() -> None:

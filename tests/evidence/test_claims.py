@@ -94,6 +94,30 @@ def test_a_gain_is_more_than_another_if_the_intervals_are_apart() -> None:
     there = [line(m, s, v, v, set_=["k=1"]) for m, v in (("x", 0.5), ("y", 0.4)) for s in (0, 1)]
     found = outcome(claim, Results([*here, *there]))
     assert (found.verdict, found.ours) == (HOLDS, "+50.0 against +10.0")
+    wide = [line(m, s, *v) for m, v in (("x", (0.9, 0.3)), ("y", (0.3, 0.3))) for s in (0, 1)]
+    assert outcome(claim, Results([*wide, *there])).verdict == DIRECTION  # intervals overlap
+
+
+def test_two_methods_are_level_on_either_side_alone() -> None:
+    claim = {**CLAIM, "rule": "equal", "margin": 5.0}
+    pair = [line(m, s, v, v) for m, v in (("x", 0.7), ("y", 0.6)) for s in (0, 1)]
+    assert outcome(claim, Results(pair)).verdict == NOT_HERE
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(1.1, HOLDS), (1.15, DIRECTION), (0.75, NOT_HERE), (1.25, NOT_HERE)]
+)
+def test_a_number_is_within_its_tolerance_or_twice_that(value: float, verdict: str) -> None:
+    claim = {**CLAIM, "rule": "figure", "figure": "sparsity", "near": 1.0, "tolerance": 0.101}
+    del claim["theirs"]
+    lines_ = [{**line("x", s, 0.5), "results": {"sparsity": value}} for s in (0, 1)]
+    assert outcome(claim, Results(lines_)).verdict == verdict
+
+
+def test_bytes_are_exact_with_one_seed() -> None:
+    claim = {**CLAIM, "rule": "bytes", "figure": "bytes_down", "near": 5.0, "tolerance": 0.1}
+    sent = [{**line(m, 0), "results": {"bytes_down": b}} for m, b in (("x", 10), ("y", 50))]
+    assert outcome({**claim, "seeds": [0]}, Results(sent)).verdict == HOLDS
 
 
 @pytest.mark.slow

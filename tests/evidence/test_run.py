@@ -21,6 +21,11 @@ def test_no_line_has_settings_that_its_file_no_longer_has() -> None:
     assert not stale, "these results are of other settings; remove their lines, or run them again"
 
 
+def test_no_run_has_two_lines() -> None:
+    runs = [(li["file"], tuple(li["set"]), li["method"], li["seed"]) for li in lines()]
+    assert len(set(runs)) == len(runs)
+
+
 def test_no_result_is_of_a_seed_that_has_decided_a_rate() -> None:
     assert all(run.seed == 10 for run in planned() if any(".lr" in s for s in run.settings))
 

@@ -50,6 +50,8 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
         sent = sum(line["bytes_down"] + line["bytes_up"] for line in map(json.loads, history))
         assert one.bytes_total == sent
     assert 0 < summary.seconds < 60
+    slow = replace(summary, methods=[replace(one, cache_seconds=5.0) for one in summary.methods])
+    assert slow.seconds == pytest.approx(summary.seconds + 10)
     text = "\n".join(summary.lines())
     assert "clients   3: berlin, 7, lagos\n" in text
     assert "left out: nice (4)\n" in text

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,21 +15,18 @@ from ..data.federation import Federation
 from ..data.overlap import label_counts, label_overlap
 from ..method import FineTuning
 from ..methods import METHODS
-from ..report.numbers import si
 from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
-from .measured import ALONE, Clients, Kind, Measured, Setting, Task, measured_settings
+from .measured import ALONE, Clients, Kind, Setting, Task, measured_settings
+from .words import WHOLE, can_adapt, cells_of, data_of, in_words, model_of, trained
 
 MOST = 3  # methods that are named
 _FAR = 1.0
 _OTHER_DATA = 0.5  # how much farther a setting is if its data set is another one
-_CLEAR = 0.01  # a difference worth a federation: a point of accuracy, a percent of perplexity
 _FULL = 3  # seeds of a setting that is measured in full
 _NUMBERS = {1: "one seed", 2: "two seeds"}
-# Fields whose default is better on validation data than the value that was measured.
-_BETTER_BY_DEFAULT = {"fedsdg": "lr_gate"}
 _OF_THE_MODEL = ("trainable=", "rank=", "lora_alpha=", "layers=", "optimiser.")  # settings
 
 
@@ -74,7 +70,7 @@ class Advice:
         training alone."""
         if self.setting is None:
             return False
-        return not _is_clearly_ahead(self.setting.methods[self.setting.chosen])
+        return not self.setting.methods[self.setting.chosen].is_ahead_of_alone
 
     def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
         """Return the advice as text, for an experiment that the command line calls ``source``, with
@@ -83,15 +79,15 @@ class Advice:
         if self.setting is None:
             return [*said, self.why_none]
         said.append(f"closest measured  {in_words(self.setting.clients)}")
-        said.append(f"                  {_data(self.setting)}, {_model(self.setting)}")
+        said.append(f"                  {data_of(self.setting)}, {model_of(self.setting)}")
         said += [f"                  {line}" for line in self._doubts(self.setting)]
         own = [label for label in self.own if label in METHODS]
         if missing := [label for label in own if label not in self.setting.methods]:
             said.append(f"not measured      {', '.join(missing)}, which your experiment has")
         if self.left_out:
             said.append(
-                f"left out          {', '.join(self.left_out)}: trains the model's own weights, "
-                f"and was measured with {self._others(self.setting)}"
+                f"left out          {', '.join(self.left_out)}: no adapter, and not measured with "
+                "your model"
             )
         said.append("")
         if self.alone_is_as_good:
@@ -111,10 +107,6 @@ class Advice:
         said.append(f"The measurement: {self.setting.command} ({page})")
         return said
 
-    def _others(self, setting: Setting) -> str:
-        """What a left-out method was measured with."""
-        return f"{setting.model} alone" if setting.pretrained else "no pretrained model"
-
     def _alone(self, setting: Setting) -> Iterator[str]:
         """What to know where the method that validation data chose is no better than training
         alone."""
@@ -123,7 +115,7 @@ class Advice:
         else:
             chosen = setting.chosen
             yield f"Training alone was as good there as {chosen}, which validation data chose."
-        ahead = [label for label in setting.methods if _is_clearly_ahead(setting.methods[label])]
+        ahead = [label for label, one in setting.methods.items() if one.is_ahead_of_alone]
         if ahead := [label for label in ahead if label not in self.left_out]:
             yield f"Clearly ahead of training alone: {', '.join(ahead)}."
         elif not self.methods:
@@ -132,20 +124,20 @@ class Advice:
     def _without_adapter(self, setting: Setting) -> Iterator[str]:
         """Say which named methods train the model itself, beside others that train a LoRA."""
         labels = self.labels()
-        trained = [_trained(label, setting.methods[label].settings) for label in labels]
-        whole = [k for k, what in zip(labels, trained, strict=True) if what in _WHOLE]
-        if whole and len(whole) < len(trained):
+        kinds = [trained(label, setting.methods[label].settings) for label in labels]
+        whole = [k for k, what in zip(labels, kinds, strict=True) if what in WHOLE]
+        if whole and len(whole) < len(kinds):
             what = "trains weights" if len(whole) == 1 else "train weights"
             yield f"{' and '.join(whole)} {what} of the model itself: no adapter comes of it."
 
     @property
     def _whose_settings(self) -> str:
         """The end of a sentence: where the command's settings come from."""
-        added = [label for label in self.methods if label not in self.own]
+        added = [label for label in self.labels() if label not in self.own]
         if not added:
             return ""
         if self.like:
-            whole = [label for label in added if not _can_adapt(label)]
+            whole = [label for label in added if not can_adapt(label)]
             rest = f"; {' and '.join(whole)} can't train an adapter" if whole else ""
             adapted = f"the optimiser and the adapter of your {self.like}"
             return f". Methods that your file lacks have {adapted}{rest}"
@@ -153,13 +145,7 @@ class Advice:
             return ", with LoRA"
         if not self.is_like_yours:
             return ""
-        said = ", with the settings of the measurement"
-        usual = [(label, _BETTER_BY_DEFAULT.get(label)) for label in added]
-        return said + "".join(
-            f" (but {label}'s {field} at its default, which is better)"
-            for label, field in usual
-            if field is not None
-        )
+        return ", with the settings of the measurement"
 
     def _doubts(self, setting: Setting) -> Iterator[str]:
         """Why the measured figures are no promise."""
@@ -186,7 +172,7 @@ class Advice:
             "trains",
             "traffic a round, both ways",
         ]
-        rows = [[label, *_cells(label, setting.methods[label])] for label in self.labels()]
+        rows = [[label, *cells_of(label, setting.methods[label])] for label in self.labels()]
         if not self.is_like_yours:
             del header[1]
             for row in rows:
@@ -218,15 +204,11 @@ class Advice:
         if label in self.own:
             return ()
         known = {} if self.setting is None or not self.is_like_yours else self.setting.methods
-        measured = tuple(
-            one
-            for one in (known[label].settings if label in known else ())
-            if one.partition("=")[0] != _BETTER_BY_DEFAULT.get(label)
-        )
-        if not self.fine_tuning or (not _can_adapt(label) and self.is_same_model):
+        measured = known[label].settings if label in known else ()
+        if not self.fine_tuning or (not can_adapt(label) and self.is_same_model):
             return measured
         kept = [one for one in measured if not one.startswith(_OF_THE_MODEL)]
-        if not _can_adapt(label):  # an adapter's rate is no rate for a whole model
+        if not can_adapt(label):  # an adapter's rate is no rate for a whole model
             return tuple(kept)
         whole = issubclass(METHODS[label], FineTuning)
         mine = [one for one in self.fine_tuning if whole or one.startswith("optimiser.")]
@@ -291,7 +273,7 @@ def advise_for(
     order = _order(nearest)
     whole = []
     if kind.pretrained and not is_same_model:
-        whole = [name for name in order if not _can_adapt(name)]
+        whole = [name for name in order if not can_adapt(name)]
     named = [name for name in order if name not in whole][:MOST]
     like, fine_tuning = _fine_tuning(experiment, kind, nearest)
     return Advice(
@@ -316,19 +298,8 @@ def _order(setting: Setting) -> list[str]:
     above = {label: one for label, one in setting.methods.items() if one.over_alone[0] > 0}
     chosen = [setting.chosen] if setting.chosen in above else []
     ties = [label for label, one in above.items() if one.is_as_good_as_the_best]
-    ahead = [label for label, one in above.items() if one.over_alone[1] > 0]
+    ahead = [label for label, one in above.items() if one.is_ahead_of_alone]
     return list(dict.fromkeys([*chosen, *ties, *ahead]))
-
-
-def _is_clearly_ahead(one: Measured) -> bool:
-    """It is better than training alone by what is worth a federation, beyond chance."""
-    lead, low, _ = one.over_alone
-    return lead >= _CLEAR and low > 0
-
-
-def _can_adapt(label: str) -> bool:
-    """Whether a method can train a LoRA instead of the whole model."""
-    return "rank" in {field.name for field in fields(METHODS[label])}
 
 
 def _fine_tuning(
@@ -375,56 +346,6 @@ def clients_of_run(path: Path) -> Clients:
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))
     return Clients(len(partition.train), median, overlap, bool(partition.classes))
-
-
-def _cells(label: str, one: Measured) -> tuple[str, ...]:
-    score = f"{one.perplexity:.1f}" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
-    trained, sent = _trained(label, one.settings), si(one.bytes, "B")
-    if label == ALONE:
-        return score, "", "", trained, sent
-    return score, _lead(one), f"{100 * one.worse_off:.0f} % of clients", trained, sent
-
-
-def _lead(one: Measured) -> str:
-    """The lead over training alone with its interval: in points, or the change of the perplexity
-    in percent."""
-    difference, low, high = one.over_alone
-    if one.accuracy is None:
-        change, low, high = (100 * math.expm1(-x) for x in (difference, high, low))
-        return f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
-    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
-_WHOLE = ("whole model", "some layers")
-
-
-def _trained(label: str, settings: Sequence[str]) -> str:
-    """What a method trained with these settings, in a word or two."""
-    chosen = dict(one.split("=", 1) for one in settings)
-    usual = "full" if issubclass(METHODS[label], FineTuning) or not _can_adapt(label) else "lora"
-    what = chosen.get("trainable", usual).strip("\"'")
-    if what == "full" and "layers" in chosen:
-        return _WHOLE[1]
-    return {"full": _WHOLE[0], "lora": "LoRA", "head": "head"}[what]
-
-
-def in_words(clients: Clients) -> str:
-    """Return clients in a few words."""
-    said = f"{clients.number} clients with {clients.median_examples:.0f} training examples each"
-    if clients.label_overlap is None:
-        return said
-    return f"{said}; their classes overlap by {100 * clients.label_overlap:.0f} % (100 %: alike)"
-
-
-def _data(setting: Setting) -> str:
-    how = "its own clients" if setting.alpha is None else f"Dirichlet {setting.alpha:g}"
-    return f"{setting.data} ({how})"
-
-
-def _model(setting: Setting) -> str:
-    how = "pretrained" if setting.pretrained else "trained from random weights"
-    seeds = "1 seed" if setting.num_seeds == 1 else f"{setting.num_seeds} seeds"
-    return f"{setting.model} ({how}), {setting.rounds} rounds, {seeds}"
 
 
 _NO_CLASSES = (

@@ -76,6 +76,11 @@ class Measured:
         """The data can't tell the two."""
         return self.over_best[2] >= 0
 
+    @property
+    def is_ahead_of_alone(self) -> bool:
+        """It is clearly ahead of training alone: the interval lies above 0."""
+        return self.over_alone[1] > 0
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -117,7 +122,8 @@ class Setting:
         return math.hypot(*self._differences(clients).values())
 
     def differences(self, clients: Clients) -> list[str]:
-        """In what other clients differ from these by more than half of that."""
+        """In what other clients differ from these, by more than half of what counts as 1 in
+        `distance`."""
         return [what for what, by in self._differences(clients).items() if abs(by) > 0.5]
 
     def _differences(self, clients: Clients) -> dict[str, float]:

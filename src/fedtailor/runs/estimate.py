@@ -127,7 +127,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     experiment = inputs.experiment
     method, plan = experiment.methods[label], experiment.plan
     federation = inputs.federations[experiment.seeds[0]]
-    costs, step, features = _step(inputs, method, federation)
+    costs, step, cached = _step(inputs, method, federation)
     rounds_by_seed = [left.get((label, seed), 0) for seed in experiment.seeds]
     rounds = sum(rounds_by_seed)
     cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
@@ -143,7 +143,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
         step_seconds=step,
         round_seconds=seconds,
         rounds=rounds,
-        features_seconds=features * sum(number > 0 for number in rounds_by_seed),
+        cache_seconds=cached * sum(number > 0 for number in rounds_by_seed),
         bytes_total=float(rounds * cohort * (down + up)),
         upload_bytes=float(up if method.needs_only_mean else cohort * up),
         private_bytes=4.0 * costs.private * federation.num_clients * len(experiment.seeds),

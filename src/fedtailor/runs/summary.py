@@ -25,7 +25,7 @@ class MethodSummary:
     step_seconds: float
     round_seconds: float
     rounds: int  # that are left, over all seeds
-    features_seconds: float  # of what is worked out once an example, with all seeds
+    cache_seconds: float  # of what is worked out once an example, with all seeds
     bytes_total: float
     upload_bytes: float  # that the server holds in a round
     private_bytes: float  # on disk, for all clients and seeds
@@ -81,7 +81,7 @@ class StartSummary:
     @property
     def seconds(self) -> float:
         """The estimated time of all rounds that are left, on cores that do nothing else."""
-        return sum(one.rounds * one.round_seconds + one.features_seconds for one in self.methods)
+        return sum(one.rounds * one.round_seconds + one.cache_seconds for one in self.methods)
 
     @property
     def seconds_if_busy(self) -> float:

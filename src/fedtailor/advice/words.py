@@ -1,0 +1,70 @@
+"""How advice says what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+
+from ..method import FineTuning
+from ..methods import METHODS
+from ..report.numbers import si
+from .measured import ALONE, Clients, Measured, Setting
+
+
+def can_adapt(label: str) -> bool:
+    """Whether a method can train a LoRA instead of the whole model."""
+    return "rank" in {field.name for field in fields(METHODS[label])}
+
+
+def cells_of(label: str, one: Measured) -> tuple[str, ...]:
+    """A method's row of the table, after its name."""
+    score = f"{one.perplexity:.1f}" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
+    what, sent = trained(label, one.settings), si(one.bytes, "B")
+    if label == ALONE:
+        return score, "", "", what, sent
+    return score, lead(one), f"{100 * one.worse_off:.0f} % of clients", what, sent
+
+
+def lead(one: Measured) -> str:
+    """The lead over training alone with its interval: in points, or the change of the perplexity
+    in percent."""
+    difference, low, high = one.over_alone
+    if one.accuracy is None:
+        change, low, high = (100 * math.expm1(-x) for x in (difference, high, low))
+        return f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
+    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+WHOLE = ("whole model", "some layers")
+
+
+def trained(label: str, settings: Sequence[str]) -> str:
+    """What a method trained with these settings, in a word or two."""
+    chosen = dict(one.split("=", 1) for one in settings)
+    usual = "full" if issubclass(METHODS[label], FineTuning) or not can_adapt(label) else "lora"
+    what = chosen.get("trainable", usual).strip("\"'")
+    if what == "full" and "layers" in chosen:
+        return WHOLE[1]
+    return {"full": WHOLE[0], "lora": "LoRA", "head": "head"}[what]
+
+
+def in_words(clients: Clients) -> str:
+    """Return clients in a few words."""
+    said = f"{clients.number} clients with {clients.median_examples:.0f} training examples each"
+    if clients.label_overlap is None:
+        return said
+    return f"{said}; their classes overlap by {100 * clients.label_overlap:.0f} % (100 %: alike)"
+
+
+def data_of(setting: Setting) -> str:
+    """The data set, and how it was divided."""
+    how = "its own clients" if setting.alpha is None else f"Dirichlet {setting.alpha:g}"
+    return f"{setting.data} ({how})"
+
+
+def model_of(setting: Setting) -> str:
+    """The model, and for how many rounds and seeds it was trained."""
+    how = "pretrained" if setting.pretrained else "trained from random weights"
+    seeds = "1 seed" if setting.num_seeds == 1 else f"{setting.num_seeds} seeds"
+    return f"{setting.model} ({how}), {setting.rounds} rounds, {seeds}"
