@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.report.metrics import summarise
 from fedtailor.report.paired import Paired, paired
 
 from .accounting import FUNCTIONS
@@ -131,9 +132,16 @@ def _gains_more(claim: Claim, results: Results) -> Outcome:
 
 
 def _decile(claim: Claim, results: Results) -> Outcome:
-    ours, theirs = (
-        [_bottom_decile(line, claim) for line in results.of(claim, side)]
+    found = (
+        [line["results"]["personal"] for line in results.of(claim, side)]
         for side in ("ours", "theirs")
+    )
+    ours, theirs = (
+        [
+            summarise(one["accuracy"], one["num_examples"], higher_is_better=True).bottom_decile
+            for one in side
+        ]
+        for side in found
     )
     return _by_seed(ours, theirs, 100, ".1f")
 
@@ -193,12 +201,6 @@ def _scores(line: Line, claim: Claim) -> dict[str, float | None]:
 
 def _values(scores: Mapping[str, float | None]) -> list[float]:
     return [value for value in scores.values() if value is not None]
-
-
-def _bottom_decile(line: Line, claim: Claim) -> float:
-    """The accuracy of the client that a tenth of all, rounded down, are below."""
-    values = sorted(_values(_scores(line, claim)))
-    return values[len(values) // 10]
 
 
 def _by_seed(ours: Sequence[float], theirs: Sequence[float], factor: float, form: str) -> Outcome:
