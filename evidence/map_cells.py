@@ -197,7 +197,11 @@ def language_models() -> list[Cell]:
 
 
 def cells(manifest: Path = MAP) -> list[Cell]:
-    """The settings of a manifest that have results, in its order."""
+    """The settings of a manifest that have results, in its order.
+
+    Raises:
+        ValueError: a method has diverged; its other seeds would make it look better than it is.
+    """
     kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
     wanted: dict[tuple[str, ...], dict[int, list[Run]]] = {}
     for run in planned([manifest]):
@@ -210,8 +214,9 @@ def cells(manifest: Path = MAP) -> list[Cell]:
             ended = {r.method: kept.get((r.file, r.settings, r.method, seed)) for r in runs}
             if all(line is not None for line in ended.values()):  # the same seeds for all methods
                 for method, line in ended.items():
-                    if line is not None and "results" in line:
-                        methods.setdefault(method, {})[seed] = line
+                    if line is None or "results" not in line:
+                        raise ValueError(f"{method} diverged in {settings} with seed {seed}")
+                    methods.setdefault(method, {})[seed] = line
         if ALONE in methods:
             found.append(Cell(settings, methods))
     return found
