@@ -137,7 +137,7 @@ A claim **holds** if this is so:
 It **holds in direction** if only the mean difference is as claimed, if a number misses its bound
 but goes the right way (or is within twice the tolerance), or if it holds with one seed alone.
 **Not here**: neither is so, or the method in question diverged. Seeds with which the other method
-diverged are left out, and named. **Not run**: no run has ended yet.
+diverged are left out, and named. **Not run**: no seed has all its runs yet.
 
 Rates are chosen on validation data by runs with a seed of their own, where
 `evidence/manifest-papers.toml` has such trials ([how](evidence.md)). FedSQ, FedAvg and FedProx in

@@ -73,23 +73,20 @@ def _lines(
     found = sorted(found, key=lambda cell: cell["clients"][key])
     names = [name for name in styles if any(name in cell["methods"] for cell in found)]
     places = [cell["clients"][key] for cell in found]
-    if key == "median_examples":
+    is_log = key == "median_examples"
+    if is_log:
         axis.set_xscale("log")
         axis.set_xticks(places, [f"{place:.0f}" for place in places])
         axis.minorticks_off()
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.set_ylabel("points over training alone")
+    ratio, span = places[-1] / places[0], places[-1] - places[0]
     for number, name in enumerate(names):
         aside = (number - (len(names) - 1) / 2) * _DODGE
         at, leads = [], []
         for place, cell in zip(places, found, strict=True):
             if name in cell["methods"]:
-                wide = places[-1] / places[0], places[-1] - places[0]
-                at.append(
-                    place * wide[0] ** aside
-                    if key == "median_examples"
-                    else place + wide[1] * aside
-                )
+                at.append(place * ratio**aside if is_log else place + span * aside)
                 leads.append(100 * cell["methods"][name]["over_alone"][0])
                 _point(axis, at[-1], cell["methods"][name], styles[name], upright=True)
         axis.plot(at, leads, linewidth=0.8, alpha=0.6, color=styles[name]["color"])

@@ -132,16 +132,10 @@ def _gains_more(claim: Claim, results: Results) -> Outcome:
 
 
 def _decile(claim: Claim, results: Results) -> Outcome:
-    found = (
-        [line["results"]["personal"] for line in results.of(claim, side)]
-        for side in ("ours", "theirs")
-    )
+    model = claim.get("model", "personal")
     ours, theirs = (
-        [
-            summarise(one["accuracy"], one["num_examples"], higher_is_better=True).bottom_decile
-            for one in side
-        ]
-        for side in found
+        [_bottom_decile(line["results"][model]) for line in results.of(claim, side)]
+        for side in ("ours", "theirs")
     )
     return _by_seed(ours, theirs, 100, ".1f")
 
@@ -201,6 +195,11 @@ def _scores(line: Line, claim: Claim) -> dict[str, float | None]:
 
 def _values(scores: Mapping[str, float | None]) -> list[float]:
     return [value for value in scores.values() if value is not None]
+
+
+def _bottom_decile(found: Mapping[str, Any]) -> float:
+    kept = summarise(found["accuracy"], found["num_examples"], higher_is_better=True)
+    return kept.bottom_decile
 
 
 def _by_seed(ours: Sequence[float], theirs: Sequence[float], factor: float, form: str) -> Outcome:

@@ -94,7 +94,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
             cell["chosen"],
             "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
             ", ".join(label for label in _best(cell) if label != cell["chosen"]),
-            len(cell["methods"][ALONE]["seeds"]),
+            len(_seeds(cell)),
         ]
         for cell in found
     ]
