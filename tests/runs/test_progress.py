@@ -73,6 +73,18 @@ def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("talkative")
+def test_what_the_first_round_takes_once_is_not_expected_of_the_next_ones(tmp_path: Path) -> None:
+    left = {("frozen", 0): 10, ("frozen", 1): 10}
+    with Progress(tmp_path / "log", left, {"frozen": 1.0}, {"frozen": 3.0}) as shown:
+        assert shown._seconds_left() == pytest.approx(20 + 2 * 3, abs=0.1)
+        shown.begin(Stage("frozen", "frozen, seed 0", 10, {"train": 20}), done=0)
+        assert shown._seconds_left() == pytest.approx(20 + 2 * 3, abs=0.1)
+        time.sleep(0.2)
+        shown.on_result("train", 10)  # 0.4 s a round, of which 0.3 s are taken once
+        assert shown._seconds_left() == pytest.approx(0.3 + 20 * 0.1 - 0.2 + 3, abs=0.2)
+
+
+@pytest.mark.usefixtures("talkative")
 def test_a_part_that_diverges_takes_its_rounds_out_of_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,7 +117,8 @@ def run_parts(
         write_manifest(experiment, federations, out, parts)
         give_id(out)
         left = rounds_left(experiment, out, parts)
-        with Progress(out / LOG, left, summary.expected() if summary else {}) as progress:
+        expected, once = (summary.expected(), summary.once()) if summary else ({}, {})
+        with Progress(out / LOG, left, expected, once) as progress:
             if summary is not None and any(left.values()):
                 progress.say_all(summary.lines())
             for seed, label in parts:

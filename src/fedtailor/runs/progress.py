@@ -58,16 +58,26 @@ class Progress:
         log: the file that gets every line.
         left: the rounds that are left of each part, by label and seed.
         expected: seconds of a round by label, as far as known.
+        once: seconds that the first round of a part takes beyond that, by label.
     """
 
     def __init__(
-        self, log: Path, left: Mapping[tuple[str, int], int], expected: Mapping[str, float]
+        self,
+        log: Path,
+        left: Mapping[tuple[str, int], int],
+        expected: Mapping[str, float],
+        once: Mapping[str, float] | None = None,
     ) -> None:
         self._log = log.open("a", encoding="utf-8")
         self._left: dict[str, int] = defaultdict(int)
+        self._parts: dict[str, int] = defaultdict(int)  # that have not begun
         for (label, _), rounds in left.items():
             self._left[label] += rounds
+            self._parts[label] += rounds > 0
         self._expected = dict(expected)
+        self._once = {label: seconds for label, seconds in (once or {}).items() if seconds > 0}
+        self._more = 0.0  # seconds of the round under way that the next ones will not take
+        self._is_first = False  # whether that round is the first one of its part
         self._pace: dict[str, float] = {}  # seconds of a round, from the one under way
         self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
         self._total = sum(self._left.values())
@@ -101,6 +111,8 @@ class Progress:
         """The next part begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
         self._evaluations, self._shown = (), ""
+        self._parts[stage.label] = max(0, self._parts[stage.label] - 1)
+        self._is_first, self._more = True, self._once.get(stage.label, 0.0)
         self._round_begun = time.monotonic()
         self._bar.set_description_str(stage.title, refresh=False)
         self._bar.set_postfix_str("", refresh=True)
@@ -123,7 +135,7 @@ class Progress:
         doing = "training" if work == "train" else "evaluation"
         text = f"{doing} {done}/{count}" if count else doing
         if work == "train" and count and done > 1:  # tells more than what one step took
-            self._pace[self._stage.label] = (now - self._round_begun) * count / done
+            self._keep_pace((now - self._round_begun) * count / done)
         if not self._bar.disable:
             self._bar.left = tqdm.format_interval(self._seconds_left())
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
@@ -136,9 +148,12 @@ class Progress:
         """A round is committed."""
         assert self._stage is not None
         now, stage = time.monotonic(), self._stage
-        seconds = self._measured.setdefault(stage.label, [0.0, 0.0])
-        seconds[0] += now - self._round_begun
-        seconds[1] += 1
+        self._keep_pace(now - self._round_begun)
+        if not self._more:
+            seconds = self._measured.setdefault(stage.label, [0.0, 0.0])
+            seconds[0] += now - self._round_begun
+            seconds[1] += 1
+        self._is_first, self._more = False, 0.0
         self._round_begun, self._number = now, done.number
         self._left[stage.label] -= 1
         if done.evaluations:
@@ -148,6 +163,16 @@ class Progress:
             self._last_look = now
             self._show(done, is_due=is_due)
         self._bar.update()
+
+    def _keep_pace(self, seconds: float) -> None:
+        """The round under way takes so long in all; of a first round the part that is done once is
+        kept apart, in the proportion that was expected."""
+        assert self._stage is not None
+        label = self._stage.label
+        once = self._once.get(label, 0.0) if self._is_first else 0.0
+        share = once / (once + self._expected[label]) if once else 0.0
+        self._more = share * seconds
+        self._pace[label] = seconds - self._more
 
     def _show(self, done: Round, *, is_due: bool) -> None:
         """Show the results of a round in the bar, and on a line if one is due."""
@@ -178,13 +203,14 @@ class Progress:
     def _seconds_left(self) -> float:
         """The time of all rounds that are left: each method's own pace, by its rounds or else by
         the one under way; else what was expected of it, in proportion to how the others keep to
-        what was expected of them; else the mean pace of the others."""
+        what was expected of them; else the mean pace of the others. What the first round of a part
+        takes once is added."""
         seconds = sum(total for total, _ in self._measured.values())
         rounds = sum(count for _, count in self._measured.values())
         mean = seconds / rounds if rounds else 0.0
         expected = sum(self._expected.get(k, 0.0) * n for k, (_, n) in self._measured.items())
         slower = seconds / expected if expected else 1.0
-        left = 0.0
+        left = self._more + slower * sum(self._once.get(k, 0.0) * n for k, n in self._parts.items())
         for label, count in self._left.items():
             total, measured = self._measured.get(label, (0.0, 0.0))
             usual = slower * self._expected[label] if label in self._expected else mean

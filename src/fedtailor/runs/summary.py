@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -92,6 +93,16 @@ class StartSummary:
     def expected(self) -> dict[str, float]:
         """Return the estimated seconds of a round by label."""
         return {one.label: one.round_seconds for one in self.methods}
+
+    def once(self) -> dict[str, float]:
+        """Return the estimated seconds that the first round of a part takes beyond that, by label:
+        those of what is worked out once an example."""
+        begun = Counter(part.label for part in self.parts if part.left)
+        return {
+            one.label: one.cache_seconds / begun[one.label]
+            for one in self.methods
+            if begun[one.label]
+        }
 
     def lines(self) -> list[str]:
         """Return the summary as text."""
