@@ -74,7 +74,8 @@ SETTINGS = {
 }  # all others: TEXTS
 CLIENT = {"heterofl": 2}  # the client that is measured; all others: client 0
 NOTES = {
-    "fedala": "It is the first blending, of `start_passes` = 10 passes; later ones take one pass.",
+    "fedala": "The FLOPs are those of round 2, in which a client learns the weights in "
+    "`start_passes` = 10 passes over its sample; later rounds take one.",
     "fedmd": f"The scores are those of {PUBLIC} public pictures.",
     "fedsq": "The masks are cached; filling the cache is not counted.",
     "heterofl": "The client has r = 0.25.",

@@ -39,8 +39,8 @@ def table() -> str:
         cells = [f"[`{name}`](methods/{name}.md)", opening[1], *_measured(name)]
         rows.append(f"| {' | '.join(cells)} |\n")
     return (
-        "| method | leaves a client | the server can see of its own model | the server needs "
-        f"| other clients receive |\n|---|---|---|---|---|\n{''.join(rows)}"
+        "| method | leaves a client | what the server sees of the client's model "
+        f"| the server needs | other clients receive |\n|---|---|---|---|---|\n{''.join(rows)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What attacks leave of each method, with and without a rule: docs/attacks.md.
+"""How much attacks damage each method, with and without a rule: docs/attacks.md.
 
     python -m evidence.attacks
 
@@ -75,6 +75,11 @@ class Row:
     def points(self) -> float:
         """How far the clients' own models are from the clean runs."""
         return 100 * self.outcome.difference.difference
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether they are clearly worse than those."""
+        return self.outcome.difference.high < 0
 
 
 class Results:
@@ -160,46 +165,69 @@ def page() -> str:
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Three points: what attacks do without a rule, what the best rule leaves, and what FedSDG's
-    alignment weights are worth."""
+    """What attacks do without a rule, what rules leave of FedAvg, what FedSDG's alignment weights
+    are worth, and how far backdoors get."""
     attacked = [row for row in rows if row.attack != _NOBODY and row.models["personal"] is not None]
     open_ = [row for row in attacked if row.rule == "none"]
-    hurt = [row for row in open_ if row.outcome.difference.high < 0]
+    hurt = [row for row in open_ if row.is_damaged]
     worst = min(open_, key=lambda row: row.points)
-    rules = {
-        rule: [row.points for row in attacked if (row.method, row.rule) == ("fedavg", rule)]
-        for rule in dict.fromkeys(row.rule for row in attacked if row.method == "fedavg")
-        if rule != "none"
-    }
-    best = max(rules, key=lambda rule: (len(rules[rule]), min(rules[rule])))
-    beside = [row.points for row in open_ if row.method == "fedavg"]
-    pairs = [
-        (weighed, plain)
-        for weighed in open_
-        for plain in open_
-        if (weighed.method, plain.method) == ("fedsdg", "fedsdg-uniform")
-        and weighed.attack == plain.attack
-    ]
-    compared = "; ".join(
-        f"{a.points:+.1f} points, with equal weights {b.points:+.1f}, under {a.attack}"
-        + ("" if a.outcome.difference.high < 0 else ", which shows no damage")
-        for a, b in pairs
-    )
-    more = sum(a.points < b.points and a.outcome.difference.high < 0 for a, b in pairs)
     clean = worst.outcome.mean - worst.points / 100
     return [
         f"- **Without a rule,** clients' own models are damaged in {len(hurt)} of the {len(open_)} "
         "pairs of a method and an attack below. *Damaged* means that the interval of the "
         f"difference lies below 0. The largest loss is {worst.method}'s, under {worst.attack}: "
         f"from {100 * clean:.1f} % to {100 * worst.outcome.mean:.1f} %.",
-        f"- **The best rule for FedAvg** is [{best}]({_RULES}). Under {len(rules[best])} attacks "
-        f"accuracy changes by {min(rules[best]):+.1f} to {max(rules[best]):+.1f} points, and by "
-        f"{min(beside):+.1f} to {max(beside):+.1f} without a rule.",
-        f"- **FedSDG's alignment weights** lose more than equal weights do under {more} of "
-        f"{len(pairs)} attacks, so they are {'no' if more else 'a'} defence of their own: "
-        f"{compared}.",
+        _of_rules([row for row in attacked if row.method == "fedavg"]),
+        _of_alignment(open_),
         *_of_backdoors(attacked),
     ]
+
+
+def _of_rules(rows: Sequence[Row]) -> str:
+    """Which rule loses least under the attacks that all rules were run under."""
+    points: dict[str, dict[str, float]] = {}
+    for row in rows:
+        points.setdefault(row.rule, {})[row.attack.replace(", ", " by ")] = row.points
+    plain = points.pop("none")
+    shared = [under for under in plain if all(under in of for of in points.values())]
+    best = max(points, key=lambda rule: mean(points[rule][under] for under in shared))
+    of = points[best]
+    no_better = [under for under in of if "backdoor" not in under and of[under] <= plain[under]]
+    return (
+        f"- **Of {len(points)} rules for FedAvg**, [{best}]({_RULES}) loses least, on average over "
+        f"the {len(shared)} attacks that all of them were run under: "
+        f"{_all(shared)}. With it, accuracy changes by {min(of.values()):+.1f} to "
+        f"{max(of.values()):+.1f} points under the {len(of)} attacks below, and without a rule by "
+        f"{min(plain[k] for k in of):+.1f} to {max(plain[k] for k in of):+.1f}. Under "
+        f"{_all(no_better)} accuracy is no better than without a rule."
+    )
+
+
+def _all(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _of_alignment(rows: Sequence[Row]) -> str:
+    """What FedSDG loses with its alignment weights and with equal ones, under the same attacks."""
+    pairs = [
+        (weighed, plain)
+        for weighed in rows
+        for plain in rows
+        if (weighed.method, plain.method) == ("fedsdg", "fedsdg-uniform")
+        and weighed.attack == plain.attack
+    ]
+    less = sum(a.points < b.points and a.is_damaged for a, b in pairs)
+    said = [
+        f"Under {a.attack.replace(', ', ' by ')} its accuracy changes by {a.points:+.1f} points, "
+        f"and with equal weights by {b.points:+.1f}"
+        + ("." if a.is_damaged else "; these data show no damage there.")
+        for a, b in pairs
+    ]
+    return (
+        f"- **FedSDG's alignment weights are {'no' if less else 'a'} defence of their own.** With "
+        f"equal weights (`fedsdg-uniform` in the tables) FedSDG loses less under {less} of "
+        f"{len(pairs)} attacks. {' '.join(said)}"
+    )
 
 
 def _of_backdoors(rows: Sequence[Row]) -> list[str]:
@@ -213,32 +241,37 @@ def _of_backdoors(rows: Sequence[Row]) -> list[str]:
             if row.attack == attack and row.outcome.success
         ]
         if said:
-            parts.append(f"- **Success of {attack}**, in personal models: {', '.join(said)}.")
+            parts.append(
+                f"- **Success of {attack}**, in clients' own models (lower is better): "
+                f"{', '.join(said)}."
+            )
     return parts
 
 
 def _missing(runs: Sequence[Run]) -> str:
-    """What these runs don't cover: kinds of attack, and shares of attackers."""
+    """What these runs don't cover: kinds of attack, shares of attackers, and systems."""
     usual = AttackConfig.fraction
-    attacks = [one for one in (_experiment(run).attack for run in runs) if one.kind != "none"]
-    kinds = [kind for kind in get_args(Kind) if kind not in {"none", *(a.kind for a in attacks)}]
-    other = [one for one in attacks if one.fraction != usual]
-    shares = " and ".join(f"{100 * share:.0f}" for share in sorted({a.fraction for a in other}))
-    under = ", ".join(sorted({one.kind for one in other}))
-    said = [f"no {kind} was run" for kind in kinds]
-    said += [f"{label} was not run under {kind}" for label, kind in _gaps(runs)]
-    said += [f"{shares} % of attackers were run under {under} alone"] if other else []
-    return f"- **What is missing:** {'; '.join(said)}.\n"
-
-
-def _gaps(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """The systems that were not run under an attack under which another one was, with no rule."""
-    under: dict[str, set[str]] = {}
+    shares, methods = dict[str, set[float]](), dict[str, set[str]]()
     for run in runs:
-        if run.method in SYSTEMS:
-            under.setdefault(_experiment(run).attack.kind, set()).add(run.method)
-    often = {kind: of for kind, of in under.items() if len(of) > 1}
-    return [(label, kind) for kind, of in often.items() for label in SYSTEMS if label not in of]
+        kind = _experiment(run).attack.kind
+        shares.setdefault(kind, set()).add(_experiment(run).attack.fraction)
+        methods.setdefault(kind, set()).add(undefended(run).method)
+    said = [f"{kind} was not run" for kind in get_args(Kind) if kind not in shares]
+    more = {kind: sorted(of - {usual}) for kind, of in shares.items() if of - {usual}}
+    if more:
+        also = [
+            f"{kind} with {_all([f'{100 * x:.0f} %' for x in of])}" for kind, of in more.items()
+        ]
+        said.append(
+            f"all attacks were run with {100 * usual:.0f} % of attackers, {_all(also)}, none with "
+            "other shares"
+        )
+    narrow: dict[str, list[str]] = {}
+    for kind, of in methods.items():
+        if kind != "none" and not set(SYSTEMS) <= of:
+            narrow.setdefault(_all(sorted(of)), []).append(kind)
+    said += [f"only {of} was run under {_all(kinds)}" for of, kinds in narrow.items()]
+    return f"- **What is missing:** {'; '.join(said)}.\n"
 
 
 def _rows(runs: Sequence[Run], results: Results) -> list[Row]:
@@ -313,10 +346,11 @@ _NOBODY = "nobody attacks"
 
 _RULES = "robustness.md#protect-a-run"
 
-_TITLE = f"""# What attacks leave of a method
+_TITLE = f"""# How much attacks damage each method
 
 This page says what was measured with the built-in experiment `attacks`: 20 clients, of which some
-attack in every round, with and without a [rule]({_RULES}) against them.
+attack in every round, with and without a [rule]({_RULES}) against them. Commands with
+`preset=images` need [Fashion-MNIST](data.md#use-a-ready-data-set).
 """
 
 _HEAD = f"""Every number was written by `python -m evidence.attacks` from the results in
@@ -332,7 +366,7 @@ _HEAD = f"""Every number was written by `python -m evidence.attacks` from the re
 - **difference** is that, in points, from the runs of the same method without a rule and without an
   attack, for the same clients. In brackets is its 95 % interval over clients and seeds. In those
   runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
-- Where the interval holds 0, these data show no damage.
+- Where the interval contains 0, these data show no damage.
 - **success** is that of a [backdoor](robustness.md#a-backdoor): the share of honest clients'
   examples of other classes that a model takes for the attackers' class once they have the trigger.
 - A rule's number of attackers, f, is the true one. Rates were chosen without an attack.

@@ -165,9 +165,10 @@ seeds; where *seeds* says 2 of 3, the third has not been run.
   `evidence/verdicts.py`.
 - Commands that differ in `methods` or `seeds` alone can share an `--out`: what is done is not run
   again. For other settings give another one.
-- These runs had one process with one thread. On a CPU, `auto` and `processes` give the same bits;
-  `sequential` does with `OMP_NUM_THREADS=1`. `vectorised`, a GPU, another processor and another
-  version of PyTorch round otherwise. Then a client's accuracy may differ by an example or two.
+- These runs had one process with one thread. With `OMP_NUM_THREADS=1` the executors `auto`,
+  `processes` and `sequential` give the same bits on a CPU. `vectorised`, a GPU, another
+  processor and another version of PyTorch round otherwise. Then a client's accuracy may
+  differ by an example or two.
 """
 
 

@@ -14,12 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.cross_cells import BASELINES, DATA, SEEDS, SYSTEMS, Cell, Data, best, cells, score_of
+from evidence.cross_cells import (
+    BASELINES,
+    DATA,
+    FILE,
+    SEEDS,
+    SYSTEMS,
+    Cell,
+    Data,
+    best,
+    cells,
+    score_of,
+)
 from evidence.map_cells import not_defaults
+from evidence.map_tuning import ends, filled
 from evidence.markdown import markdown_table
-from evidence.rates import best as best_trials
 from evidence.rates import trials
 from evidence.run import HERE
+from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/cross.md"
 TABLE = HERE.parent / "docs/cross.csv"
@@ -32,15 +44,31 @@ def page(found: Sequence[Cell]) -> str:
     """The page, as Markdown."""
     parts = [_HEAD, crossed(found, SYSTEMS + BASELINES), _progress(found)]
     parts += [_section(data, _of(found, data)) for data in DATA]
-    return "\n".join([*parts, _TAIL.replace("SMALLEST", _smallest())])
+    return "\n".join([*parts, _TAIL.replace("BUDGET", _budget(found))])
 
 
-def _smallest() -> str:
-    """For how many methods the smallest rate on chat messages was the best."""
-    of = {key: of for key, of in trials().items() if key[1] == ("preset=chat",)}
-    chosen = {key: own for key, own in best_trials().items() if key in of}
-    smallest = [key for key, own in chosen.items() if own == next(iter(of[key]))]
-    return f"for {len(smallest)} of {len(chosen)} methods"
+def _budget(found: Sequence[Cell]) -> str:
+    """How many trials the methods had on each data set, and where the best rates lie."""
+    counts, said = [], []
+    for data in DATA:
+        if data.tuned_on is not None:
+            continue
+        of = [cell for cell in _of(found, data) if not cell.reason]
+        (count,) = {cell.trials[1] for cell in of}
+        counts.append(f"{count} on {data.name}")
+        if all(cell.trials[0] == count for cell in of):
+            base = data.settings or ("rounds=5",)
+            tried = {cell.method: trials()[FILE, base, cell.method] for cell in of}
+            said.append(ends(f"On {data.name}", tried))
+    first = (
+        "- **Budget**: on a data set all methods have the same clients, rounds, batches and model, "
+        "and each method's settings are the best of the same number of trials on validation data: "
+        f"{listed(counts)}. On newsgroups a trial has five rounds. Reuters has the rates of 20 "
+        "Newsgroups, for all methods: the model is the same. The trials have seed 10, which no "
+        "row has."
+    )
+    text = " ".join([first, *said, "**trials** says how many of them are done."])
+    return filled(text).replace("\n", "\n  ")
 
 
 def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
@@ -226,31 +254,27 @@ _TAIL = """## How it was measured
 
 - **Where**: in one process of an x86-64 machine with 2 cores and no GPU.
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders of messages.
-- **Budget**: on a data set all methods have the same clients, rounds, batches and model, and each
-  method's settings are the best of the same number of trials on validation data: four on
-  Fashion-MNIST, three on 20 Newsgroups and on chat messages. On newsgroups a trial has five rounds.
-  Reuters has the rates of 20 Newsgroups, for all methods: the model is the same. The trials have
-  seed 10, which no row has. On chat messages the smallest of the three rates, 0.003, was the best
-  SMALLEST; a still smaller one was not tried. **trials** says how many of them are done.
+BUDGET
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
   is better. **±**: the standard deviation over seeds. **decile**: the client at the worst
   tenth, the mean over seeds.
 - In **bold** type: the best, and those that can't be told from it (the 95 % interval of the
-  difference over clients and seeds holds 0). Only methods with three seeds and all trials take
+  difference over clients and seeds contains 0). Only methods with three seeds and all trials take
   part.
 - **kB**: what one client sends and receives in a round.
 - **TFLOP**: 10^12 floating-point operations of the training of all clients: those of a step, which
   PyTorch counted in the first round of the client with the median number of examples, times the
-  steps. pFedGate leaves out the blocks that it drops, and they are not counted. Neither is what is
-  computed once for each example, nor evaluation, nor what fedavg-ft does before use.
+  steps. Not counted are the blocks that pFedGate drops, the features that are computed once for
+  each example, evaluation, and the fine-tuning of fedavg-ft.
 - **MB**: the most memory that the process of the whole simulation held, the median over seeds: one
   seed may need three times as much as another. **CPU s**: its processor time, evaluation included.
 - A dash stands where a number was not taken, for example the memory in older results. The processor
   time leaves out runs that were interrupted.
 - Every number was written by `python -m evidence.cross` from the results in
   `evidence/results.jsonl`; the experiment is `fedtailor run map`. Give each command its own
-  `--out`; a run directory holds one setting.
+  `--out`; a run directory holds one setting. The one with `preset=images` needs
+  [Fashion-MNIST](data.md#use-a-ready-data-set).
 
 In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
 systems. A dot is open where seeds or trials are missing.

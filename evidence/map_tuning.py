@@ -8,7 +8,7 @@ from typing import Any
 
 from evidence import cross_cells
 from evidence.map_cells import FILE
-from evidence.rates import best, trials, validation
+from evidence.rates import best, best_of, trials, validation
 from fedtailor.methods import METHODS
 from fedtailor.report.names import listed
 
@@ -18,7 +18,6 @@ Own = tuple[str, ...]  # a trial's settings
 _TUNED_IN = {"text": ("rounds=5",), "image": ("preset=images",)}
 _CALLED = {"text": "texts", "image": "pictures"}
 _NAMED = 4  # methods in a sentence
-_FEW = 2  # rates of which each one is the smallest or the largest
 _GATES = ("papers/fedsdg/clients.toml", (), "fedsdg")
 _ALIKE = ("quickstart.toml", (), "fedsdg")
 
@@ -36,8 +35,7 @@ def budget(found: Found) -> str:
         }
         if two := [f"{method} ({listed(names)})" for method, names in further.items() if names]:
             said.append(
-                f"On {_CALLED[modality]} those of {listed(two)} are two rates, each with two "
-                "values of another setting."
+                f"On {_CALLED[modality]} those of {listed(two)} also vary the setting in brackets."
             )
     trial = f"with a seed that no table has: {listed(counts)}. A trial is a learning rate."
     first = "Each method's settings are the best of the same number of trials on validation data,"
@@ -46,31 +44,30 @@ def budget(found: Found) -> str:
 
 def edges(found: Found) -> str:
     """For how many methods the best rate was the smallest or the largest of those tried."""
-    said = []
-    chosen = best()
-    for modality, base in _TUNED_IN.items():
-        several, few = 0, []
-        ends: dict[str, list[str]] = {}
-        for method, tried in sorted(_of_modality(found, modality).items()):
-            rates = sorted({_rate(own) for own in tried})
-            if len(rates) <= _FEW:
-                few.append(f"`{method}`")
-                continue
-            several += 1
-            rate = _rate(chosen[FILE, base, method])
-            if rate in (rates[0], rates[-1]):
-                end = "largest" if rate == rates[-1] else "smallest"
-                ends.setdefault(f"the {end} one tried, {rate:g},", []).append(f"`{method}`")
-        for end, names in ends.items():
-            which = f": {listed(names)}" if len(names) <= _NAMED else ""
-            said.append(
-                f"On {_CALLED[modality]} the best rate is {end} for {len(names)} of {several} "
-                f"methods{which}."
-            )
-        if few:
-            said.append(f"{listed(few)} had two rates each, so that the best is always at an end.")
-    said.append("Beyond the ends nothing was tried: there a better rate may lie.")
+    said = [ends(f"On {called}", _of_modality(found, kind)) for kind, called in _CALLED.items()]
     return filled(" ".join(said))
+
+
+def ends(where: str, tried: Mapping[str, Mapping[Own, Mapping[str, Any]]]) -> str:
+    """For how many methods the best rate was the smallest or the largest tried there.
+
+    `tried` has the lines of each method's trials, by the trial's settings.
+    """
+    at: dict[str, list[str]] = {}
+    for method, of in sorted(tried.items()):
+        rates = sorted({_rate(own) for own in of})
+        rate = _rate(best_of(of))
+        if rate in (rates[0], rates[-1]):
+            end = "largest" if rate == rates[-1] else "smallest"
+            at.setdefault(f"the {end} one tried, {rate:g},", []).append(f"`{method}`")
+    if not at:
+        return f"{where} each method's best rate lies between others that were tried."
+    said = []
+    for end, names in at.items():
+        which = f": {listed(names)}" if len(names) <= _NAMED else ""
+        counts = f"{len(names)} of {len(tried)} methods"
+        said.append(f"{where} the best rate is {end} for {counts}{which}.")
+    return " ".join([*said, "Beyond that end nothing was tried: a better rate may lie there."])
 
 
 def absent(found: Found) -> str:
@@ -138,13 +135,13 @@ def gates(found: Found) -> str:
         _value(own, "lr_gate"): 100 * validation(line) for own, line in trials()[_ALIKE].items()
     }
     return filled(
-        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default: the map's "
+        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default: these "
         "trials were run before this default was chosen. With 20 clients at Dirichlet 0.1 "
         f"(`papers/fedsdg/clients`) the two came to {scores[used]:.1f} % and {scores[default]:.1f} "
         "% on validation data with one seed. In the quickstart, whose clients are more alike, they "
         f"came to {alike[used]:.1f} % and {alike[default]:.1f} %. So FedSDG may do better than its "
-        "rows say where clients differ much. In a trial of the map, at Dirichlet 0.3, it did not: "
-        "the comment in `experiments/map.toml` has the numbers."
+        "rows say where clients differ much. In a trial for this page, at Dirichlet 0.3, it did "
+        "not: the comment in `experiments/map.toml` has the numbers."
     )
 
 

@@ -59,17 +59,17 @@ def unfinished() -> list[Run]:
 
 
 def best() -> dict[tuple[str, tuple[str, ...], str], tuple[str, ...]]:
-    """The best trial's settings, where all trials are done; of those that are equal to a tenth of a
-    point the first."""
+    """The best trial's settings, where all trials are done."""
     open_ = {
         (run.file, tuple(s for s in run.settings if not s.startswith("methods.")), run.method)
         for run in unfinished()
     }
-    return {
-        key: max(of, key=lambda own: round(validation(of[own]), 3))
-        for key, of in trials().items()
-        if key not in open_
-    }
+    return {key: best_of(of) for key, of in trials().items() if key not in open_}
+
+
+def best_of(tried: Mapping[tuple[str, ...], Mapping[str, Any]]) -> tuple[str, ...]:
+    """The best trial's settings; of those that are equal to a tenth of a point the first."""
+    return max(tried, key=lambda own: round(validation(tried[own]), 3))
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "client. **best method** is the one that is best on validation data. **over local** is its "
         "test accuracy minus that of training alone, in points, with the 95 % interval. **no clear "
         "difference** names other methods: the 95 % interval of the difference between their test "
-        "accuracy and the highest one holds 0.\n",
+        "accuracy and the highest one contains 0.\n",
         markdown_table(header, rows, words=(0, 3, 5)),
         "",
     ]
@@ -138,7 +138,7 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
             )
             if others:
                 rest = [f"[`{k}`]({folder}{k}.md) ({_range(overlaps[k])})" for k in others]
-                text += f" Elsewhere it is {listed(rest)}."
+                text += f" In the others the best one is {listed(rest)}."
             said.append(text)
     best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
@@ -280,7 +280,8 @@ _OTHERS = """\
   {best} has the lowest perplexity there; {second} comes next.
 - **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
   by the settings with texts, and says that their order is a hint.
-- **In every case** add [`local`]({folder}local.md), training alone. A federation has to beat it."""
+- **In every case** add [`local`]({folder}local.md), training alone. Training together has to beat
+  it."""
 
 _DATA = {
     "20newsgroups": "20 Newsgroups, MiniLM",
@@ -318,12 +319,13 @@ three. The points of a setting stand side by side. Reuters R8 was measured in on
 - {budget}
 - The command below a table runs `apfl` and `ifca`, too, and on texts `pfedgate`, which takes the
   longest. They have no rows here; `--set 'methods=["local","fedper"]'` runs two methods alone.
+- Commands with `preset=images` need [Fashion-MNIST](data.md#use-a-ready-data-set).
 - Methods are in the order of their test accuracy. To choose one, look at validation data, as the
   column *best method* above does.
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
 - **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
-  from resampling seeds and clients. A difference whose interval holds 0 may be chance.
+  from resampling seeds and clients. A difference whose interval contains 0 may be chance.
 - **worse off**: the share of clients that would have done better alone.
 - **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
   of all clients together, on one core.

@@ -208,7 +208,7 @@ def check_regular(folder: Path) -> None:
     reading one may never end."""
     for path in folder.rglob("*"):
         if not path.is_file() and not path.is_dir():
-            raise InputError(f"{path} is no file that can be read; remove it")
+            raise InputError(f"{path} is neither a regular file nor a folder; remove it")
 
 
 def whole_lines(path: Path) -> list[bytes]:

@@ -178,7 +178,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
         (["visits.csv", "--methods", "fedsgd"], "unknown method 'fedsgd'; did you mean 'fedsdg'"),
         (
             ["visits.csv", "--label", "report"],
-            "text 'report', label 'report', client None: each must",
+            "text 'report', label 'report', client None: each needs",
         ),
         (["visits.csv", "--model", "nope"], "unknown model 'nope'; a hub model is written owner/m"),
         (["visits.csv", "--model", "lenet"], "model 'lenet' is for image data, not text data"),
@@ -242,5 +242,5 @@ def test_answers_that_end_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end)
-    with pytest.raises(InputError, match="so nothing is written; --yes takes the guesses"):
+    with pytest.raises(InputError, match="so nothing is written; --yes accepts the guesses"):
         _ask("column of labels", "label")

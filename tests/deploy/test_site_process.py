@@ -65,7 +65,9 @@ def test_messages_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert node_info.clients == (0,)
         assert sum(map(sum, (node_info.sizes[0].train, node_info.sizes[0].test))) <= 30
         other = ask(pack(NodeQuery("another")), MessageType.QUERY)
-        assert other.error.reason == "the server's experiment is not the one at this node"
+        assert other.error.reason == (
+            "the server's experiment is not the one at this node; give both the same file"
+        )
         damaged = ask(question, MessageType.TRAIN)
         assert damaged.error.reason.startswith("a NodeQuery instead of")
         with socket.socket(socket.AF_UNIX) as killed:  # while it handed on 99 bytes

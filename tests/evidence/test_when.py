@@ -1,7 +1,9 @@
 """The page on which method to use says what the results say."""
 
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evidence.map_cells import language_models
@@ -57,9 +59,10 @@ def test_the_language_models_have_the_perplexities_of_the_cross_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modality", "base", "end"), [("text", "rounds=5", 0.01), ("image", "preset=images", 0.3)]
+    ("modality", "where", "base"),
+    [("text", "On texts", "rounds=5"), ("image", "On pictures", "preset=images")],
 )
-def test_best_rates_at_the_end_are_counted(modality: str, base: str, end: float) -> None:
+def test_best_rates_at_the_end_are_counted(modality: str, where: str, base: str) -> None:
     found = measured()
     here = {m for cell in found if cell["modality"] == modality for m in cell["methods"]}
     scores: dict[str, dict[float, float]] = {}
@@ -71,10 +74,32 @@ def test_best_rates_at_the_end_are_counted(modality: str, base: str, end: float)
             of = scores.setdefault(line["method"], {})
             rate = method["optimiser"]["lr"]
             of[rate] = max(score, of.get(rate, 0.0))
-    several = {label: of for label, of in scores.items() if len(of) > 2}
-    at_end = [label for label, of in several.items() if max(of, key=lambda lr: of[lr]) == end]
+    best = {m: max(of, key=lambda lr: of[lr]) for m, of in scores.items()}
+    at_end = Counter(best[m] for m, of in scores.items() if best[m] in (min(of), max(of)))
     said = " ".join(map_tuning.edges(found).split())
-    assert f"the largest one tried, {end:g}, for {len(at_end)} of {len(several)} methods" in said
+    between = f"{where} each method's best rate lies between others that were tried."
+    assert (between in said) == (not at_end)
+    for rate, count in at_end.items():
+        assert f"one tried, {rate:g}, for {count} of {len(scores)} methods" in said
+
+
+def test_methods_whose_best_rate_is_at_the_end_are_named() -> None:
+    def tried(method: str, scores: dict[str, float]) -> dict[tuple[str, ...], Any]:
+        return {
+            (f"methods.{method}.optimiser.lr={lr}",): {
+                "results": {"metric": "accuracy", "personal": {"validation": score}}
+            }
+            for lr, score in scores.items()
+        }
+
+    inside = tried("ditto", {"1e-3": 0.5, "3e-3": 0.6, "1e-2": 0.4})
+    at_end = tried("fedper", {"1e-3": 0.5, "3e-3": 0.6, "1e-2": 0.7})
+    assert map_tuning.ends("On posts", {"ditto": inside}) == (
+        "On posts each method's best rate lies between others that were tried."
+    )
+    assert map_tuning.ends("On posts", {"fedper": at_end, "ditto": inside}).startswith(
+        "On posts the best rate is the largest one tried, 0.01, for 1 of 2 methods: `fedper`. "
+    )
 
 
 def test_sentences_follow_the_settings_of_the_trials() -> None:

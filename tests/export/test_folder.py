@@ -331,6 +331,6 @@ def test_a_method_that_predicts_in_a_way_of_its_own_must_say_it_as_data(tmp_path
     task = ft.Task(ft.from_module(net()), Halved().adapt)
     data = {"task": "classification", "modality": "image", "classes": [], "clients": 1}
     model = ClientModel(ft.Experiment({"it": Halved()}), "it", 0, data, task, task.state)
-    with pytest.raises(InputError, match="halved has a predict of its own, and no portable"):
+    with pytest.raises(InputError, match="halved can't be exported: it has a predict of its own"):
         write_model(model, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -222,7 +222,7 @@ def test_a_site_chooses_one_model_of_ifca(clusters: list[float]) -> None:
     method = ft.IFCA(clusters=2)
     task = Task(digits_backbone(), method.adapt)
     method.check_upload(task, 0, {}, {"clusters": torch.tensor([0.0, 1.0])}, 1, 1.0)
-    with pytest.raises(InputError, match="clusters must hold a 1 for one model"):
+    with pytest.raises(InputError, match="allowed: 1 for one model, 0 for all others"):
         method.check_upload(task, 0, {}, {"clusters": torch.tensor(clusters)}, 1, 1.0)
 
 

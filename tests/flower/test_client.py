@@ -38,7 +38,7 @@ def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) ->
     first, second = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
     assert (first["cohort"], second["cohort"]) == ([0, 1, 2, 3, 4], [0, 1, 3, 4])
     refused = map(json.loads, (folder / "refused.jsonl").read_text().splitlines())
-    reason = "the private state of round 1 is missing"
+    reason = "client 2's private state of round 1 is missing at this node"
     assert {"round": 2, "client": 2, "reason": reason} in refused
     evaluated = map(json.loads, (folder / "clients.jsonl").read_text().splitlines())
     assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
@@ -130,7 +130,9 @@ def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -
         return str(unpack(reply.content, RoundReply, ANY)[0].results[0].error)
 
     (payload,) = payloads
-    assert answer(replace(order, round=10**9)) == "round 1000000000 of 3"
+    assert answer(replace(order, round=10**9)) == (
+        "the server asks for round 1000000000; this experiment has rounds 1 to 3"
+    )
     assert "out of order" in answer(order, base=3)
     assert "came after one to start from round 2" in answer(order, base=1, best=0)
     assert answer(order, {**payload, "more": payload["conv.weight"]}) == (

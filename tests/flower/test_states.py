@@ -52,7 +52,7 @@ def test_the_state_of_the_best_round_stays_until_another_one_is_better(tmp_path:
 def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     states = States(tmp_path)
     states.write(3, 0, 0, 5, state(5.0))
-    with pytest.raises(InputError, match="an order for round 4 came after round 5"):
+    with pytest.raises(InputError, match="a request for round 4 came after one for round 5"):
         states.write(3, 0, 0, 4, state(4.0))
     assert value(states, 5) == 5.0
 
@@ -61,7 +61,7 @@ def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     ("best", "message"),
     [
         (0, "round 0 as the best one came after one with round 1"),
-        (3, "with round 3 as the best one, whose state is not here"),
+        (3, "names round 3 as the best one, and its state is not at this node"),
     ],
 )
 def test_the_state_of_the_best_round_is_not_given_up_for_one_that_is_not_here(
@@ -77,7 +77,7 @@ def test_the_state_of_the_best_round_is_not_given_up_for_one_that_is_not_here(
 
 def test_a_state_that_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
     states = States(tmp_path)
-    with pytest.raises(InputError, match="the private state of round 2 is missing"):
+    with pytest.raises(InputError, match="private state of round 2 is missing at this node"):
         value(states, 2)
     states.write(3, 0, 0, 2, {"a": torch.zeros(3)})
     with pytest.raises(InputError, match="the private state of round 2 is of another model"):
@@ -109,6 +109,6 @@ def test_after_a_roll_back_the_states_of_later_rounds_are_not_used(tmp_path: Pat
     new.write(3, 3, 2, 4, state(4.0))
     assert value(new, 3) == 3.0
     (tmp_path / "b/client-3/round-000003.safetensors").unlink()
-    with pytest.raises(InputError, match="the private state of round 3 is missing"):
+    with pytest.raises(InputError, match="private state of round 3 is missing at this node"):
         value(new, 3)
     assert value(old, 3) == 9.0

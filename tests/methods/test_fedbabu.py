@@ -79,5 +79,5 @@ def test_bad_input_is_refused() -> None:
         InputError, match=r"fedbabu\.finetune_part = 'full': input should be 'head'"
     ):
         parse({"methods": {"fedbabu": {"finetune_part": "full"}}})
-    with pytest.raises(InputError, match=r"frozen = the task head: all of what is trained"):
+    with pytest.raises(InputError, match=r"frozen = the task head matches all of what is trained"):
         last_round(FedBABU(trainable="head"))

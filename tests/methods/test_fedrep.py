@@ -59,5 +59,5 @@ def test_the_private_part_can_be_chosen() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match=r"fedrep\.head_passes = 0.*greater than 0"):
         parse({"methods": {"fedrep": {"head_passes": 0}}})
-    with pytest.raises(InputError, match=r"private = the task head: all of what is trained"):
+    with pytest.raises(InputError, match=r"private = the task head matches all of what is trained"):
         last_round(FedRep(trainable="head"))

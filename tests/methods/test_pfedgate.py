@@ -233,7 +233,7 @@ def test_the_smallest_sparsity_that_the_message_names_can_be_reached() -> None:
     weight = np.zeros((20, 5), dtype=np.float32)  # 100 parameters, of which 29 are always kept
     method = PFedGate(sparsity=0.1, min_sparsity=0.295)
     task = Task(linear_backbone(weight), method.adapt)
-    with pytest.raises(InputError, match=r"hold 29 of 100 .* that can be is 0\.29; a lower"):
+    with pytest.raises(InputError, match=r"hold 29 of 100 .* allowed: 0\.29 or more, or a smaller"):
         check_all(method, task, 2, 2, 1)
     method = PFedGate(sparsity=0.29, min_sparsity=0.295)  # 0.29 * 100 < 29 in floating point
     check_all(method, task, 2, 2, 1)
@@ -348,7 +348,7 @@ def test_half_precision_gives_nearly_the_same() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sparsity": 0.1, "min_sparsity": 0.4}, r"0.1 can't be reached.*smallest.* is 0\.3"),
+        ({"sparsity": 0.1, "min_sparsity": 0.4}, r"0.1 can't be reached.*allowed: 0\.3"),
         ({"sparsity": (0.5, 0.02), "min_sparsity": 0.05}, r"sparsity 0.02 can't be reached"),
         ({"sparsity": 0.0005, "min_sparsity": 0.0, "blocks": 2}, "is room for 0, and the smallest"),
         ({"sparsity": ()}, "sparsity is an empty list"),

@@ -130,7 +130,7 @@ def test_other_data_are_refused(finished: Path) -> None:
     other = replace(digits(), digest="other")
     given = {"data": other, "backbone": digits_backbone()}
     trained = open_trained(finished, "fedavg-ft", **given)
-    with pytest.raises(InputError, match=r"the data, their split or .* are not those of"):
+    with pytest.raises(InputError, match=r"the data, their split or .* differ from those of"):
         trained.client_state(0)
 
 

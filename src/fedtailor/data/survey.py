@@ -107,7 +107,7 @@ class Survey:
         if len(set(named_roles)) < len(named_roles):
             raise InputError(
                 f"columns of {self.path}: text {source!r}, label {label!r}, client {named!r}: each "
-                "must be another one"
+                "needs a column of its own"
             )
         if client is None:
             named = self._guessed_client({source, label})

@@ -321,8 +321,8 @@ def _robust(
     floats = {name: value for name, value in params.items() if value.is_floating_point()}
     if "nnm" in robust.before and len(floats) < len(params):
         raise InputError(
-            f"{method.name} sends {min(params.keys() - floats.keys())}, which has no mean; allowed "
-            "in robust.before: 'clip'"
+            f"robust.before has 'nnm', which takes means, and {method.name} also sends "
+            f"{min(params.keys() - floats.keys())}, which has none; allowed: 'clip'"
         )
     # running statistics would drown what clients ask for: they are far larger than updates
     scored = [name for name in floats if name not in task.buffers]

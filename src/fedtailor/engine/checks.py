@@ -32,9 +32,15 @@ def check_attack(federation: Federation, plan: Plan) -> None:
     if plan.attack.kind == "none":
         return
     if federation.remote:
-        raise InputError("attack: attacks are simulated in one process, not over Flower")
+        raise InputError(
+            f"attack.kind = {plan.attack.kind!r}: attacks are simulated in one process, not over "
+            "Flower; leave [attack] out"
+        )
     if plan.attack.on_data and federation.dataset.labels is None:
-        raise InputError(f"attack.kind = {plan.attack.kind!r}, but the data have no labels")
+        raise InputError(
+            f"attack.kind = {plan.attack.kind!r}, but the data have no labels; "
+            "choose a kind that changes updates instead"
+        )
     if plan.attackers(federation) <= federation.novel(plan.cohort.novel):
         raise InputError(
             f"attack: all attackers are among the {plan.cohort.novel} clients of cohort.novel, "
@@ -49,7 +55,7 @@ def check_faults(method: Method, federation: Federation, plan: Plan, taking_part
     federation or the method."""
     plan.faults.check(federation.num_clients)
     if federation.remote and plan.faults.is_active:
-        raise InputError("faults: they are simulated in one process; over Flower they are real")
+        raise InputError("faults are simulated in one process, not over Flower; leave [faults] out")
     buffer = plan.cohort.buffer
     if buffer is None:
         return

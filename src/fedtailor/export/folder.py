@@ -239,8 +239,9 @@ def _portable(model: ClientModel) -> Portable:
         if added or type(method).predict is not Method.predict:
             what = f"layers of its own ({min(added)})" if added else "a predict of its own"
             raise InputError(
-                f"{method.name} has {what}, and no portable that says as data what predicts; "
-                f"add one to its class"
+                f"{method.name} can't be exported: it has {what}, and does not override "
+                "portable(), which returns the tensors and settings that predict; add it to "
+                "its class"
             )
     return portable
 

@@ -157,7 +157,10 @@ def _payload(reply: ClientReply, payloads: Sequence[Params]) -> Params:
     if reply.error is not None or reply.payload is None:
         return {}
     if not 0 <= reply.payload < len(payloads):
-        raise WireError(f"payload {reply.payload} of {len(payloads)}")
+        raise WireError(
+            f"the reply names payload {reply.payload}; the message has {len(payloads)}, numbered "
+            "from 0"
+        )
     return payloads[reply.payload]
 
 

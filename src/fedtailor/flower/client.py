@@ -226,7 +226,10 @@ class Site:
         manifest = data_manifest(self._federation(message.seed))
         write_atomically(folder / "data.json", seal_json(manifest))
         if len(payloads) != len(message.clients):
-            raise InputError(f"{len(payloads)} payloads for {len(message.clients)} new clients")
+            raise InputError(
+                f"the message has {len(payloads)} payloads for {len(message.clients)} new clients; "
+                "there must be one for each"
+            )
         results = []
         for client, payload in zip(message.clients, payloads, strict=True):
             try:
@@ -264,7 +267,10 @@ class Site:
     def _check_part(self, message: RoundRequest | JoinRequest) -> None:
         self._check(message.experiment)
         if not 0 < message.round <= self._experiment.rounds:
-            raise InputError(f"round {message.round} of {self._experiment.rounds}")
+            raise InputError(
+                f"the server asks for round {message.round}; this experiment has rounds 1 to "
+                f"{self._experiment.rounds}"
+            )
         experiment = self._experiment
         if message.label not in experiment.methods:
             raise unknown("method", message.label, experiment.methods)
@@ -273,7 +279,10 @@ class Site:
             raise InputError(f"no seed {message.seed} here; allowed: {allowed}")
         before = message.before if isinstance(message, RoundRequest) else ()
         if len(before) > MOST_ROLL_BACKS:
-            raise InputError(f"a run has had {len(before)} other names; allowed: {MOST_ROLL_BACKS}")
+            raise InputError(
+                f"the message lists {len(before)} earlier names of the run; allowed: at most "
+                f"{MOST_ROLL_BACKS}"
+            )
         for name in (message.run, *(name for name, _ in before)):
             if not re.fullmatch("[0-9a-f]{32}", name):
                 raise InputError(f"a run's name has 32 hexadecimal digits; got {name!r}")
@@ -297,7 +306,9 @@ class Site:
 
     def _check(self, experiment: str) -> None:
         if experiment != digest(self._experiment):
-            raise InputError("the server's experiment is not the one at this node")
+            raise InputError(
+                "the server's experiment is not the one at this node; give both the same file"
+            )
 
     def _served(self, node: Mapping[str, Any]) -> range:
         if self._clients is not None:
@@ -378,4 +389,7 @@ def _check_request(
             f"round {request.best} as the best one, is out of order"
         )
     if not 0 <= request.payload < len(payloads):
-        raise InputError(f"payload {request.payload} of {len(payloads)} in the message")
+        raise InputError(
+            f"the request names payload {request.payload}; the message has {len(payloads)}, "
+            "numbered from 0"
+        )

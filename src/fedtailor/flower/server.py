@@ -103,9 +103,13 @@ def serve(
     out = Path(out)
     experiment = named(experiment, None, backbone)
     if experiment.cohort.novel:
-        raise InputError(f"cohort.novel = {experiment.cohort.novel} is for runs in one process")
+        raise InputError(
+            f"cohort.novel = {experiment.cohort.novel} is for runs in one process; set it to 0"
+        )
     if experiment.start_from.run is not None:
-        raise InputError(f"start_from = {experiment.start_from.run!r} is for runs in one process")
+        raise InputError(
+            f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
+        )
     check_same(experiment, out)
     nodes = Nodes(grid, timeouts, experiment, sites)
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)

@@ -45,7 +45,9 @@ class States:
             return like
         path = self._found(client, base)
         if path is None:
-            raise InputError(f"the private state of round {base} is missing")
+            raise InputError(
+                f"client {client}'s private state of round {base} is missing at this node"
+            )
         try:
             state = load_tensors(path)
         except InputError:
@@ -59,7 +61,7 @@ class States:
         ``best`` as the best round.
 
         The server has said that the last but one state here counted, when it was the base of the
-        last one. So it can't go back beyond it, and an order for it would cost a state that counts.
+        last one. So it can't go back beyond it: a request for it would cost a state that counts.
         Nor can the best round be an earlier one than before.
 
         Raises:
@@ -68,17 +70,20 @@ class States:
         """
         kept = sorted(self._kept(client))
         if kept and kept[-1] > number:
-            raise InputError(f"an order for round {number} came after round {kept[-1]}")
+            raise InputError(f"a request for round {number} came after one for round {kept[-1]}")
         if len(kept) > 1 and base < kept[-2]:
             raise InputError(
-                f"an order to start from round {base} came after one to start from round {kept[-2]}"
+                f"a request to start from round {base} came after one to start from round "
+                f"{kept[-2]}"
             )
         if len(kept) > 2 and best < kept[0]:  # those of the best round, the base, and the last one
             raise InputError(
-                f"an order with round {best} as the best one came after one with round {kept[0]}"
+                f"a request with round {best} as the best one came after one with round {kept[0]}"
             )
         if kept and best not in (0, base, *kept) and self._found(client, best) is None:
-            raise InputError(f"an order with round {best} as the best one, whose state is not here")
+            raise InputError(
+                f"the request names round {best} as the best one, and its state is not at this node"
+            )
 
     def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
         """Keep the state after round ``number``, beside those of ``base`` and ``best``, and no

@@ -178,7 +178,9 @@ def check_split(task: Task, field: str, patterns: tuple[str, ...] | None) -> Non
         return
     much = "all" if inside else "nothing"
     part = list(patterns) if patterns else "the task head"
-    raise InputError(f"{field} = {part}: {much} of what is trained; allowed: a part of it")
+    raise InputError(
+        f"{field} = {part} matches {much} of what is trained; allowed: some of it, not all"
+    )
 
 
 def in_norm(task: Task) -> Callable[[str], bool]:

@@ -1,4 +1,4 @@
-"""APFL: every client predicts with a mixture of a private and the shared model, learnt as such.
+"""APFL: every client predicts with a learned mixture of a private and the shared model.
 
 Adaptive Personalized Federated Learning. Y. Deng, M. M. Kamani, M. Mahdavi. arXiv 2003.13461, 2020.
 

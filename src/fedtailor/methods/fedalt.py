@@ -17,8 +17,9 @@ A client that joins afterwards receives the mean of all LoRAs as both of its own
 individual one, its head and its mixer as any client would.
 
 Differs from the paper:
-- This follows the paper's abstract and others' descriptions of it. Unverified are the mixer's form
-  and its start (here G = 0, equal weights), and that A and B are averaged apart.
+- This follows the paper's abstract and others' descriptions of it. The mixer's form, and that A and
+  B are averaged each by itself, agree with a detailed account of the paper. The mixer's start (here
+  G = 0, equal weights) is not verified.
 - The paper's language models have no head; here a head goes with the individual LoRA.
 - The mean is over those other clients that have trained; before any has, A_R = B_R = 0.
 - A client that has never trained gets the mean over all that have, for both LoRAs and the head.

@@ -11,7 +11,8 @@ l runs over the layers:
 Differs from the paper:
 - Every normalisation stays with the client (batch, layer, group, instance, RMS); the paper is about
   batch normalisation.
-- A client that never took part has no model, since it has no normalisations.
+- A client that never took part has the normalisations of the initial model. There is no global
+  model.
 - The mean is weighted by the cohort's examples.
 - Equation numbers are left out: the paper's text could not be read here.
 """

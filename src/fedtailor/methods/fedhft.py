@@ -11,7 +11,7 @@ Client k, round t, s = lora_alpha / r:
     mask_k[i] = 0 for the floor(rho_k d_out) rows of least I_k, else 1            (7)
     up: the rows of s B_k where mask_k is 1, A_k, mask_k, the change of the head
 Server:
-    after the warm-up: p_k <- Gaussian mixture over PCA(Delta_1, ..., Delta_c)    (9)
+    after the warm-up: p_k <- Gaussian mixture over PCA of all Delta_k of the round    (9)
     Delta_c[i] = sum_k w_kci Delta_k[i] / sum_k w_kci,  w_kci = p_kc n_k mask_k[i]
     B_c A_c <- SVD_r(B_c A_c + Delta_c)                                           (8)
     head_c <- head_c + sum_k p_kc n_k Delta head_k / sum_k p_kc n_k

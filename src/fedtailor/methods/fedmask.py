@@ -137,14 +137,14 @@ class FedMask(Method):
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
         if cohort_size < 2:
             raise InputError(
-                f"fedmask shares what two clients of a round have in common; the cohort has "
-                f"{cohort_size}; allowed: 2 or more"
+                "fedmask aggregates weights that two or more clients of a round use; the cohort "
+                f"has {cohort_size}; allowed: 2 or more"
             )
         if self.robust.let_through(cohort_size) < 2:
             raise InputError(
-                f"fedmask shares what two clients of a round have in common; robust.rule = "
-                f"{self.robust.rule!r} lets one through; allowed: 'none', or 'multi-krum' that "
-                f"keeps 2 or more"
+                "fedmask aggregates weights that two or more clients of a round use; robust.rule = "
+                f"{self.robust.rule!r} leaves one upload; allowed: 'none', or 'multi-krum' that "
+                "keeps 2 or more"
             )
 
     def is_private(self, task: Task, name: str) -> bool:

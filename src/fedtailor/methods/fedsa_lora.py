@@ -1,4 +1,4 @@
-"""FedSA-LoRA: of every LoRA the A matrices are shared and averaged, the B matrices stay at home.
+"""FedSA-LoRA: of every LoRA the A matrices are averaged, and the B matrices stay with the clients.
 
 Selective Aggregation for Low-Rank Adaptation in Federated Learning. P. Guo, S. Zeng, Y. Wang,
 H. Fan, F. Wang, L. Qu. ICLR 2025.

@@ -15,7 +15,8 @@ Differs from the paper:
 - A is sqrt(d_in / r) V, and B is U S over the same number, so that the rows of A stay as long as at
   the start. With rows of length 1 the same learning rate would move the product d_in / r times
   less.
-- s is one number, lora_alpha by the largest rank, so that a product means the same to all clients.
+- s is one number, lora_alpha divided by the largest rank, so that a product means the same to all
+  clients.
 - Before the first round A is N(0, 1/r) and B = 0; a client gets the first r_k rows.
 - The task head and its batch normalisation's statistics are averaged as in FedAvg.
 """

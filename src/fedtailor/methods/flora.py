@@ -14,8 +14,8 @@ Differs from the paper:
   d_out numbers. In the paper it sends the round's stacked B and A, (r_1 + ... + r_c)(d_in + d_out)
   numbers, and every client adds their product to the model that it keeps; a client that misses a
   round needs that round's stack later. Here a client keeps nothing.
-- s is one number, lora_alpha by the largest rank. By the draw of A_k, a first step moves the
-  product equally far whatever the rank.
+- s is one number, lora_alpha divided by the largest rank. By the draw of A_k, a first step moves
+  the product equally far whatever the rank.
 - The task head and its batch normalisation's statistics are averaged as in FedAvg.
 """
 

@@ -114,7 +114,7 @@ class IFCA(FineTuning):
     ) -> None:
         s = upload["clusters"]
         if not ((s == 0) | (s == 1)).all() or s.sum() != 1:
-            raise InputError("clusters must hold a 1 for one model, and 0 for all others")
+            raise InputError(f"clusters = {s.tolist()}; allowed: 1 for one model, 0 for all others")
         moved = self.averaging == "gradients"
         check_variances(upload, _chosen(received, s.argmax()) if moved else {})
 

@@ -2,7 +2,7 @@
 
     client k:  w_k <- w_k - eta grad l(w_k; b) over its batches b
 
-A federation has to beat it to be of any use. Differs from the paper: there is none.
+Training together is of use only where it beats this. Differs from the paper: there is none.
 """
 
 from __future__ import annotations

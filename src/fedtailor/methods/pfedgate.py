@@ -153,9 +153,9 @@ class PFedGate(Method):
             if room < least:
                 raise InputError(
                     f"sparsity {s} can't be reached: with min_sparsity {self.first_share():g} the "
-                    f"blocks that are always kept hold {least} of {blocks.d} parameters; the "
-                    f"smallest that can be is {math.ceil(least / blocks.d * 1e4) / 1e4}; a lower "
-                    "min_sparsity allows less"
+                    f"blocks that are always kept hold {least} of {blocks.d} parameters; "
+                    f"allowed: {math.ceil(least / blocks.d * 1e4) / 1e4} or more, or a smaller "
+                    "min_sparsity"
                 )
             if room < W.min():
                 raise InputError(

@@ -1,4 +1,4 @@
-"""pFedMe: clients send where their Moreau envelopes lead, and keep the models inside them.
+"""pFedMe: clients keep models near the shared one, which minimises their Moreau envelopes.
 
 Personalized Federated Learning with Moreau Envelopes. C. T. Dinh, N. H. Tran, T. D. Nguyen.
 NeurIPS 2020.

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out of a client's steps what only its own data ask for.
+"""SCAFFOLD: control variates correct each client's steps for client drift.
 
 SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. S. P. Karimireddy, S. Kale,
 M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
@@ -6,7 +6,7 @@ M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
 Algorithm 1, x the server's model, S the cohort, N all clients, K client i's local steps:
     client i:  y_i <- x, then K times  y_i <- y_i - eta_l (g_i(y_i) - c_i + c)             (3)
                c_i+ = g_i(x)                                   (option I:  ``gradient``)
-                    = c_i - c + (x - y_i) / (K eta_l)          (option II: ``batches``)      (4)
+                    = c_i - c + (x - y_i) / (K eta_l)          (option II: ``steps``)      (4)
     server:    x <- x + eta_g / |S| sum_i (y_i - x)
                c <- c + 1 / N sum_i (c_i+ - c_i)                                           (5)
 

@@ -271,8 +271,8 @@ def of_intervals(differences: Sequence[Difference]) -> str:
         clients = max(one.num_clients for one in differences)
         return f". {too_few(clients)} which lead or loss is chance."
     return (
-        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval holds 0 "
-        "may be chance."
+        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval "
+        "contains 0 may be chance."
     )
 
 

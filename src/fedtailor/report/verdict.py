@@ -337,7 +337,7 @@ def _steps(v: Verdict) -> Iterator[Step]:
     elif v.alone is None and not v.is_alone:
         yield Step(
             "Add training alone to the experiment ([methods.local]) and run it again: it says "
-            "whether a federation pays."
+            "whether training together pays."
         )
     elif (d := v.baseline if v.is_alone else v.alone) is None:
         yield Step("Add a federated method to the experiment, and run it again, to compare it.")
@@ -381,7 +381,8 @@ def _more_data(v: Verdict, d: Difference) -> Iterator[Step]:
     )
     if v.alone is not None and v.alone.over in v.ties:  # on validation data, too
         yield Step(
-            f"Until then take {v.alone.over}, which needs no federation:", _predict(v.alone_model)
+            f"Until then take {v.alone.over}, which trains each client alone:",
+            _predict(v.alone_model),
         )
         return
     client = None if v.is_one_model else "CLIENT"

@@ -53,7 +53,7 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     key = f"{where}.{name}".lstrip(".")
     for one in value if isinstance(value, list | tuple) else (value,):
         if isinstance(one, bool) and hint is not bool:
-            raise InputError(f"{key} must not be {str(one).lower()}")
+            raise InputError(f"{key} = {str(one).lower()}: it must not be true or false")
         if isinstance(one, float) and not math.isfinite(one):
             raise InputError(f"{key} must be finite, got {one}")
     try:
@@ -66,7 +66,10 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
         if isinstance(one, str) and not _is_text(one):
-            raise InputError(f"{key} = {brief(one)}: no text has such characters")
+            raise InputError(
+                f"{key} = {brief(one)}: it must not hold a NUL character or half of "
+                "a surrogate pair"
+            )
     return checked
 
 

@@ -179,7 +179,9 @@ def open_experiment(
     """
     if isinstance(source, Experiment):
         if settings:
-            raise InputError("settings change an experiment file; of an Experiment replace fields")
+            raise InputError(
+                "settings apply to experiment files; change an Experiment with dataclasses.replace"
+            )
         source = checked(source)
         return source, Path(out or Path("runs") / source.name)
     source = Path(source)

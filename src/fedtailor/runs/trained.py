@@ -99,7 +99,8 @@ class TrainedMethod:
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
             raise InputError(
-                f"the data, their split or the clients' names are not those of {self.run}"
+                f"the data, their split or the clients' names differ from those of {self.run}; "
+                "give the data that it was trained on"
             )
         return federation
 

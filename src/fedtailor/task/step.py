@@ -117,14 +117,14 @@ def key_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             if not isinstance(module, nn.Dropout):
                 raise InputError(
-                    f"{name} is a {type(module).__name__}, which can't be keyed; use nn.Dropout "
-                    "instead, or set its p to 0"
+                    f"{name} is a {type(module).__name__}, whose random mask can't be drawn "
+                    "from the run's seed; use nn.Dropout instead, or set its p to 0"
                 )
             dropouts.append((name, module.p))
         elif isinstance(module, nn.RNNBase) and module.dropout > 0:
             raise InputError(
                 f"{name} is a {type(module).__name__} with dropout {module.dropout} between its "
-                "layers, which can't be keyed; set its dropout to 0"
+                "layers, whose random mask can't be drawn from the run's seed; set its dropout to 0"
             )
     for layer, (name, p) in enumerate(dropouts):
         replace(model, name, KeyedDropout(p, layer))
