@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -137,7 +137,7 @@ class Progress:
         if work == "train" and count and done > 1:  # tells more than what one step took
             self._keep_pace((now - self._round_begun) * count / done)
         if not self._bar.disable:
-            self._bar.left = tqdm.format_interval(self._seconds_left())
+            self._bar.left = self._time_left(tqdm.format_interval) or "?"
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
         if self._is_due(now):
             of = f"{done} of {count} clients, " if count else ""
@@ -181,7 +181,7 @@ class Progress:
         scores = _scores(self._evaluations, stage.metric)
         shown = {"loss": loss, **scores}
         self._shown = ", ".join(f"{name}={value}" for name, value in shown.items())
-        self._bar.left = tqdm.format_interval(self._seconds_left())
+        self._bar.left = self._time_left(tqdm.format_interval) or "?"
         self._bar.set_postfix_str(self._shown, refresh=False)
         if is_due:
             clients = f", {len(done.cohort.clients)} clients" if stage.every_round else ""
@@ -193,12 +193,18 @@ class Progress:
         """One line about the part that runs, with how much of the run is done."""
         assert self._stage is not None
         share = 1 - sum(self._left.values()) / max(1, self._total)
-        more = f"{100 * share:.0f} % of the run, about {in_words(self._seconds_left())} left"
-        self.say(f"{self._stage.title}: {text}; {more}", only_log=not self._bar.disable)
+        left = self._time_left(lambda seconds: f", about {in_words(seconds)} left")
+        line = f"{self._stage.title}: {text}; {100 * share:.0f} % of the run{left}"
+        self.say(line, only_log=not self._bar.disable)
 
     def _is_due(self, now: float) -> bool:
         pause = _FIRST_PAUSE if now - self._begun < 60 else _PAUSE
         return now - self._last_line >= pause
+
+    def _time_left(self, shown: Callable[[float], str]) -> str:
+        """The time of all rounds that are left; empty as long as nothing is known of it."""
+        is_known = self._expected or self._pace or self._measured
+        return shown(self._seconds_left()) if is_known else ""
 
     def _seconds_left(self) -> float:
         """The time of all rounds that are left: each method's own pace, by its rounds or else by
