@@ -24,7 +24,9 @@ from fedtailor.run_format import has_commit
 from fedtailor.runs.manifest import open_run
 
 from .accounting import command as count_command
+from .map_tuning import end_of, filled
 from .markdown import markdown_table, on_one_line
+from .rates import trials
 from .run import HERE, Run, lines, resolved, results
 from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
 
@@ -144,6 +146,7 @@ Rates are chosen on validation data by runs with a seed of their own, where
 `papers/fedsq` have the paper's rate. Some methods have the rate of one that is like them, and may
 look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA, and every
 variant of a system, for example FedSDG with its gates fixed.
+ENDS
 
 Rows marked *our question* ask what the paper does not ask. They are not counted here:
 """
@@ -176,7 +179,7 @@ def page(found: Sequence[Line]) -> str:
     """The whole of docs/claims.md."""
     results = Results(found)
     outcomes = {claim["id"]: outcome(claim, results) for claim in claims()}
-    parts = [HEAD, _counts(outcomes), REPEAT.rstrip()]
+    parts = [HEAD.replace("ENDS", _ends()), _counts(outcomes), REPEAT.rstrip()]
     for paper, note in notes().items():
         parts += ["", f"## {paper}", "", note, ""]
         parts += [
@@ -189,6 +192,20 @@ def page(found: Sequence[Line]) -> str:
     parts += ["", "## What was not run here", ""]
     parts += [f"- **{paper}:** {what}" for paper, what in not_run().items()]
     return "\n".join(parts) + "\n"
+
+
+def _ends() -> str:
+    """The methods whose best rate is the smallest or the largest one tried, in the experiments of
+    the papers."""
+    said = [
+        f"`{label}` in `{file.removesuffix('.toml')}` ({end})"
+        for (file, _, label), tried in trials().items()
+        if file.startswith("papers/") and (end := end_of(tried))
+    ]
+    if not said:
+        return "Each best rate lies between others that were tried."
+    text = f"A better rate may lie beyond those that were tried for {', '.join(said)}."
+    return filled(text)
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:

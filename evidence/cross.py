@@ -49,7 +49,7 @@ def page(found: Sequence[Cell]) -> str:
 
 def _budget(found: Sequence[Cell]) -> str:
     """How many trials the methods had on each data set, and where the best rates lie."""
-    counts, said = [], []
+    counts, tried = [], {}
     for data in DATA:
         if data.tuned_on is not None:
             continue
@@ -58,16 +58,14 @@ def _budget(found: Sequence[Cell]) -> str:
         counts.append(f"{count} on {data.name}")
         if all(cell.trials[0] == count for cell in of):
             base = data.settings or ("rounds=5",)
-            tried = {cell.method: trials()[FILE, base, cell.method] for cell in of}
-            said.append(ends(f"On {data.name}", tried))
-    first = (
+            tried[data.name] = {cell.method: trials()[FILE, base, cell.method] for cell in of}
+    text = (
         "- **Budget**: on a data set all methods have the same clients, rounds, batches and model, "
         "and each method's settings are the best of the same number of trials on validation data: "
         f"{listed(counts)}. On newsgroups a trial has five rounds. Reuters has the rates of 20 "
         "Newsgroups, for all methods: the model is the same. The trials have seed 10, which no "
-        "row has."
+        f"row has. {ends(tried)} **trials** says how many of them are done."
     )
-    text = " ".join([first, *said, "**trials** says how many of them are done."])
     return filled(text).replace("\n", "\n  ")
 
 

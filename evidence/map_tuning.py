@@ -44,30 +44,42 @@ def budget(found: Found) -> str:
 
 def edges(found: Found) -> str:
     """For how many methods the best rate was the smallest or the largest of those tried."""
-    said = [ends(f"On {called}", _of_modality(found, kind)) for kind, called in _CALLED.items()]
-    return filled(" ".join(said))
+    return filled(ends({called: _of_modality(found, kind) for kind, called in _CALLED.items()}))
 
 
-def ends(where: str, tried: Mapping[str, Mapping[Own, Mapping[str, Any]]]) -> str:
-    """For how many methods the best rate was the smallest or the largest tried there.
+def ends(tried: Mapping[str, Mapping[str, Mapping[Own, Mapping[str, Any]]]]) -> str:
+    """Where the best rates lie between others that were tried, and where they don't.
 
-    `tried` has the lines of each method's trials, by the trial's settings.
+    `tried` has the lines of trials by data, by method, and by the trial's settings.
     """
-    at: dict[str, list[str]] = {}
-    for method, of in sorted(tried.items()):
-        rates = sorted({_rate(own) for own in of})
-        rate = _rate(best_of(of))
-        if rate in (rates[0], rates[-1]):
-            end = "largest" if rate == rates[-1] else "smallest"
-            at.setdefault(f"the {end} one tried, {rate:g},", []).append(f"`{method}`")
-    if not at:
-        return f"{where} each method's best rate lies between others that were tried."
-    said = []
-    for end, names in at.items():
-        which = f": {listed(names)}" if len(names) <= _NAMED else ""
-        counts = f"{len(names)} of {len(tried)} methods"
-        said.append(f"{where} the best rate is {end} for {counts}{which}.")
-    return " ".join([*said, "Beyond that end nothing was tried: a better rate may lie there."])
+    inside, said = [], []
+    for data, methods in tried.items():
+        at: dict[str, list[str]] = {}
+        for method, of in sorted(methods.items()):
+            if end := end_of(of):
+                at.setdefault(end, []).append(f"`{method}`")
+        if not at:
+            inside.append(data)
+        for end, names in at.items():
+            which = f": {listed(names)}" if len(names) <= _NAMED else ""
+            counts = f"{len(names)} of {len(methods)} methods"
+            said.append(f"On {data} the best rate is {end}, for {counts}{which}.")
+    if said:
+        said.append("Beyond that end nothing was tried: a better rate may lie there.")
+    if inside:
+        where = listed(inside)
+        said = [f"On {where} each method's best rate lies between others that were tried.", *said]
+    return " ".join(said)
+
+
+def end_of(tried: Mapping[Own, Mapping[str, Any]]) -> str:
+    """Which end of a method's rates its best one is, in words; empty if it lies between others, or
+    if there is one rate alone."""
+    rates = sorted({_rate(own) for own in tried})
+    rate = _rate(best_of(tried))
+    if len(rates) == 1 or rates[0] < rate < rates[-1]:
+        return ""
+    return f"the {'largest' if rate == rates[-1] else 'smallest'} one tried, {rate:g}"
 
 
 def absent(found: Found) -> str:
