@@ -165,7 +165,7 @@ def test_a_site_names_its_own_data(tmp_path: Path) -> None:
         (
             'start_from = "old"\n' + EXPERIMENT,
             ["a"],
-            "start_from = 'old' is for runs in one process; leave it out",
+            "start_from = 'old' is for runs in one process, not for a deployment",
         ),
         (EXPERIMENT + '[model]\nfactory = "net.py:net"\n', ["a"], r"model\.factory: no file .*net"),
         (

@@ -169,5 +169,5 @@ def test_faults_are_not_for_federations_of_real_sites() -> None:
     method = FedAvg()
     task = Task(digits_backbone(), method.adapt)
     remote = replace(digits_federation(FIVE), remote=True)
-    with pytest.raises(InputError, match="over Flower they are real"):
+    with pytest.raises(InputError, match="not over Flower; leave"):
         next(rounds(method, task, remote, Plan(1, faults=FaultConfig(drop_before=0.1))))
