@@ -77,6 +77,11 @@ class Row:
         return 100 * self.outcome.difference.difference
 
     @property
+    def under(self) -> str:
+        """The attack, inside a sentence."""
+        return self.attack.replace(", ", " by ")
+
+    @property
     def is_damaged(self) -> bool:
         """Whether they are clearly worse than those."""
         return self.outcome.difference.high < 0
@@ -187,23 +192,25 @@ def _of_rules(rows: Sequence[Row]) -> str:
     """Which rule loses least under the attacks that all rules were run under."""
     points: dict[str, dict[str, float]] = {}
     for row in rows:
-        points.setdefault(row.rule, {})[row.attack.replace(", ", " by ")] = row.points
+        points.setdefault(row.rule, {})[row.under] = row.points
     plain = points.pop("none")
     shared = [under for under in plain if all(under in of for of in points.values())]
     best = max(points, key=lambda rule: mean(points[rule][under] for under in shared))
     of = points[best]
     no_better = [under for under in of if "backdoor" not in under and of[under] <= plain[under]]
+    but = f" Under {_all(no_better)} accuracy is no better than without a rule."
     return (
         f"- **Of {len(points)} rules for FedAvg**, [{best}]({_RULES}) loses least, on average over "
         f"the {len(shared)} attacks that all of them were run under: "
         f"{_all(shared)}. With it, accuracy changes by {min(of.values()):+.1f} to "
         f"{max(of.values()):+.1f} points under the {len(of)} attacks below, and without a rule by "
-        f"{min(plain[k] for k in of):+.1f} to {max(plain[k] for k in of):+.1f}. Under "
-        f"{_all(no_better)} accuracy is no better than without a rule."
+        f"{min(plain[k] for k in of):+.1f} to {max(plain[k] for k in of):+.1f}."
+        + (but if no_better else "")
     )
 
 
 def _all(names: Sequence[str]) -> str:
+    """Name all of them, however many, as `listed` doesn't."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
@@ -218,7 +225,7 @@ def _of_alignment(rows: Sequence[Row]) -> str:
     ]
     less = sum(a.points < b.points and a.is_damaged for a, b in pairs)
     said = [
-        f"Under {a.attack.replace(', ', ' by ')} its accuracy changes by {a.points:+.1f} points, "
+        f"Under {a.under} its accuracy changes by {a.points:+.1f} points, "
         f"and with equal weights by {b.points:+.1f}"
         + ("." if a.is_damaged else "; these data show no damage there.")
         for a, b in pairs

@@ -138,7 +138,7 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
             )
             if others:
                 rest = [f"[`{k}`]({folder}{k}.md) ({_range(overlaps[k])})" for k in others]
-                text += f" In the others the best one is {listed(rest)}."
+                text += f" Best in the others: {listed(rest)}."
             said.append(text)
     best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
@@ -280,8 +280,8 @@ _OTHERS = """\
   {best} has the lowest perplexity there; {second} comes next.
 - **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
   by the settings with texts, and says that their order is a hint.
-- **In every case** add [`local`]({folder}local.md), training alone. Training together has to beat
-  it."""
+- **In every case** add [`local`]({folder}local.md), training alone.
+  Training together has to beat it."""
 
 _DATA = {
     "20newsgroups": "20 Newsgroups, MiniLM",
