@@ -49,7 +49,7 @@ def page(found: Sequence[Cell]) -> str:
 
 def _budget(found: Sequence[Cell]) -> str:
     """How many trials the methods had on each data set, and where the best rates lie."""
-    counts, tried = [], {}
+    counts, tried, done = [], {}, trials()
     for data in DATA:
         if data.tuned_on is not None:
             continue
@@ -58,7 +58,7 @@ def _budget(found: Sequence[Cell]) -> str:
         counts.append(f"{count} on {data.name}")
         if all(cell.trials[0] == count for cell in of):
             base = data.settings or ("rounds=5",)
-            tried[data.name] = {cell.method: trials()[FILE, base, cell.method] for cell in of}
+            tried[data.name] = {cell.method: done[FILE, base, cell.method] for cell in of}
     text = (
         "- **Budget**: on a data set all methods have the same clients, rounds, batches and model, "
         "and each method's settings are the best of the same number of trials on validation data: "

@@ -126,7 +126,8 @@ def _smallest(method: str) -> list[str]:
     key = (FILE, _TUNED_IN["text"], method)
     tried = trials().get(key, {})
     smallest = min(map(_rate, tried), default=None)
-    if key not in best() or _rate(best()[key]) != smallest:
+    chosen = best()
+    if key not in chosen or _rate(chosen[key]) != smallest:
         return []
     return [f"Of its rates the smallest, {smallest:g}, was the best."]
 
@@ -138,14 +139,14 @@ def gates(found: Found) -> str:
     default: float = METHODS["fedsdg"]().lr_gate  # type: ignore[attr-defined]
     if used is None:
         return ""
+    tried = trials()
+    rate = _rate(best_of(tried[_GATES]))
     scores = {  # of the trials with the same rate of all else
         _value(own, "lr_gate"): 100 * validation(line)
-        for own, line in trials()[_GATES].items()
-        if _rate(own) == _rate(best()[_GATES])
+        for own, line in tried[_GATES].items()
+        if _rate(own) == rate
     }
-    alike = {
-        _value(own, "lr_gate"): 100 * validation(line) for own, line in trials()[_ALIKE].items()
-    }
+    alike = {_value(own, "lr_gate"): 100 * validation(line) for own, line in tried[_ALIKE].items()}
     return filled(
         f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default: these "
         "trials were run before this default was chosen. With 20 clients at Dirichlet 0.1 "
