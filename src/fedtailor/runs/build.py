@@ -13,6 +13,7 @@ import torch
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.federation import Federation
+from ..data.rotated import rotate_pictures
 from ..data.shuffled import shuffle_labels
 from ..data.sources import read_columns
 from ..data.table import Dataset, Images
@@ -153,6 +154,7 @@ def federation_of(
     alone."""
     split_seed = seed if experiment.split.seed is None else experiment.split.seed
     parts = divide(dataset, experiment.split, split_seed, only)
+    dataset = rotate_pictures(dataset, parts, experiment.split.rotations)
     dataset = shuffle_labels(dataset, parts, experiment.split.shuffled, split_seed)
     federation = Federation(dataset, parts, seed)
     federation.check(only)
@@ -162,7 +164,8 @@ def federation_of(
 def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
     """The experiment for a place that has the data of ``clients`` alone, who join afterwards: their
     numbers begin at K."""
-    split = replace(experiment.split, scheme="natural", clients=clients.stop, shuffled=0.0)
+    split = experiment.split
+    split = replace(split, scheme="natural", clients=clients.stop, rotations=1, shuffled=0.0)
     return replace(experiment, split=split)
 
 
