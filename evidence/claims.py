@@ -57,16 +57,25 @@ def commands(claim: Claim, seeds: Sequence[int] = ()) -> list[str]:
     if claim["rule"] == "count":
         return [count_command(claim["function"], claim["arguments"])]
     name = claim["file"].removesuffix(".toml")
-    methods = list(dict.fromkeys(run.method for run in runs(claim)))
-    lists = [("methods", methods), ("seeds", list(seeds) or claim["seeds"])]
-    chosen = [f"{key}={json.dumps(values, separators=(',', ':'))}" for key, values in lists]
-    settings = dict.fromkeys(run.settings for run in runs(claim))
+    methods: dict[tuple[str, ...], dict[str, None]] = {}  # by settings; a dict keeps the order
+    for run in runs(claim):
+        methods.setdefault(run.settings, {})[run.method] = None
     return [
         " ".join(
-            [f"fedtailor run {name}", *(f"--set '{change}'" for change in [*changes, *chosen])]
+            [
+                f"fedtailor run {name}",
+                *(f"--set '{change}'" for change in changes),
+                f"--set 'methods={_listed(list(own))}'",
+                f"--set 'seeds={_listed(list(seeds) or claim['seeds'])}'",
+            ]
         )
-        for changes in settings
+        for changes, own in methods.items()
     ]
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """A list as TOML, without spaces."""
+    return json.dumps(values, separators=(",", ":"))
 
 
 def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:

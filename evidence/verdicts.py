@@ -38,14 +38,21 @@ class Outcome:
 
 def runs(claim: Claim) -> list[Run]:
     """The runs that answer a claim."""
-    methods = [claim[side] for side in ("ours", "theirs") if side in claim]
-    settings = [claim.get(key, []) for key in ("set", "than_set") if key == "set" or key in claim]
     return [
-        Run(claim["file"], tuple(chosen), method, seed)
-        for chosen in settings
+        Run(claim["file"], _settings(claim, side, key), claim[side], seed)
+        for key in ("set", "than_set")
+        if key == "set" or key in claim
         for seed in claim.get("seeds", ())
-        for method in methods
+        for side in ("ours", "theirs")
+        if side in claim
     ]
+
+
+def _settings(claim: Claim, side: str, key: str = "set") -> tuple[str, ...]:
+    """The settings of one side of a claim: both sides have the same, unless ``theirs_set`` says
+    what the other side's are."""
+    key = "theirs_set" if side == "theirs" and "theirs_set" in claim else key
+    return tuple(claim.get(key, ()))
 
 
 class Results:
@@ -70,7 +77,7 @@ class Results:
 
     def of(self, claim: Claim, side: str, key: str = "set") -> list[Line]:
         """The lines of one side of a claim, by seed."""
-        settings = tuple(claim.get(key, ()))
+        settings = _settings(claim, side, key)
         return [
             self._lines[Run(claim["file"], settings, claim[side], seed)]
             for seed in self.seeds(claim)

@@ -202,6 +202,10 @@ def test_what_was_not_measured_is_said() -> None:
     assert any(
         "far from yours, by the number of clients: take" in line for line in far.lines("x.toml")
     )
+    rotated = replace(EXPERIMENT, split=replace(EXPERIMENT.split, rotations=4))
+    for experiment, is_rotated in ((rotated, True), (EXPERIMENT, False)):
+        lines = advise_for(MINE, "image", experiment, SETTINGS).lines("x.toml")
+        assert is_rotated == any("different angles (split.rotations)" in line for line in lines)
     unlabelled = Clients(20, 60, None, are_classified=False)
     said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
     assert "no classes" in said[-1]

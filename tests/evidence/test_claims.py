@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence.claims import PAGE, claims, page, repeated
+from evidence.claims import PAGE, claims, commands, page, repeated
 from evidence.rates import TUNED
 from evidence.run import EXPERIMENTS, Run, execute, lines, planned
 from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outcome, runs
@@ -66,6 +66,18 @@ def test_a_method_is_ahead_if_the_interval_is_above_zero() -> None:
     assert outcome({**claim, "rule": "level", "margin": 11.0}, Results([*y, *below])).verdict == (
         HOLDS
     )
+
+
+def test_two_settings_of_one_method_are_compared() -> None:
+    claim = {**CLAIM, "rule": "ahead", "theirs": "x", "set": ["w=2"], "theirs_set": ["w=1"]}
+    large = [line("x", s, 0.8, 0.9, set_=["w=2"]) for s in (0, 1)]
+    small = [line("x", s, 0.6, 0.7, set_=["w=1"]) for s in (0, 1)]
+    assert outcome(claim, Results(large)).verdict == NOT_RUN
+    found = outcome(claim, Results([*large, *small]))
+    assert (found.verdict, found.ours) == (HOLDS, "85.0 against 65.0")
+    first, second = commands(claim, [0, 1])
+    assert first == "fedtailor run a --set 'w=2' --set 'methods=[\"x\"]' --set 'seeds=[0,1]'"
+    assert second == first.replace("w=2", "w=1")
 
 
 def test_one_seed_is_not_enough_and_a_diverged_method_is_not_ahead() -> None:

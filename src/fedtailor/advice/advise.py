@@ -43,7 +43,7 @@ class Advice:
     ``fine_tuning``: what a method of the experiment trains, ``like`` which they are set, and how.
     ``left_out`` are those that would be named and can only train the model's own weights, which
     nobody has measured with this pretrained one. ``is_only_one``: no other setting of its kind was
-    measured.
+    measured. ``is_rotated``: clients see pictures at different angles, which no measured ones do.
     """
 
     clients: Clients
@@ -58,6 +58,7 @@ class Advice:
     is_same_model: bool = True
     left_out: Sequence[str] = ()
     is_only_one: bool = False
+    is_rotated: bool = False
 
     @property
     def is_like_yours(self) -> bool:
@@ -155,6 +156,9 @@ class Advice:
         elif self.distance > _FAR:
             far = " and ".join(setting.differences(self.clients))
             yield f"That is far from yours, by {far}: take the order below as a guess."
+        if self.is_rotated:
+            yield "Your clients see pictures at different angles (split.rotations), which was not"
+            yield "measured: take the order below as a guess."
         if self.is_like_yours and self.is_only_one:
             yield f"No other setting was measured with {self.kind}."
         if setting.num_seeds < _FULL:
@@ -288,6 +292,7 @@ def advise_for(
         is_same_model=is_same_model,
         left_out=[name for name in order[:MOST] if name in whole],
         is_only_one=sum(one.kind == nearest.kind for one in settings) == 1,
+        is_rotated=experiment.split.rotations > 1,
     )
 
 
