@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from .table import Dataset, Images, Partition
@@ -27,7 +29,7 @@ def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Datas
         return dataset
     if not isinstance(dataset.inputs, Images):
         raise InputError(f"split.rotations is {rotations}, but the data are texts; allowed: 1")
-    values = np.array(dataset.inputs.values)
+    values: NDArray[Any] = np.array(dataset.inputs.values)
     height, width = values.shape[-2:]
     if rotations == 4 and height != width:
         raise InputError(
