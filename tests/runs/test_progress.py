@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_lines_have_scores_clients_and_the_time_left(
     ]
     for line in expected:
         assert any(re.fullmatch(line, one) for one in lines), line
+
+    longer = replace(experiment, rounds=4)  # half of it is there
+    ft.run(longer, tmp_path, data=digits(), backbone=digits_backbone(), summary=False)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "fedavg, seed 0: goes on after round 2 of 4"
+    line = r"fedavg, seed 0: round 3 of 4, training: 1 of 3 clients, \d s so far; 50 % of the run"
+    assert any(re.fullmatch(line, one) for one in lines), lines
 
 
 def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:

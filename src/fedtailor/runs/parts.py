@@ -118,7 +118,8 @@ def run_parts(
         give_id(out)
         left = rounds_left(experiment, out, parts)
         expected, once = (summary.expected(), summary.once()) if summary else ({}, {})
-        with Progress(out / LOG, left, expected, once) as progress:
+        done = len(parts) * experiment.rounds - sum(left.values())
+        with Progress(out / LOG, left, expected, once, done) as progress:
             if summary is not None and any(left.values()):
                 progress.say_all(summary.lines())
             for seed, label in parts:

@@ -59,6 +59,7 @@ class Progress:
         left: the rounds that are left of each part, by label and seed.
         expected: seconds of a round by label, as far as known.
         once: seconds that the first round of a part takes beyond that, by label.
+        done: the rounds that the run has from before.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Progress:
         left: Mapping[tuple[str, int], int],
         expected: Mapping[str, float],
         once: Mapping[str, float] | None = None,
+        done: int = 0,
     ) -> None:
         self._log = log.open("a", encoding="utf-8")
         self._left: dict[str, int] = defaultdict(int)
@@ -80,7 +82,7 @@ class Progress:
         self._is_first = False  # whether that round is the first one of its part
         self._pace: dict[str, float] = {}  # seconds of a round, from the one under way
         self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
-        self._total = sum(self._left.values())
+        self._total = done + sum(self._left.values())
         self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
         self._stage: Stage | None = None
         self._number = 0
@@ -88,6 +90,7 @@ class Progress:
         self._shown = ""  # of the last round, in the bar
         self._bar = _Bar(
             total=self._total,
+            initial=done,
             disable=None,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds "
             "[{elapsed}<{left}{postfix}]",
