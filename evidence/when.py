@@ -360,6 +360,10 @@ looks worse than it is where another rate would suit it better.
 random, too, while its paper begins with a pretrained network. On texts FedSQ trains whole blocks,
 and the others LoRA.
 
+**Inputs.** In these settings clients differ in their labels and the number of their examples. Where
+they differ in their inputs, such as pictures from other scanners, nothing was measured but
+[FedMerge's Figure 6](claims.md#fedmerge).
+
 **Seeds.** A setting with one seed (the last column) says little of other seeds. The seconds leave
 out runs that were interrupted.
 
