@@ -126,26 +126,41 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
     for (modality, pretrained), about in _KINDS.items():
         of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
         if of:
-            overlaps: dict[str, list[float]] = {}
-            for cell in of:
-                overlap = cell["clients"]["label_overlap"]
-                overlaps.setdefault(cell["chosen"], []).append(overlap)
-            name, *others = sorted(overlaps, key=lambda label: -len(overlaps[label]))
-            text = (
-                f"- **{about}:** first try [`{name}`]({folder}{name}.md). It is best on validation "
-                f"data in {len(overlaps[name])} of {len(of)} measured settings, with a label "
-                f"overlap of {_range(overlaps[name])} (1: all clients have the same classes)."
-            )
-            if others:
-                rest = [f"[`{k}`]({folder}{k}.md) ({_range(overlaps[k])})" for k in others]
-                text += f" Best in the others: {listed(rest)}."
-            said.append(text)
+            said.append(f"- **{about}:** first try {_chosen_most(of, folder)}")
     best, second = map(_in_words, _best_language_models())
     page = "cross.md" if folder else "../cross.md"
     return "\n".join([
         *said,
         _OTHERS.format(folder=folder, page=page, best=best, second=second),
     ])  # fmt: skip
+
+
+def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """The methods that are best on validation data in most settings, and those that are in others,
+    each with the label overlap of its settings."""
+    overlaps: dict[str, list[float]] = {}
+    for cell in found:
+        overlaps.setdefault(cell["chosen"], []).append(cell["clients"]["label_overlap"])
+    most = max(map(len, overlaps.values()))
+    order = sorted(overlaps, key=lambda label: min(overlaps[label]))
+    first = [label for label in order if len(overlaps[label]) == most]
+    pages = {label: f"[`{label}`]({folder}{label}.md)" for label in overlaps}
+    named = {label: f"{pages[label]} ({_range(values)})" for label, values in overlaps.items()}
+    share = f"best on validation data in {most} of {len(found)} measured settings"
+    same = "(1: all clients have the same classes)"
+    if len(first) == 1:
+        text = (
+            f"{pages[first[0]]}. It is {share}, with a label overlap of "
+            f"{_range(overlaps[first[0]])} {same}."
+        )
+    else:
+        text = (
+            f"{listed([named[label] for label in first])}. Each is {share}; the brackets have "
+            f"their label overlap {same}."
+        )
+    if rest := [named[label] for label in overlaps if label not in first]:
+        text += f" Best in the others: {listed(rest)}."
+    return text
 
 
 def _range(values: Sequence[float]) -> str:

@@ -14,6 +14,7 @@ from evidence.when import (
     PAGE,
     WITH_FIRST_CHOICE,
     advice,
+    first_choice,
     measured,
     page,
     with_first_choice,
@@ -28,6 +29,19 @@ def test_the_page_and_the_advice_are_what_the_script_writes() -> None:
     assert PAGE.read_text() == page(found)
     for path, folder in WITH_FIRST_CHOICE.items():
         assert path.read_text() == with_first_choice(path.read_text(), found, folder)
+
+
+def test_methods_that_are_best_equally_often_are_all_tried_first() -> None:
+    found = [
+        {"modality": "text", "pretrained": True, "clients": {"label_overlap": overlap}, "chosen": k}
+        for k, overlap in [("fedsq", 0.8), ("fedper", 0.1), ("ditto", 0.3), ("fedsq", 0.5)]
+    ]
+    one = first_choice(found, "")
+    assert "first try [`fedsq`](fedsq.md). It is best on validation data in 2 of 4 " in one
+    assert "others: [`fedper`](fedper.md) (0.10) and [`ditto`](ditto.md) (0.30)." in one
+    several = first_choice(found[:3], "")
+    assert "first try [`fedper`](fedper.md) (0.10), [`ditto`](ditto.md) (0.30) and [`fed" in several
+    assert "Each is best on validation data in 1 of 3 measured settings; " in several
 
 
 def test_the_short_table_and_the_sections_have_one_order() -> None:
