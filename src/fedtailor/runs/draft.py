@@ -93,7 +93,8 @@ def check_rows(survey: Survey) -> None:
 
 def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
     """Return two baselines and what to try beside them: FedAvg + fine-tuning for pictures, FedSDG
-    for texts, and for texts with labels FedPer, too, which was best on most that were measured."""
+    for texts, and for texts with labels FedPer, too, which was among the best in half of the
+    measured settings."""
     if survey.column(roles.source).kind != "text":
         return ("local", "fedavg", "fedavg-ft")
     return ("local", "fedavg", *(["fedper"] if roles.label is not None else []), "fedsdg")
