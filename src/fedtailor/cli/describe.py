@@ -125,8 +125,8 @@ def _type(hint: Any) -> str:
     """A field's type, as a reader of an experiment file has it.
 
     >>> from annotated_types import Gt, Le
-    >>> _type(Annotated[float, Gt(0), Le(1)] | None), _type(Literal["T", "F"])
-    ('float > 0, <= 1 | none', 'T | F')
+    >>> _type(Annotated[float, Gt(0), Le(1)] | None), _type(Literal["T", 2])
+    ('float > 0, <= 1 | none', 'T | 2')
     >>> _type(tuple[str, ...])
     'list of str'
     """
@@ -143,7 +143,7 @@ def _type(hint: Any) -> str:
         comma = ", " if typing.get_origin(base) else " "
         return f"{_type(base)}{comma}{', '.join(bounds)}"
     if origin is Literal:
-        return " | ".join(arguments)
+        return " | ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
         return " | ".join(map(_type, arguments))
     if origin is tuple:
