@@ -144,23 +144,17 @@ def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
     most = max(map(len, overlaps.values()))
     order = sorted(overlaps, key=lambda label: min(overlaps[label]))
     first = [label for label in order if len(overlaps[label]) == most]
-    pages = {label: f"[`{label}`]({folder}{label}.md)" for label in overlaps}
-    named = {label: f"{pages[label]} ({_range(values)})" for label, values in overlaps.items()}
-    share = f"best on validation data in {most} of {len(found)} measured settings"
-    same = "(1: all clients have the same classes)"
-    if len(first) == 1:
-        text = (
-            f"{pages[first[0]]}. It is {share}, with a label overlap of "
-            f"{_range(overlaps[first[0]])} {same}."
-        )
-    else:
-        text = (
-            f"{listed([named[label] for label in first])}. Each is {share}; the brackets have "
-            f"their label overlap {same}."
-        )
+    named = {
+        label: f"[`{label}`]({folder}{label}.md) ({_range(values)})"
+        for label, values in overlaps.items()
+    }
+    text = (
+        f"{listed([named[label] for label in first])}, best on validation data in {most} of "
+        f"{len(found)} measured settings{' each' if len(first) > 1 else ''}."
+    )
     if rest := [named[label] for label in overlaps if label not in first]:
         text += f" Best in the others: {listed(rest)}."
-    return text
+    return f"{text} In brackets is the label overlap (1: all clients have the same classes)."
 
 
 def _range(values: Sequence[float]) -> str:

@@ -37,11 +37,11 @@ def test_methods_that_are_best_equally_often_are_all_tried_first() -> None:
         for k, overlap in [("fedsq", 0.8), ("fedper", 0.1), ("ditto", 0.3), ("fedsq", 0.5)]
     ]
     one = first_choice(found, "")
-    assert "first try [`fedsq`](fedsq.md). It is best on validation data in 2 of 4 " in one
+    assert "first try [`fedsq`](fedsq.md) (0.50 to 0.80), best on validation data in 2 of 4 " in one
     assert "others: [`fedper`](fedper.md) (0.10) and [`ditto`](ditto.md) (0.30)." in one
     several = first_choice(found[:3], "")
     assert "first try [`fedper`](fedper.md) (0.10), [`ditto`](ditto.md) (0.30) and [`fed" in several
-    assert "Each is best on validation data in 1 of 3 measured settings; " in several
+    assert ", best on validation data in 1 of 3 measured settings each. In" in several
 
 
 def test_the_short_table_and_the_sections_have_one_order() -> None:

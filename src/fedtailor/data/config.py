@@ -53,7 +53,7 @@ class SplitConfig:
         10  # fewer: drawn again (dirichlet), left out (natural)
     )
     max_examples: Rows | None = None  # of a client; these are drawn by key
-    rotations: Literal[1, 2, 4] = 1  # pictures of client k are turned by k mod so many angles
+    rotations: Literal[1, 2, 4] = 1  # angles at which clients see their pictures, in turn
     shuffled: Fraction = 0.0  # of the clients: the labels of their training rows are shuffled
     validation: Fraction = 0.1  # of a client's training rows
     test: Fraction = 0.2  # of a client's rows, where there is no official test split

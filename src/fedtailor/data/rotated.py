@@ -13,7 +13,7 @@ from .table import Dataset, Images, Partition
 
 
 def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Dataset:
-    """Turn the pictures of client k by k mod ``rotations`` of as many equal angles of a circle.
+    """Turn the pictures of client k by k mod ``rotations`` times 360 / ``rotations`` degrees.
 
     All rows of a client are turned, counter-clockwise: those for training, validation and test.
 
