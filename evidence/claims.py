@@ -123,10 +123,11 @@ def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
 
 HEAD = """# What the papers claim
 
-Five papers' systems are built in. This page puts what they claim beside what runs of this library
-say. The data, the networks and the number of examples are smaller than the papers', so the papers'
-numbers and ours cannot be equal; what can be compared is which method is ahead. `python -m
-evidence.claims` writes this page from `evidence/claims.toml` and `evidence/results.jsonl`.
+The methods of five papers are at the centre of this library. This page puts what the papers claim
+beside what our runs say. The data, the networks and the number of examples are smaller than the
+papers', so the papers' numbers and ours cannot be equal; what can be compared is which method is
+ahead. `python -m evidence.claims` writes this page from `evidence/claims.toml` and
+`evidence/results.jsonl`.
 
 Accuracies are those of each client's own model on its own test examples, in percent, at the round
 that validation chose: the mean over clients, then over seeds. The spread is a difference with its

@@ -1,4 +1,4 @@
-"""One table of five systems and ten baselines on four data sets: docs/cross.md, docs/cross.csv, the
+"""One table of five methods and ten baselines on four data sets: docs/cross.md, docs/cross.csv, the
 figure, and the short form in README.md.
 
     python -m evidence.cross
@@ -184,7 +184,7 @@ def short(found: Sequence[Cell]) -> str:
         for data in DATA
         if all(cell.is_complete for cell in _of(found, data) if cell.missing != "n/a")
     ]
-    link = "[Five systems and ten baselines on four data sets](docs/cross.md)"
+    link = "[Fifteen methods on four data sets](docs/cross.md)"
     if len(ready) < 2:
         return f"{link}, all with the same budget; the page says which runs are missing."
     shown = (*SYSTEMS, "local", "fedavg", "fedavg-ft", "fedper", "fedrep")
@@ -234,15 +234,15 @@ def draw(found: Sequence[Cell], path: Path) -> None:
 
 
 _LEGEND = """\
-Accuracies are in percent, higher is better; of the perplexity lower is better. **Bold**: the best
-of all 15 methods, and those that can't be told from it. n/a: the method does not suit the network,
-or a run takes half an hour."""
+The page has five more baselines. Accuracies are in percent, higher is better; of the perplexity
+lower is better. **Bold**: the best of all 15 methods, and those that can't be told from it. n/a:
+the method does not suit the network, or a run takes half an hour."""
 
-_HEAD = """# Five systems and ten baselines on four data sets
+_HEAD = """# Fifteen methods on four data sets
 
 How good is each method, and what does it cost? On each data set all methods have the same clients
-and the same budget. The first five rows are the five systems, the other ten are baselines.
-[cross.csv](cross.csv) has all numbers.
+and the same budget. The first five rows are the five main methods of this library, the other ten
+are baselines. [cross.csv](cross.csv) has all numbers.
 
 *not run*: no run has ended yet. *n/a*: no run is planned, as the method does not suit the network
 or takes too long; the lists below say why.
@@ -275,7 +275,7 @@ BUDGET
   [Fashion-MNIST](data.md#use-a-ready-data-set).
 
 In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
-systems. A dot is open where seeds or trials are missing.
+main methods. A dot is open where seeds or trials are missing.
 
 ![The mean and the worst tenth of each method on each data set](images/cross.svg)
 

@@ -20,6 +20,7 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path, titles: Mapping[str, st
     single setting as a row for each method. Intervals are drawn, and points that rest on fewer
     seeds than planned are hollow."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import PercentFormatter
 
     names = sorted({name for cell in found for name in cell["methods"]} - {ALONE})
     styles = {
@@ -47,6 +48,7 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path, titles: Mapping[str, st
             second, base = next(left), min(of, key=lambda cell: len(cell["settings"]))
             _lines(first, _alike(of, base, "overlap"), "label_overlap", styles)
             first.set_xlabel("label overlap of two clients")
+            first.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
             first.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
             _lines(second, _alike(of, base, "size"), "median_examples", styles)
             second.set_xlabel("training examples a client")

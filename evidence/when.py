@@ -90,7 +90,7 @@ def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
         [
             _DATA.get(cell["data"], cell["data"]).partition(",")[0],
             f"{cell['clients']['number']:.0f} × {cell['clients']['median_examples']:.0f}",
-            f"{cell['clients']['label_overlap']:.2f}",
+            f"{100 * cell['clients']['label_overlap']:.0f} %",
             cell["chosen"],
             "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
             ", ".join(label for label in _best(cell) if label != cell["chosen"]),
@@ -154,12 +154,12 @@ def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
     )
     if rest := [named[label] for label in overlaps if label not in first]:
         text += f" Best in the others: {listed(rest)}."
-    return f"{text} In brackets is the label overlap (1: all clients have the same classes)."
+    return f"{text} In brackets is the label overlap of these settings."
 
 
 def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    low, high = (f"{100 * value:.0f}" for value in (min(values), max(values)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def _in_words(cell: cross_cells.Cell) -> str:
@@ -253,7 +253,7 @@ def title(cell: Mapping[str, Any]) -> str:
     return (
         f"{_DATA.get(cell['data'], cell['data'])}: {clients['number']:.0f} clients, "
         f"{clients['median_examples']:.0f} examples each, Dirichlet {cell['alpha']:g} "
-        f"(label overlap {clients['label_overlap']:.2f})"
+        f"(label overlap {100 * clients['label_overlap']:.0f} %)"
     )
 
 
@@ -290,7 +290,9 @@ _OTHERS = """\
 - **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
   by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone.
-  Training together has to beat it."""
+  Training together has to beat it.
+- **Label overlap**: the share that the class distributions of two clients have in common. At 100 %
+  all clients have the same classes. `fedtailor advise` prints that of your clients."""
 
 _DATA = {
     "20newsgroups": "20 Newsgroups, MiniLM",
@@ -339,7 +341,7 @@ three. The points of a setting stand side by side. Reuters R8 was measured in on
 - **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
   of all clients together, on one core.
 - **label overlap**: the share that the class distributions of two clients have in common, the mean
-  over all pairs. 1: all clients have the same classes; 0: they share none.
+  over all pairs. 100 %: all clients have the same classes; 0 %: they share none.
 
 ## The settings
 """
@@ -348,7 +350,7 @@ _TAIL = """## What this doesn't say
 
 What was measured is a small part of what there is. With other data, longer training or another
 model the order may change. Use the page to choose two or three methods, and compare those on your
-own validation data. [Five systems and ten baselines on four data sets](cross.md) has more methods
+own validation data. [Fifteen methods on four data sets](cross.md) has more methods
 and other data in one setting each.
 {elsewhere}
 
