@@ -225,14 +225,15 @@ def _of_alignment(rows: Sequence[Row]) -> str:
     ]
     less = sum(a.points < b.points and a.is_damaged for a, b in pairs)
     said = [
-        f"Under {a.under} its accuracy changes by {a.points:+.1f} points, "
+        f"Under {a.under} their accuracy changes by {a.points:+.1f} points, "
         f"and with equal weights by {b.points:+.1f}"
         + ("." if a.is_damaged else "; these data show no damage there.")
         for a, b in pairs
     ]
+    verb = "do not protect" if less else "protect"
     return (
-        f"- **FedSDG's alignment weights are {'no' if less else 'a'} defence of their own.** With "
-        f"equal weights (`fedsdg-uniform` in the tables) FedSDG loses less under {less} of "
+        f"- **FedSDG's alignment weights {verb} clients' own models.** With "
+        f"equal weights (`fedsdg-uniform` in the tables) these models lose less under {less} of "
         f"{len(pairs)} attacks. {' '.join(said)}"
     )
 

@@ -131,13 +131,14 @@ ahead. `python -m evidence.claims` writes this page from `evidence/claims.toml` 
 
 Accuracies are those of each client's own model on its own test examples, in percent, at the round
 that validation chose: the mean over clients, then over seeds. The spread is a difference with its
-interval, each seed's difference, or "±", the standard deviation over seeds.
+interval, each seed's difference, or "±", the standard deviation over seeds. "A against B" has the
+methods in the order of the claim, and a difference is A minus B. Of rounds fewer are better.
 
 A claim **holds** if this is so:
 
 - two methods: the 95 % interval of their paired difference, over seeds and clients, lies above 0.
-  Where *what differs* says "within one point", it lies above -1; where it says "one point on either
-  side", between -1 and 1;
+  Where *what differs* says "within N points", it lies above -N; where it says "within N points on
+  either side", between -N and N;
 - one value a seed, such as the decile or a number of rounds: the difference favours the method with
   every seed;
 - two gains: the first interval lies above the second;
@@ -146,16 +147,18 @@ A claim **holds** if this is so:
 - a number that is counted, without training or from the bytes of a round: the same. It is exact, so
   one seed is enough.
 
-It **holds in direction** if only the mean difference is as claimed, if a number misses its bound
-but goes the right way (or is within twice the tolerance), or if it holds with one seed alone.
-**Not here**: neither is so, or the method in question diverged. Seeds with which the other method
-diverged are left out, and named. **Not run**: no seed has all its runs yet.
+It **holds in direction** if only the mean difference is as claimed, or if it holds with one seed
+alone. A number does so if it is within twice the tolerance, or beyond a second, lower bound
+(`beyond` in `evidence/claims.toml`). Where the paper gives no number, the bounds are ours. **Not
+here**: neither is so, or the method in question diverged. This does not refute the claim by itself:
+where the interval contains 0 our data cannot tell, and a row with one seed says little. Seeds with
+which the other method diverged are left out, and named. **Not run**: no seed has all its runs yet.
 
 Rates are chosen on validation data by runs with a seed of their own, where
 `evidence/manifest-papers.toml` has such trials ([how](evidence.md)). FedSQ, FedAvg and FedProx in
 `papers/fedsq` have the paper's rate. Some methods have the rate of one that is like them, and may
-look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, pFedMoE and FedLoRA, and every
-variant of a system, for example FedSDG with its gates fixed.
+look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, FedLoRA, pFedMoE outside of
+`papers/fedmerge/domains`, and every variant of a method, for example FedSDG with its gates fixed.
 ENDS
 
 Rows marked *our question* ask what the paper does not ask. They are not counted here:

@@ -250,6 +250,10 @@ or takes too long; the lists below say why.
 
 _TAIL = """## How it was measured
 
+- **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30, for all
+  methods that train it. So FedSDG has two or five gates a client.
+- **FedSQ** trains whole blocks on texts. It is made for pretrained networks: on Fashion-MNIST the
+  network starts from random weights, and so does the pattern that FedSQ keeps fixed.
 - **Where**: in one process of an x86-64 machine with 2 cores and no GPU.
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders of messages.
 BUDGET

@@ -158,8 +158,8 @@ def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    low, high = (f"{100 * value:.0f}" for value in (min(values), max(values)))
-    return f"{low} %" if low == high else f"{low} to {high} %"
+    found = [f"{100 * value:.0f}" for value in sorted(values)]
+    return f"{' and '.join(found) if len(found) < 3 else f'{found[0]} to {found[-1]}'} %"
 
 
 def _in_words(cell: cross_cells.Cell) -> str:
@@ -291,8 +291,8 @@ _OTHERS = """\
   by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone.
   Training together has to beat it.
-- **Label overlap**: the share that the class distributions of two clients have in common. At 100 %
-  all clients have the same classes. `fedtailor advise` prints that of your clients."""
+- **Label overlap**: the share that the class distributions of two clients have in common, the mean
+  over all pairs. At 100 % all have the same classes. `fedtailor advise` prints yours."""
 
 _DATA = {
     "20newsgroups": "20 Newsgroups, MiniLM",
@@ -326,7 +326,8 @@ three. The points of a setting stand side by side. Reuters R8 was measured in on
 
 ## How to read the tables
 
-- All methods of a table have the same clients, rounds, batches and model.
+- All methods of a table have the same clients, rounds, batches and model. On texts LoRA is on the
+  last two of MiniLM's six blocks, for all methods that train it; so FedSDG has two gates a client.
 - {budget}
 - The command below a table runs `apfl` and `ifca`, too, and on texts `pfedgate`, which takes the
   longest. They have no rows here; `--set 'methods=["local","fedper"]'` runs two methods alone.
@@ -340,8 +341,6 @@ three. The points of a setting stand side by side. Reuters R8 was measured in on
 - **worse off**: the share of clients that would have done better alone.
 - **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
   of all clients together, on one core.
-- **label overlap**: the share that the class distributions of two clients have in common, the mean
-  over all pairs. 100 %: all clients have the same classes; 0 %: they share none.
 
 ## The settings
 """
