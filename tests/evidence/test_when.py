@@ -37,18 +37,19 @@ def test_methods_that_are_best_equally_often_are_all_tried_first() -> None:
         for k, overlap in [("fedsq", 0.8), ("fedper", 0.1), ("ditto", 0.3), ("fedsq", 0.5)]
     ]
     one = first_choice(found, "")
-    assert "first try [`fedsq`](fedsq.md) (0.50 to 0.80), best on validation data in 2 of 4 " in one
-    assert "others: [`fedper`](fedper.md) (0.10) and [`ditto`](ditto.md) (0.30)." in one
+    assert "first try [`fedsq`](fedsq.md) (50 and 80 %), best on validation data in 2 of 4 " in one
+    assert "others: [`fedper`](fedper.md) (10 %) and [`ditto`](ditto.md) (30 %)." in one
+    assert "(10 to 80 %)" in first_choice([one | {"chosen": "fedsq"} for one in found], "")
     several = first_choice(found[:3], "")
-    assert "first try [`fedper`](fedper.md) (0.10), [`ditto`](ditto.md) (0.30) and [`fed" in several
+    assert "first try [`fedper`](fedper.md) (10 %), [`ditto`](ditto.md) (30 %) and [`fed" in several
     assert ", best on validation data in 1 of 3 measured settings each. In" in several
 
 
 def test_the_short_table_and_the_sections_have_one_order() -> None:
     text = PAGE.read_text()
-    rows = re.findall(r"^\| [\w -]+? +\| +(\d+ × \d+) \| +([\d.]+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| [\w -]+? +\| +(\d+ × \d+) \| +(\d+ %) \|", text, re.MULTILINE)
     sections = re.findall(
-        r"^### .*: (\d+) clients, (\d+) examples .*overlap ([\d.]+)\)$", text, re.MULTILINE
+        r"^### .*: (\d+) clients, (\d+) examples .*overlap (\d+ %)\)$", text, re.MULTILINE
     )
     assert rows == [(f"{number} × {size}", overlap) for number, size, overlap in sections]
     assert len(rows) > 1
