@@ -24,6 +24,12 @@ from fedtailor.methods import METHODS
 from fedtailor.params import Params, same_tensors
 from fedtailor.runs.build import Inputs
 
+# The server can work out what these clients keep, or sees something else than their model.
+_SEEN = {
+    "ifca": "all: the upload tells which model the client chose",
+    "fedmask": "all: the upload tells the whole mask",
+    "fedmd": "its class scores on the public examples",
+}
 PAGE = Path(__file__).parent / "security.md"
 BEGIN, END = "<!-- methods: docs/method_privacy.py -->\n", "<!-- end of methods -->\n"
 CLIENTS = 3
@@ -61,7 +67,7 @@ def _measured(name: str) -> tuple[str, str, str]:
         held = "all but what the client keeps"
     alike = all(same_tensors(one, received[0]) for one in received)
     return (
-        held,
+        _SEEN.get(name, held),
         "the mean of the uploads" if method.needs_only_mean else "each upload",
         "the same as all others" if alike else "what the server makes for it",
     )

@@ -30,7 +30,7 @@ NEW = range(4, 5)
 def add_new_site(grid: DirectGrid, chosen: Experiment, folder: Path) -> str:
     path = write(folder / "new.csv", news(24, 3))
     app = client_app(
-        with_data(chosen, path, client=None), folder / "new", clients=NEW, backbone=bert()
+        with_data(chosen, path, client=None), str(folder / "new"), clients=NEW, backbone=bert()
     )
     grid.apps[200] = app, {}
     return path

@@ -60,7 +60,7 @@ _REFUSED = 100  # the code of an error that says in words why nothing was done
 
 def client_app(
     experiment: Experiment,
-    folder: Path,
+    folder: Path | str,
     *,
     clients: range | None = None,
     data: Data | Dataset | None = None,
@@ -116,7 +116,7 @@ class Site:
     def __init__(
         self,
         experiment: Experiment,
-        folder: Path,
+        folder: Path | str,
         *,
         clients: range | None = None,
         data: Data | Dataset | None = None,
@@ -125,7 +125,7 @@ class Site:
         tell_labels: bool = False,
     ) -> None:
         self._experiment = named(experiment, data, backbone)
-        self._folder = folder
+        self._folder = Path(folder)
         self._clients = clients
         self._data = data
         self._backbone = backbone

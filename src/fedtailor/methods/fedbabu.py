@@ -51,6 +51,10 @@ class FedBABU(FineTuning):
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         check_split(task, "frozen", self.frozen)
 
+    def num_trained(self, task: Task) -> int:
+        head = matching(task, self.frozen)
+        return sum(task.state[name].numel() for name in task.trained if not head(name))
+
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
         # the head is not in the state: a forward pass then takes it from the model as it began
         return split(task.state, matching(task, self.frozen))[1]
