@@ -128,11 +128,9 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
         if of:
             said.append(f"- **{about}:** first try {_chosen_most(of, folder)}")
     best, second = map(_in_words, _best_language_models())
-    page = "cross.md" if folder else "../cross.md"
-    return "\n".join([
-        *said,
-        _OTHERS.format(folder=folder, page=page, best=best, second=second),
-    ])  # fmt: skip
+    up = "" if folder else "../"
+    said.append(_OTHERS.format(folder=folder, up=up, best=best, second=second))
+    return "\n".join(said)
 
 
 def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
@@ -285,12 +283,15 @@ _KINDS = {
     ("image", False): "Pictures, and a network from random weights",
 }
 _OTHERS = """\
-- **Language models** were measured in [one setting]({page}#chat-messages-smollm2-135m-8-senders):
-  {best} has the lowest perplexity there; {second} comes next.
+- **Language models** were measured in
+  [one setting]({up}cross.md#chat-messages-smollm2-135m-8-senders): {best} has the lowest perplexity
+  there; {second} comes next.
 - **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
   by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone.
   Training together has to beat it.
+- On texts `fedsq` trains whole blocks, and the others LoRA. FedAvg on the same blocks comes close
+  to it, and sends as much ([claims fedsq-18 and 19]({up}claims.md#fedsq)).
 - **Label overlap**: the share that the class distributions of two clients have in common, the mean
   over all pairs. At 100 % all have the same classes. `fedtailor advise` prints yours."""
 
@@ -368,7 +369,7 @@ looks worse than it is where another rate would suit it better.
 
 **FedSQ.** On pictures the network begins with random weights: then the pattern that FedSQ fixes is
 random, too, while its paper begins with a pretrained network. On texts FedSQ trains whole blocks,
-and the others LoRA.
+and the others LoRA. Much of its lead comes from that ([claims fedsq-18 and 19](claims.md#fedsq)).
 
 **Inputs.** In these settings clients differ in their labels and the number of their examples. Where
 they differ in their inputs, such as pictures from other scanners, nothing was measured but
