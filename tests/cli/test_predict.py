@@ -76,6 +76,8 @@ def test_a_new_client_joins_and_predicts(
     assert "lagos has joined already" in capsys.readouterr().err
 
     given = [*command, "--client", "lagos", "--input", str(pictures)]
+    assert main(["predict", *given, "--out", str(run / "none/there.csv")]) == 2
+    assert "/none for --out " in capsys.readouterr().err
     assert main(["predict", *given]) == 0
     table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["file"] for row in table] == paths

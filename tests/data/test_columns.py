@@ -40,9 +40,9 @@ def test_declared_classes_count_even_if_absent():
 @pytest.mark.parametrize(
     ("train", "classes", "message"),
     [
-        (["acq", "tin"], (), "'tin' in the training split; allowed: acq, ship"),
-        ([0, 2], (), "2 in the training split; allowed: 0 to 1"),
-        ([0, 1], ("acq", "tin"), "'tin' in the training split; allowed: acq, ship"),
+        (["acq", "tin"], (), "'tin' in the training rows; allowed: acq, ship"),
+        ([0, 2], (), "2 in the training rows; allowed: 0 to 1"),
+        ([0, 1], ("acq", "tin"), "'tin' in the training rows; allowed: acq, ship"),
     ],
 )
 def test_labels_outside_of_the_declared_classes_are_refused(train, classes, message):
@@ -53,11 +53,11 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
 @pytest.mark.parametrize(
     ("train", "test", "classes", "message"),
     [
-        ([0, -1], [], (), "out of range: -1 in the training split; allowed: 0 to 0"),
-        ([0, 1], [-1, -1], ("a", "b"), "out of range: -1 in the test split; allowed: 0 to 1"),
-        ([0, 2], [], ("a", "b"), "out of range: 2 in the training split; allowed: 0 to 1"),
-        ([0, 1], [2], (), "out of range: 2 in the test split; allowed: 0 to 1"),
-        (["a", "b"], ["c"], (), "out of range: 'c' in the test split; allowed: a, b"),
+        ([0, -1], [], (), "unknown label -1 in the training rows; allowed: 0 to 0"),
+        ([0, 1], [-1, -1], ("a", "b"), "unknown label -1 in the test rows; allowed: 0 to 1"),
+        ([0, 2], [], ("a", "b"), "unknown label 2 in the training rows; allowed: 0 to 1"),
+        ([0, 1], [2], (), "unknown label 2 in the test rows; allowed: 0 to 1"),
+        (["a", "b"], ["c"], (), "unknown label 'c' in the test rows; allowed: a, b"),
         ([0, 1], [None, " "], (), "no row of the test split has a label"),
         ([None, ""], [0], (), "no row of the training split has a label"),
         ([0.5, 1.5], [], (), "integers or all text; one of them is 0.5"),

@@ -153,7 +153,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         path=write(pictures, tmp_path / "a.parquet"),
         test_path=write(unlabelled, tmp_path / "b.parquet"),
     )
-    with pytest.raises(InputError, match="labels out of range: -1 in the test split"):
+    with pytest.raises(InputError, match="unknown label -1 in the test rows"):
         load_data(config, cache=tmp_path)
 
 
@@ -164,6 +164,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         ({"label": "topic"}, "no column 'topic' for data.label; columns: text, label, desk"),
         ({"client": "user"}, "no column 'user' for data.client; columns: text, label, desk"),
         ({"client": "label"}, "both name .label., so each client would have one class"),
+        ({"text": "label"}, "both column .label., so the input would give the label away"),
         ({"image": "photo"}, "no column 'photo' for data.image; columns: text, label, desk"),
         ({"text": "desk"}, "column 'desk' holds numbers or nothing, not text or images"),
         (
@@ -227,8 +228,11 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (DataConfig(), "give either data.name or data.path"),
-        (DataConfig(name="digits", path="a.csv"), "give either data.name or data.path"),
+        (DataConfig(), "data.path must name your file, or data.name a data set"),
+        (
+            DataConfig(name="digits", path="a.csv"),
+            "data.path must name your file, or data.name a data set",
+        ),
         *(
             (DataConfig(name=name), "a hub data set is written owner/set, a file is data.path")
             for name in ("/", "../..", "a/b/c", "", "a b", "/tmp", "own/../x")

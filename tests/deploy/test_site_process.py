@@ -100,7 +100,7 @@ def test_what_stands_in_the_data_stays(
     assert error is not None
     assert error.startswith("the data at this node can't be used")
     assert "Ada" not in error
-    assert "labels out of range: 'Ada'" in capsys.readouterr().err
+    assert "unknown label 'Ada'" in capsys.readouterr().err
 
     class Broken:
         def node_info(self, content: Any, node: Any) -> Any:
@@ -121,7 +121,7 @@ def test_data_that_cannot_be_used_are_one_line_at_the_site(
     assert main(["deploy", "client", str(deployment.folder), *given]) == 2
     warned, told = capsys.readouterr().err.splitlines()
     assert "--insecure" in warned
-    assert told.startswith("fedtailor: labels out of range: 'Ada' in the training split")
+    assert told.startswith("fedtailor: unknown label 'Ada' in the training rows")
 
 
 def _serve(site: Any, listener: Listener) -> None:

@@ -123,7 +123,7 @@ def test_three_files_at_three_places_are_one_file_at_one(method: str, tmp_path: 
 @pytest.mark.parametrize(
     ("split", "data", "message"),
     [
-        ({"clients": 4}, {"classes": ("acq", "earn")}, "labels out of range: '"),
+        ({"clients": 4}, {"classes": ("acq", "earn")}, "unknown label '"),
         ({"clients": 4}, {"client": None}, "2 clients share these data; set data.client"),
         ({"clients": 3}, {}, "clients 2 to 3 of 3: no such clients"),
         ({"clients": 4, "scheme": "iid"}, {}, "data of its own needs split.scheme 'natural'"),

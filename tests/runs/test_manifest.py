@@ -12,6 +12,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.data import partition
 from fedtailor.report.read import read
+from fedtailor.runs.run import dry_run
 from fedtailor.runs.trained import open_trained
 from tests.runs.conftest import EXPERIMENT, run
 from tests.small import digits, digits_backbone, without_checksum
@@ -26,6 +27,8 @@ def test_changed_data_are_refused(finished: Path, unfinished: Path) -> None:
         path.write_text(json.dumps(changed))
         with pytest.raises(ft.InputError, match="have changed since"):
             run(out)
+        with pytest.raises(ft.InputError, match="have changed since"):
+            dry_run(EXPERIMENT, out, data=digits(), backbone=digits_backbone())
         assert json.loads(path.read_text()) == changed
         path.write_text(before)
 

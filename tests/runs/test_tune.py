@@ -148,6 +148,7 @@ def test_a_result_that_is_no_number_is_never_chosen(
         ("tune.trials=9", "fedavg has 2 settings to try; every method gets as many trials"),
         ("tune.trials=0", "tune.trials = 0: .*greater than 0"),
         ("tune.trails=3", "unknown key 'trails' in tune; did you mean 'trials'"),
+        ("tune.grid=3", "unknown key 'grid' in tune; allowed: sampler, seed, space, trials"),
         ("tune.sampler=\"grid\"", "near has a range; name its values"),
         ("split.validation=0", "split.validation is 0"),
         ("tune.space={}", "tune.space names no field"),

@@ -69,8 +69,14 @@ def test_a_run_is_followed_and_its_files_are_the_same(
 
 
 def test_what_is_not_there_is_refused(grow: Grow, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = grow(2)
     with pytest.raises(InputError, match="unknown tracker 'tensorbord'; did you mean 'tensorboar"):
-        track(grow(2), "tensorbord")
+        track(run, "tensorbord")
+    (file := run.parent / "events").write_text("")
+    with pytest.raises(
+        InputError, match=r"--project .*events is a file; with tensorboard it must be"
+    ):
+        track(run, "tensorboard", str(file))
     monkeypatch.setattr(follow, "TRACKERS", ("no_such_tracker",))
     with pytest.raises(InputError, match="no_such_tracker is not installed; install it with pip"):
-        track(grow(2), "no_such_tracker")
+        track(run, "no_such_tracker")

@@ -15,7 +15,7 @@ from .options import add_json
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     add_json(parser, "what was found")
     parser.set_defaults(command=_check)
 

@@ -10,7 +10,7 @@ from ..errors import InputError
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print it as JSON")
     form.add_argument("--csv", action="store_true", help="print plain numbers as CSV")

@@ -35,7 +35,7 @@ def _export(options: argparse.Namespace) -> None:
     out = export_trained(scores, options.out, what, options.merge)
     print(out)
     if options.client is None and not options.all_clients:
-        said = "fedtailor: this is the global model; --client names another"
+        said = "note: this is the global model; --client names a client's own"
         print(said, file=sys.stderr)
     if doubts := scores.doubts(clients):
         print(f"fedtailor: {doubts}", file=sys.stderr)

@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     whole.set_defaults(whole=whole)
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():
-        command = commands.add_parser(name, help=what)
+        command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.set_defaults(parser=command)
         add(command)
     return whole

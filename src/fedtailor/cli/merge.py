@@ -11,7 +11,7 @@ from .options import add_json
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     parser.add_argument("--out", type=Path, required=True, help="the new run directory")
     add_json(parser, "the table")
     parser.set_defaults(command=_merge)

@@ -15,7 +15,8 @@ def add_experiment(parser: argparse.ArgumentParser, *, or_run: bool = False) -> 
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml", help=what)
     add_settings(
         parser,
-        "change a value, e.g. methods.fedsdg.lr_gate=0.01, or preset=small; repeatable",
+        "change a value, such as methods.fedsdg.lr_gate=0.01, preset=small or 'seeds=[0, 1]'; "
+        "repeatable",
     )
 
 
@@ -28,8 +29,12 @@ def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_trained(parser: argparse.ArgumentParser) -> None:
     """Take a finished run, a method and a seed."""
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--method", metavar="LABEL", help="may be left out where the run has one")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument(
+        "--method",
+        metavar="LABEL",
+        help="the method, by its label in the run; not needed if the run has only one",
+    )
     parser.add_argument("--seed", type=int, help="default: the run's first")
 
 

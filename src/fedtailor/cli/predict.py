@@ -57,6 +57,8 @@ def _predict(options: argparse.Namespace) -> None:
 
     if options.out is not None and options.out.resolve() == Path(options.input).resolve():
         raise InputError(f"--out {options.out} is the input itself; name another file")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise InputError(f"no folder {options.out.parent} for --out {options.out}; make it first")
     which, most = options.which, options.max_new_tokens
     if options.by_client:
         trained = open_trained(options.run, options.method, options.seed, which=which)
@@ -82,7 +84,7 @@ def _predict(options: argparse.Namespace) -> None:
     objects = as_objects(rows, results, clients, options.keep)
     _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:
-        print("fedtailor: the global model predicted; --client names another", file=sys.stderr)
+        print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)

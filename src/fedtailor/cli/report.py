@@ -10,7 +10,7 @@ from ..errors import InputError
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     parser.add_argument(
         "--out",
         type=Path,

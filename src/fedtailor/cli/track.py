@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
     parser.add_argument(
         "--project",

@@ -26,8 +26,8 @@ class UnknownLabelError(InputError):
 
     def __init__(self, label: Any, split: str, allowed: str) -> None:
         super().__init__(
-            f"labels out of range: {label!r} in the {split} split; allowed: {allowed} "
-            "(if that split has no labels, name another split)"
+            f"unknown label {label!r} in the {split} rows; allowed: {allowed} "
+            "(if these rows have no labels, name another split of the data set)"
         )
         self.label, self.allowed = label, allowed
 
@@ -81,6 +81,12 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
         raise InputError(
             f"data.label and data.client both name {label!r}, so each client would have one class; "
             "name another column (or divide by class: split.scheme = 'pathological')"
+        )
+    if source in (label, client):
+        role = "label" if source == label else "client"
+        raise InputError(
+            f"the model's input and data.{role} are both column {source!r}, so the input would "
+            f"give the {role} away; name another column"
         )
     names = {name: None for name in (source, label, client) if name is not None}
     table = _join(train, test, list(names))
@@ -296,7 +302,7 @@ def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
     values = values or ()
     blank = [row for row, value in enumerate(values) if trimmed(value) != value]
     without = {value for value in values if trimmed(value) == value} if blank else set()
-    return np.array([row for row in blank if trimmed(values[row]) in without], np.int64)
+    return np.array([r for r in blank if trimmed(values[r]) in without - {None}], np.int64)
 
 
 def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:

@@ -318,9 +318,10 @@ def _assign_natural(groups: Indices, config: SplitConfig, seed: int) -> Shares:
     large = np.flatnonzero(sizes >= config.min_examples)
     count = len(large) if config.clients is None else config.clients
     if count > len(large) or count == 0:
+        asked = "" if config.clients is None else f", and split.clients is {config.clients}"
         raise InputError(
-            f"{len(large)} natural clients have split.min_examples {config.min_examples} or more "
-            f"examples; split.clients asks for {max(count, 1)}"
+            f"{len(large)} clients have {config.min_examples} or more rows "
+            f"(split.min_examples){asked}; the largest client has {sizes.max(initial=0)}"
         )
     sample = random.generator(seed, "partition", "natural").permutation(large)[:count]
     numbers = np.full(len(sizes), -1, np.int32)

@@ -164,14 +164,14 @@ def load_data(
         *of_rows(
             "client-blanks",
             of_clients,
-            "with blanks around the client's name, counted for the name alone",
+            "with spaces around the client's name, which are ignored",
             groups,
             client_names,
         ),
         *of_rows(
             "label-blanks",
             of_labels,
-            "with blanks around the label, counted for the label alone",
+            "with spaces around the label, which are ignored",
             groups,
             client_names,
         ),
@@ -288,8 +288,8 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
     """
     if (config.name is None) == (config.path is None):
         raise InputError(
-            "give either data.name or data.path; got data.name = "
-            f"{config.name!r}, data.path = {config.path!r}"
+            "data.path must name your file, or data.name a data set, and not both; "
+            f"data.path is {config.path or 'missing'}, and data.name is {config.name or 'missing'}"
         )
     if str(config.name).startswith(FROM_PYTHON):
         raise InputError(

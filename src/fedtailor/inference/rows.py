@@ -170,7 +170,9 @@ def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
 
 def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
     if name is not None and name not in columns:
-        raise unknown("column", name, columns, where=source, kind="columns")
+        raise unknown(
+            "column", name, columns, where=f"{source} (--text names the texts)", kind="columns"
+        )
     column = name or usual_column("text", columns)
     if column is None:
         raise InputError(

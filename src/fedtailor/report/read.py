@@ -160,12 +160,14 @@ def read_experiment(run: Path) -> dict[str, Any]:
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
     if not run.is_dir():
-        there = f"; did you mean runs/{run}?" if (Path("runs") / run).is_dir() else ""
-        wanted = there or "; give one that `fedtailor run` wrote"
-        raise InputError(f"no directory {str(run)!r}{wanted}")
+        there = Path("runs") / (run.stem if run.is_file() else run)
+        hint = f"did you mean {there}?" if there.is_dir() else "give one that `fedtailor run` wrote"
+        raise InputError(f"no directory {str(run)!r}; {hint}")
     path = run / "experiment.json"
     if not path.is_file():
-        raise InputError(f"{run} is not a run directory: it has no experiment.json")
+        inside = sorted(one.parent for one in run.glob("*/experiment.json"))
+        holds = f"; it holds {', '.join(map(str, inside[:3]))}" if inside else ""
+        raise InputError(f"{run} is not a run directory: it has no experiment.json{holds}")
     experiment = read_json(path)
     check_format(experiment, path.parent)
     check_experiment(experiment, path)

@@ -167,7 +167,11 @@ def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | Non
     if metric not in evaluation.metrics:
         allowed = ["accuracy", "loss", *evaluation.metrics]
         raise unknown(
-            "metric", metric, allowed, where="the run, which measures what evaluate.metrics names"
+            "metric",
+            metric,
+            allowed,
+            where="the run (evaluate.metrics names what is measured)",
+            kind="it has",
         )
     return evaluation.metrics[metric]
 

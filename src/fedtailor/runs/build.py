@@ -69,6 +69,11 @@ class Inputs:
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.task, remote=federation.remote)
+        if not federation.remote and not federation.partition.test.sizes().any():
+            raise InputError(
+                "no client has a test row, so there would be no results; set split.test, the share "
+                "of each client's rows, such as 0.2"
+            )
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
         kind = self.backbone(seed).kind

@@ -53,6 +53,11 @@ def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> P
         return builtin[str(path)]
     if path.is_dir() and not (path / "experiment.json").is_file():
         raise InputError(f"{path} is not a run directory, and no {what} file")
+    if path.is_dir():
+        raise InputError(
+            f"{path} is a run directory; this command takes an experiment file, such as the one "
+            "that was run"
+        )
     if path.name == str(path) and not path.suffix:
         raise unknown(what, str(path), builtin, kind="no file has that name; built-in")
     hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""

@@ -62,7 +62,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         found = max(error.errors(), key=lambda found: len(found["loc"]))
         is_list = found["type"] == "tuple_type"
-        reason = "it must be a list, such as [0, 1]" if is_list else found["msg"]
+        example = f'["{value}"]' if isinstance(value, str) and value.isidentifier() else "[0, 1]"
+        reason = f"it must be a list, such as {example}" if is_list else found["msg"]
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
         if isinstance(one, str) and not _is_text(one):

@@ -396,4 +396,6 @@ def configured_method(name: str, settings: Settings = ()) -> Method:
     fields: dict[str, Any] = {}
     for key, value in pairs_of(settings).items():
         set_dotted(fields, key, value)
-    return _method("method", {"class" if ":" in name else "name": name, **fields})
+    if ":" in name:
+        return _method("method", {"class": name, **fields})
+    return _method(name, {"name": name, **fields})

@@ -200,13 +200,8 @@ def write_manifest(
         InputError: ``out`` holds a different run, or one of other data.
     """
     content = seal_json(check_same(experiment, out, parts))
-    manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
+    manifests = check_data(federations, out)
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
-    for seed, path in paths.items():
-        if any(map(has_commit, out.glob(f"methods/*/seed-{seed}"))):
-            check_there(path, out / "environment.json")
-        if path.exists():
-            _check_same_data(read_data_manifest(path), manifests[seed], out)
     write_copies(copies(experiment), out)
     file = out / "experiment.json"
     if not file.exists() or file.read_bytes() != content:
@@ -253,12 +248,28 @@ def write_copies(files: Mapping[str, bytes], out: Path) -> None:
             write_atomically(copy, source)
 
 
+def check_data(federations: Mapping[int, Federation], out: Path) -> dict[int, dict[str, Any]]:
+    """The `data_manifest` of each seed.
+
+    Raises:
+        InputError: ``out`` holds a run of other data, or lacks a file that says which data it had.
+    """
+    manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
+    for seed, manifest in manifests.items():
+        path = out / "partitions" / f"seed-{seed}.json"
+        if any(map(has_commit, out.glob(f"methods/*/seed-{seed}"))):
+            check_there(path, out / "environment.json")
+        if path.exists():
+            _check_same_data(read_data_manifest(path), manifest, out)
+    return manifests
+
+
 def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
     """Raise InputError where two `data_manifest` differ."""
     if not _same_rows(before, now):
         raise InputError(
-            f"the data or their split have changed since {out} was begun; choose another --out "
-            f"(with start_from its models go on with the new data)"
+            f"the data or their split have changed since {out} was begun; put the old data back, "
+            "or choose another --out (with start_from its models go on with the new ones)"
         )
     if (found := renamed(before, now)) is not None:
         number, old, new = found

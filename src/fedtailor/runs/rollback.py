@@ -67,7 +67,7 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
     out = Path(out)
     experiment = open_run(out)
     if label is not None and label not in experiment.methods:
-        raise unknown("method", label, experiment.methods)
+        raise unknown("method", label, experiment.methods, where=str(out), kind="it has")
     if seed is not None and seed not in experiment.seeds:
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {out}; allowed: {allowed}")

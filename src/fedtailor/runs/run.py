@@ -29,7 +29,7 @@ from .estimate import rounds_left, start_summary
 from .experiment import Experiment, checked, load
 from .extend import unused_bounds
 from .held_out import Before, leave_out, rows_trained_before
-from .manifest import check_same, copies, is_as_it_was, open_run, write_copies
+from .manifest import check_data, check_same, copies, is_as_it_was, open_run, write_copies
 from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
 from .ranks import LeadingRank, check_ranks, follow_parts
 from .settings import Settings
@@ -262,6 +262,8 @@ def dry_run(
     inputs = Inputs.load(experiment, data, backbone)
     inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
     inputs.check()
+    if not overwrite:
+        check_data(inputs.federations, out)
     check_starts(inputs, out, parts, anew=overwrite)
     left = rounds_left(inputs.experiment, None if overwrite else out, parts)
     return start_summary(inputs, left)

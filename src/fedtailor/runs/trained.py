@@ -164,7 +164,7 @@ class TrainedMethod:
             server = read_server(self.folder, self.commit, self.global_round)
         state = self.method.global_state(self.task, server)
         if state is None:
-            raise InputError(f"{self.label} has no global model; name a --client")
+            raise InputError(f"{self.label} has no global model; name a client with --client")
         return state
 
     def private_state(self, client: str | int) -> Params:
@@ -267,7 +267,7 @@ def open_trained(
         raise InputError(f"{run} has several methods; name one with --method: {methods}")
     label = next(iter(experiment.methods)) if label is None else label
     if label not in experiment.methods:
-        raise unknown("method", label, experiment.methods)
+        raise unknown("method", label, experiment.methods, where=str(run), kind="it has")
     seed = experiment.seeds[0] if seed is None else seed
     folder = run / "methods" / label / f"seed-{seed}"
     commit = ended_commit(run, experiment, label, seed)

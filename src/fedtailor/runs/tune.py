@@ -46,6 +46,9 @@ class TuneConfig:
     seed: Annotated[int, Ge(0), Lt(2**63)] | None = None
 
 
+_KEYS = ("space", *(field.name for field in fields(TuneConfig)))
+
+
 @dataclass(frozen=True)
 class Range:
     """Numbers from ``low`` to ``high``, both included, whole ones for a field that takes no others;
@@ -117,6 +120,8 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
         grid_space = dict(content["tune"].pop("space", {}))
         space = {**space, **{key: v for key, v in grid_space.items() if key not in absent}}
         tune |= content["tune"]
+    if other := next((key for key in tune if key not in _KEYS), None):
+        raise unknown("key", other, _KEYS, where="tune")
     config = build(TuneConfig(), tune, "tune")
     spaces = _spaces(experiment, space)
     if experiment.split.validation == 0:

@@ -112,8 +112,8 @@ class _Feed:
         points = part.points()
         if points and (self._part is not part or self._key != part.key):
             self.close()
-            self._part, self._key, self._is_new = part, part.key, False
             self._last = self._tracker.begin(part)
+            self._part, self._key, self._is_new = part, part.key, False
             part.rewind()  # the tracker may begin anew
             points = part.points()
         new = {number: values for number, values in points.items() if number > self._last}

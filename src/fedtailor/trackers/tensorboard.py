@@ -15,6 +15,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from ..errors import InputError
 from .part import Part, Values
 
 ERRORS = (OSError,)
@@ -22,8 +23,15 @@ _SUFFIX = ".fedtailor"  # of our files; no others are touched
 
 
 def tracker(run: Path, project: str | None) -> TensorBoard:
-    """What writes into the folder ``project``, or into the run directory."""
-    return TensorBoard(run / "tensorboard" if project is None else Path(project))
+    """What writes into the folder ``project``, or into the run directory.
+
+    Raises:
+        InputError: ``project`` is a file.
+    """
+    folder = run / "tensorboard" if project is None else Path(project)
+    if folder.is_file():
+        raise InputError(f"--project {folder} is a file; with tensorboard it must be a folder")
+    return TensorBoard(folder)
 
 
 class TensorBoard:

@@ -64,7 +64,7 @@ def is_written(run: Path) -> bool:
 
     try:
         file = (run / ".lock").open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     with file:
         try:
