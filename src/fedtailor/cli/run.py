@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    add_experiment(parser)
+    add_experiment(parser, or_run=True)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
     parser.add_argument(
         "--overwrite", action="store_true", help="remove the run in the directory, and start anew"

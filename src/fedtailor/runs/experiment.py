@@ -396,6 +396,5 @@ def configured_method(name: str, settings: Settings = ()) -> Method:
     fields: dict[str, Any] = {}
     for key, value in pairs_of(settings).items():
         set_dotted(fields, key, value)
-    if ":" in name:
-        return _method("method", {"class": name, **fields})
-    return _method(name, {"name": name, **fields})
+    label, kind = ("method", "class") if ":" in name else (name, "name")
+    return _method(label, {kind: name, **fields})
