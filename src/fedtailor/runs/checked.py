@@ -61,9 +61,10 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         found = max(error.errors(), key=lambda found: len(found["loc"]))
-        is_list = found["type"] == "tuple_type"
-        example = f'["{value}"]' if isinstance(value, str) and value.isidentifier() else "[0, 1]"
-        reason = f"it must be a list, such as {example}" if is_list else found["msg"]
+        reason = _REASONS.get(found["type"], found["msg"])
+        if found["type"] == "tuple_type":
+            is_word = isinstance(value, str) and value.isidentifier()
+            reason += f'["{value}"]' if is_word else "[0, 1]"
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
         if isinstance(one, str) and not _is_text(one):
@@ -72,6 +73,17 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
                 "a surrogate pair"
             )
     return checked
+
+
+_REASONS = {  # in other words than pydantic's
+    "tuple_type": "it must be a list, such as ",
+    "too_short": "it must have at least one entry",
+    "int_parsing": "it must be a whole number",
+    "int_type": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "float_type": "it must be a number",
+}
 
 
 def _is_text(text: str) -> bool:
