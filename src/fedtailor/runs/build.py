@@ -69,7 +69,8 @@ class Inputs:
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.task, remote=federation.remote)
-        if not federation.remote and not federation.partition.test.sizes().any():
+        held_out = federation.partition.test.sizes()
+        if self.experiment.split.test == 0 and not (federation.remote or held_out.any()):
             raise InputError(
                 "no client has a test row, so there would be no results; set split.test, the share "
                 "of each client's rows, such as 0.2"
