@@ -148,7 +148,7 @@ A claim **holds** if this is so:
   one seed is enough.
 
 It **holds in direction** if only the mean difference is as claimed, or if it holds with one seed
-alone. A number does so if it is within twice the tolerance, or beyond a second, lower bound
+alone. A number does so if it is within twice the tolerance, or beyond a second, weaker bound
 (`beyond` in `evidence/claims.toml`). Where the paper gives no number, the bounds are ours. **Not
 here**: neither is so, or the method in question diverged. This does not refute the claim by itself:
 where the interval contains 0 our data cannot tell, and a row with one seed says little. Seeds with
