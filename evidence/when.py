@@ -290,9 +290,8 @@ _OTHERS = """\
   by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone.
   Training together has to beat it.
-- On texts `fedsq` trains whole blocks, and the others LoRA. At Dirichlet 1 FedAvg on the same blocks
-  comes close to it; at Dirichlet 10 its results vary much ([claims fedsq-18 and
-  19]({up}claims.md#fedsq)).
+- On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
+  at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19]({up}claims.md#fedsq)).
 - **Label overlap**: the share that the class distributions of two clients have in common, the mean
   over all pairs. At 100 % all have the same classes. `fedtailor advise` prints yours."""
 
@@ -370,8 +369,7 @@ looks worse than it is where another rate would suit it better.
 
 **FedSQ.** On pictures the network begins with random weights: then the pattern that FedSQ fixes is
 random, too, while its paper begins with a pretrained network. On texts FedSQ trains whole blocks,
-and the others LoRA. At Dirichlet 1 most of its lead comes from that ([claim
-fedsq-18](claims.md#fedsq)).
+and the others LoRA, which is most of its lead at Dirichlet 1 ([claim fedsq-18](claims.md#fedsq)).
 
 **Inputs.** In these settings clients differ in their labels and the number of their examples. Where
 they differ in their inputs, such as pictures from other scanners, nothing was measured but
