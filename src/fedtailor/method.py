@@ -148,6 +148,8 @@ class Method(ABC):
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
+    # nothing is sent: every client trains equally often, whoever takes part with other methods
+    trains_alone: ClassVar[bool] = False
     # patterns of received tensors whose sizes may change from round to round
     changing_sizes: ClassVar[tuple[str, ...]] = ()
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones

@@ -83,10 +83,13 @@ class Federation:
 
     def _draw(self, rng: np.random.Generator, count: int, novel: int) -> tuple[int, ...]:
         """Draw ``count`` clients, ascending, none of the ``novel`` ones, without a list of all."""
-        excluded = self._novel(novel)
         clients = np.sort(rng.choice(self.num_clients - novel, count, replace=False, shuffle=False))
-        clients += np.searchsorted(excluded - np.arange(novel), clients, side="right")
-        return tuple(clients.tolist())
+        return tuple(self._of_places(clients, novel).tolist())
+
+    def _of_places(self, places: Indices, novel: int) -> Indices:
+        """The clients at ``places`` among those that are not ``novel``."""
+        excluded = self._novel(novel)
+        return places + np.searchsorted(excluded - np.arange(novel), places, side="right")
 
     def cohort(self, round_: int, size: int, novel: int = 0) -> tuple[int, ...]:
         """Draw the ``size`` clients of a round, without replacement, in ascending order; none of
@@ -94,6 +97,30 @@ class Federation:
         if size + novel >= self.num_clients:
             return self._all(novel)
         return self._draw(random.generator(self.seed, "cohort", round_), size, novel)
+
+    def turns(self, round_: int, rounds: int, size: int, novel: int = 0) -> dict[int, range]:
+        """The clients whose turn it is in a round, where every client trains equally often.
+
+        Each of the K clients that are not ``novel`` has ``max(1, round(rounds * size / K))`` turns;
+        all clients have had one before any has the next.
+
+        Args:
+            round_: the round's number, from 1.
+            rounds: of the whole run.
+            size: how many clients other methods have in a round, at most K.
+            novel: the number of clients that never take part.
+
+        Returns:
+            By client, ascending, the rounds that its turn stands for: of all ``rounds``, its first
+            turn has the first part, and so on.
+        """
+        count = self.num_clients - novel
+        each = max(1, round(rounds * size / count))
+        first, end = (count * each * number // rounds for number in (round_ - 1, round_))
+        numbers, places = np.divmod(np.arange(first, end), count)
+        turns = zip(self._of_places(places, novel).tolist(), numbers.tolist(), strict=True)
+        parts = (rounds * np.arange(each + 1) // each + 1).tolist()
+        return {client: range(parts[turn], parts[turn + 1]) for client, turn in sorted(turns)}
 
     def _all(self, novel: int) -> tuple[int, ...]:
         excluded = self.novel(novel)

@@ -62,9 +62,8 @@ class Buffered:
 
     def __post_init__(self) -> None:
         """Work out how many clients are in flight."""
-        cohort, num_clients = self.plan.cohort, self.federation.num_clients
-        self._novel = self.federation.novel(cohort.novel)
-        self._concurrency = cohort.count(num_clients - cohort.novel)
+        self._novel = self.federation.novel(self.plan.cohort.novel)
+        self._concurrency = self.plan.cohort_size(self.federation)
 
     def next_round(self) -> Participants:
         """The clients that come back until the buffer is full, or until none is left that may be
@@ -94,7 +93,8 @@ class Buffered:
             client = self._draw({*dropped, *(member.client for member in back)})
             if client is None:
                 return
-            found = participants(self.federation, self.plan, self.number, [client])
+            rounds = range(self.number, self.number + 1)
+            found = participants(self.federation, self.plan, self.number, {client: rounds})
             dropped += found.dropped
             for member in found.members:
                 heappush(self._flights, self._flight(member))
@@ -125,13 +125,13 @@ class Buffered:
 
 
 def schedule(
-    federation: Federation, plan: Plan, time: TimeModel | None, start: int
+    method: Method, federation: Federation, plan: Plan, time: TimeModel | None, start: int
 ) -> tuple[Schedule, tuple[int, ...]]:
     """Who takes part from round ``start`` on; and the earlier rounds whose states the clients that
     are in flight by then have been sent."""
     done = max(0, start - 1)
     if plan.cohort.buffer is None:
-        return Synchronous(federation, plan, done), ()
+        return Synchronous(method, federation, plan, done), ()
     assert time is not None
     buffered = Buffered(federation, plan, time)
     versions: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from .executors.processes import check_processes
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the method, its settings and the federation don't go together."""
     check_plan(method, federation, plan, task.device)
-    cohort_size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
 
 
@@ -87,7 +87,8 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"cohort.novel = {plan.cohort.novel} leaves none of {federation.num_clients} clients "
             f"to take part; allowed: 0 to {federation.num_clients - 1}"
         )
-    cohort_size = plan.cohort.count(taking_part)
+    plan = plan.alone if method.trains_alone else plan
+    cohort_size = plan.cohort_size(federation)
     max_share = plan.cohort.max_share
     if max_share is not None and max_share * cohort_size < 0.99:  # 0.333 of three will do
         raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -15,7 +15,7 @@ from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..robustness.attacks import AttackConfig
 from ..robustness.backdoor import Trigger
-from ..robustness.faults import FaultConfig
+from ..robustness.faults import ClientFaults, FaultConfig
 from ..robustness.norms import RECENT, NormBound
 from ..task.task import Precision
 
@@ -153,6 +153,23 @@ class Plan:
     evaluate: EvaluateConfig = EvaluateConfig()
     attack: AttackConfig = AttackConfig()
     faults: FaultConfig = FaultConfig()
+
+    def cohort_size(self, federation: Federation) -> int:
+        """How many clients are asked to take part in a round."""
+        return self.cohort.count(federation.num_clients - self.cohort.novel)
+
+    @property
+    def alone(self) -> Plan:
+        """The plan where nothing is sent: nothing is lost, late or waited for."""
+        by_client = tuple(
+            ClientFaults(one.clients, machine=one.machine) for one in self.faults.by_client
+        )
+        faults = FaultConfig(machines=self.faults.machines, by_client=by_client)
+        return replace(self, cohort=replace(self.cohort, buffer=None), faults=faults)
+
+    def lr_scale(self, rounds: Sequence[int]) -> float:
+        """The mean factor on learning rates over ``rounds``."""
+        return sum(self.schedule.factor(one, self.rounds) for one in rounds) / len(rounds)
 
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""

@@ -30,8 +30,8 @@ from .client_store import PrivateStates
 from .config import LEAST, Plan
 from .evaluation import Evaluator
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
-from .participants import Member, Schedule
-from .prepare import cohort_of, draw_cohort
+from .participants import Member, Schedule, draw_cohort
+from .prepare import cohort_of
 from .results import CohortResults, Round, round_faults
 from .screen import Screen
 
@@ -93,7 +93,7 @@ class Loop:
         counted = [drawn.members[at] for at in drawn.counted]
         cohort = cohort_of(federation, number, tuple(member.client for member in counted))
         if number < plan.rounds and plan.cohort.buffer is None:
-            self.store.prefetch(draw_cohort(federation, plan, number + 1).clients)
+            self.store.prefetch(tuple(draw_cohort(self.method, federation, plan, number + 1)))
         self.store.begin(number)
         results, state = self._next(server, cohort, drawn.members, clock)
         server, present = state.server, state.present
@@ -112,7 +112,7 @@ class Loop:
             cohort=cohort,
             losses=tuple(results.losses[at] for at in present),
             steps=tuple(counted[at].steps for at in present),
-            lr_scale=plan.schedule.factor(number, plan.rounds),
+            lr_scale=self._lr_scale(drawn.members, number),
             trained=results.trained,
             trained_steps=results.trained_steps,
             bytes_down=results.bytes_down,
@@ -179,6 +179,8 @@ class Loop:
 
     def _too_few(self, present: int) -> str | None:
         """Why so few uploads can't be aggregated; None: they can."""
+        if present == 0 and self.method.trains_alone:
+            return "it is no client's turn"
         if present == 0:
             return "no upload is there" if self.plan.faults.is_active else None
         try:
@@ -210,6 +212,12 @@ class Loop:
         without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
         return (*without, *state.notes)
 
+    def _lr_scale(self, members: Sequence[Member], number: int) -> float:
+        """The factor on learning rates that stands for a round."""
+        if self.method.trains_alone and members:
+            return max(member.lr_scale for member in members)
+        return self.plan.lr_scale([number])
+
     def _train(
         self, server: Server, cohort: Cohort, members: Sequence[Member], uploads: Uploads
     ) -> CohortResults:
@@ -219,9 +227,10 @@ class Loop:
         order = [members[at] for at in training_order([member.steps for member in members])]
         places = {member.client: place for place, member in enumerate(order)}
         positions = {client: position for position, client in enumerate(cohort.clients)}
-        for version in sorted({member.version for member in members}):
+        for version, scale in sorted({(member.version, member.lr_scale) for member in members}):
             sent = self.versions[version]
-            requests = self._requests([one for one in order if one.version == version], version)
+            same = [one for one in order if (one.version, one.lr_scale) == (version, scale)]
+            requests = self._requests(same, version, scale)
             for request, result in self.executor.map("train", sent, requests):
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
@@ -250,7 +259,9 @@ class Loop:
                     uploads.put(position, upload)
         return results
 
-    def _requests(self, members: Sequence[Member], version: int) -> Iterator[ClientRequest]:
+    def _requests(
+        self, members: Sequence[Member], version: int, lr_scale: float
+    ) -> Iterator[ClientRequest]:
         """The requests to members that are sent the state after round ``version``."""
         requests = client_requests(
             [member.client for member in members],
@@ -259,7 +270,7 @@ class Loop:
             self.plan.local.passes,
             {member.client: member.steps for member in members},
             self.store.read,
-            self.plan.schedule.factor(version + 1, self.plan.rounds),
+            lr_scale,
         )
         return (replace(request, steps=request.size) for request in requests)
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..data.federation import Federation
+from ..method import Method
 from .config import Plan
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client that trains: on ``steps`` batches, from the server's state after round ``version``.
-    One that ``drops`` after its training sends nothing. One that is ``late`` sends its upload, and
-    nobody waits for it."""
+    """A client that trains: on ``steps`` batches, from the server's state after round ``version``,
+    with ``lr_scale`` times the learning rates. One that ``drops`` after its training sends nothing.
+    One that is ``late`` sends its upload, and nobody waits for it."""
 
     client: int
     version: int
     steps: int
+    lr_scale: float
     drops: bool = False
     late: bool = False
 
@@ -55,39 +57,45 @@ class Schedule(Protocol):
 
 @dataclass
 class Synchronous:
-    """In each round a cohort is drawn, trains from the server's last state, and is waited for.
-    ``number`` is the last round."""
+    """In each round a cohort trains from the server's last state, and is waited for. ``number`` is
+    the last round."""
 
+    method: Method
     federation: Federation
     plan: Plan
     number: int = 0
-    _cohort_size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Work out how many clients a cohort has."""
-        cohort = self.plan.cohort
-        self._cohort_size = cohort.count(self.federation.num_clients - cohort.novel)
 
     def next_round(self) -> Participants:
         """The cohort of the next round, and who of it drops out."""
         self.number += 1
-        novel = self.plan.cohort.novel
-        clients = self.federation.cohort(self.number, self._cohort_size, novel)
+        clients = draw_cohort(self.method, self.federation, self.plan, self.number)
         return participants(self.federation, self.plan, self.number, clients)
 
 
+def draw_cohort(
+    method: Method, federation: Federation, plan: Plan, number: int
+) -> dict[int, range]:
+    """The clients that are asked to take part in round ``number`` of synchronous rounds, ascending,
+    and the rounds that their training stands for: this one, or those of `Federation.turns`."""
+    size, novel = plan.cohort_size(federation), plan.cohort.novel
+    if method.trains_alone:
+        return federation.turns(number, plan.rounds, size, novel)
+    return dict.fromkeys(federation.cohort(number, size, novel), range(number, number + 1))
+
+
 def participants(
-    federation: Federation, plan: Plan, number: int, clients: Sequence[int]
+    federation: Federation, plan: Plan, number: int, clients: Mapping[int, range]
 ) -> Participants:
     """What becomes of ``clients``, ascending, that are sent the server's state after the round
-    before round ``number``."""
+    before round ``number``, each with the rounds that its training stands for."""
     members, dropped = list[Member](), list[int]()
-    for client in clients:
+    for client, rounds in clients.items():
         fate = plan.faults.fate(federation.seed, number, client)
         if fate.drops_before:
             dropped.append(client)
             continue
         steps = federation.num_steps(client, plan.local)
         steps = fate.steps(steps) if fate.share < 1 else steps
-        members.append(Member(client, number - 1, steps, drops=fate.drops_after))
+        scale = plan.lr_scale(rounds)
+        members.append(Member(client, number - 1, steps, scale, drops=fate.drops_after))
     return Participants(tuple(members), tuple(dropped))

@@ -24,6 +24,7 @@ from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
 from .joining import Joining
 from .metrics import MetricFunction, Metrics
+from .participants import draw_cohort
 from .scoring import Scoring
 
 
@@ -43,12 +44,6 @@ def first_server(method: Method, task: Task, federation: Federation) -> Server:
     """The server's state before the first round."""
     key = random.key(federation.seed, "server")
     return aligned(method.init_server(task, federation.num_clients, key))
-
-
-def draw_cohort(federation: Federation, plan: Plan, number: int) -> Cohort:
-    """Who takes part in round ``number``."""
-    size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
-    return cohort_of(federation, number, federation.cohort(number, size, plan.cohort.novel))
 
 
 def cohort_of(federation: Federation, number: int, clients: tuple[int, ...]) -> Cohort:
@@ -76,7 +71,7 @@ def first_steps(
 ) -> tuple[dict[str, Work], Server, ClientRequest]:
     """At most ``limit`` batches of an epoch in round 1, of the client with the median number of
     examples: the works, the server's state, and the request to the client."""
-    cohort = sorted(draw_cohort(federation, plan, 1).clients, key=federation.num_examples)
+    cohort = sorted(draw_cohort(method, federation, plan, 1), key=federation.num_examples)
     client = cohort[len(cohort) // 2]
     size = plan.local.batch_size
     steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))

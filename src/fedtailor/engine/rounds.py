@@ -20,6 +20,7 @@ from .executors.work import Executor, Work
 from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
+from .participants import draw_cohort
 from .prepare import client_works, first_server, new_store, time_model, with_example_cache
 from .results import Round
 
@@ -71,6 +72,8 @@ def rounds(
     """
     keep_freed_memory()
     forget_peak_memory()
+    if method.trains_alone:
+        plan = plan.alone
     federation.check()
     check(method, task, federation, plan)
     wanted = Metrics(plan.evaluate, metrics or {})
@@ -87,13 +90,13 @@ def rounds(
     if make_executor is not None:
         runner = make_executor(works)
     else:
-        size = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+        size = len(draw_cohort(method, federation, plan, 1))
         runner = executor_for(plan.engine, works, task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
     trigger = plan.trigger(federation)
     evaluator = Evaluator(method, task, federation, plan, store, runner, wanted, trigger)
-    participants, versions = schedule(federation, plan, time, start)
+    participants, versions = schedule(method, federation, plan, time, start)
     loop = Loop(
         method, task, federation, plan, store, runner, evaluator, quorum, participants, time
     )

@@ -120,7 +120,7 @@ def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None
     """Who trained the model, in a sentence."""
     client = client_name(str(about["client"]), None)
     together = f"{about['clients']} clients trained together, each on its own data, with federated"
-    if experiment.methods[about["label"]].family == "local":
+    if experiment.methods[about["label"]].trains_alone:
         if joined == "guess":
             return f"The model with which every client begins; {client} did not train it."
         return f"A model that {client} trained alone, on its own data."
@@ -140,7 +140,7 @@ def _data(experiment: Experiment, about: Mapping[str, Any], joined: str | None) 
     """The data of those who trained the model."""
     divided = division(experiment.data, experiment.split, about["clients"])
     own = f"those of {client_name(str(about['client']), None)}"
-    if experiment.methods[about["label"]].family == "local" and joined is not None:
+    if experiment.methods[about["label"]].trains_alone and joined is not None:
         return own if joined == "fitted" else "none"
     return f"{divided}; then {own}" if joined == "fitted" else divided
 

@@ -111,7 +111,7 @@ class ModelScores:
             return ""
         for label, method in trained.experiment.methods.items():
             folder = trained.run / "methods" / label / f"seed-{trained.seed}"
-            if method.family != "local" or label == trained.label or not has_commit(folder):
+            if not method.trains_alone or label == trained.label or not has_commit(folder):
                 continue
             run = read(trained.run, only=(label, trained.seed))
             selected = select_round(run.trials[0], "personal", select_by(run))

@@ -14,6 +14,7 @@ from ..engine.client_store import ClientStore
 from ..engine.config import Plan
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
+from ..engine.participants import draw_cohort
 from ..errors import DivergedError, InputError
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
@@ -123,11 +124,16 @@ class Session:
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
             return self._evaluated(request.client, state), None
-        passes = self.training.local.passes
-        scale = self.plan.schedule.factor(message.round, self.plan.rounds)
+        training = self.training
+        passes = training.local.passes
+        rounds = range(message.round, message.round + 1)
+        if training.method.trains_alone:
+            turns = draw_cohort(training.method, training.federation, self.plan, message.round)
+            rounds = turns.get(request.client, rounds)
+        scale = self.plan.lr_scale(rounds)
         engine_request = _client_request(message, request, private, "train", passes, scale)
-        update: ClientUpdate = self.training.complete(
-            engine_request, self.training.inputs(received, engine_request)
+        update: ClientUpdate = training.complete(
+            engine_request, training.inputs(received, engine_request)
         )
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)

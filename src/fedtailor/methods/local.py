@@ -2,7 +2,10 @@
 
     client k:  w_k <- w_k - eta grad l(w_k; b) over its batches b
 
-Training together is of use only where it beats this. Differs from the paper: there is none.
+Training together is of use only where it beats this. Where T rounds have M of K clients each, every
+client trains max(1, round(T M / K)) times: what a client of another method trains on average. Its
+n-th training has the mean learning rate of the rounds that it stands for. Nothing travels, so
+nothing is lost or late. Differs from the paper: there is none.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ class Local(FineTuning):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "local"
+    trains_alone: ClassVar[bool] = True
 
     def is_private(self, task: Task, name: str) -> bool:
         return True

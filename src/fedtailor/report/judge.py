@@ -153,6 +153,8 @@ class _Judge:
 
     def _empty_rounds(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for entry in self.entries:
+            if entry.method == ALONE:
+                continue  # a client's turn may be in another round
             rounds = [one for trial in entry.trials for one in trial.history]
             if empty := sum(not one.cohort for one in rounds):
                 yield entry.label, (empty, len(rounds))

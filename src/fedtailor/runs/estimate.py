@@ -15,7 +15,8 @@ from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
-from ..engine.prepare import draw_cohort, first_steps, with_example_cache
+from ..engine.participants import draw_cohort
+from ..engine.prepare import first_steps, with_example_cache
 from ..method import FineTuning, Method
 from ..run_format import has_commit
 from ..task.backbone import Backbone
@@ -44,7 +45,6 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     experiment = inputs.experiment
     federation = inputs.federations[experiment.seeds[0]]
     dataset, plan = federation.dataset, experiment.plan
-    cohort = draw_cohort(federation, plan, 1)
     backbone = inputs.backbone(experiment.seeds[0])
     labels = [
         label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
@@ -65,7 +65,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         client_names=names if len(names) <= FEW else (),
         train=_size_summary(federation.partition.train.sizes()),
         test=_size_summary(federation.partition.test.sizes()),
-        cohort=len(cohort.clients),
+        cohort=plan.cohort_size(federation),
         evaluated=len(evaluated_clients(experiment, federation)),
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
@@ -130,7 +130,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     costs, step, cached = _step(inputs, method, federation)
     rounds_by_seed = [left.get((label, seed), 0) for seed in experiment.seeds]
     rounds = sum(rounds_by_seed)
-    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    cohort = len(draw_cohort(method, federation, plan, 1))
     down, up = sum(costs.down.values()), sum(costs.up.values())
     seconds = _round_seconds(experiment, method, federation, step) / _at_once(plan, cohort, ranks)
     return MethodSummary(
@@ -183,7 +183,7 @@ def _round_seconds(
     local, evaluate = plan.local, plan.evaluate
     sizes = parts.train.sizes()
     steps = float(local.steps or np.mean(local.epochs * -(-sizes // local.batch_size)))
-    cohort = plan.cohort.count(federation.num_clients - plan.cohort.novel)
+    cohort = len(draw_cohort(method, federation, plan, 1))
     evaluated = len(evaluated_clients(experiment, federation))
     held_out = float(np.mean(parts.validation.sizes() + parts.test.sizes()))
     models = 1 + evaluate.global_model

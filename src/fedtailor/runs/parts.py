@@ -9,6 +9,7 @@ from typing import Any
 
 from ..data.federation import Federation
 from ..engine.client_store import PrivateStates
+from ..engine.participants import draw_cohort
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
@@ -176,10 +177,10 @@ def _start(part: Part) -> str:
 
 def _stage(part: Part, experiment: Experiment) -> Stage:
     """What the progress has to know of a part."""
-    federation, cohort = part.federation, experiment.cohort
-    evaluated = experiment.plan.evaluated(federation)
+    federation, plan = part.federation, experiment.plan
+    evaluated = plan.evaluated(federation)
     clients = {
-        "train": cohort.count(federation.num_clients - cohort.novel),
+        "train": len(draw_cohort(part.method, federation, plan, 1)),
         "evaluate": len(evaluated),
     }
     return Stage(
