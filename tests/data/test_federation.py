@@ -28,6 +28,24 @@ def test_every_pair_of_clients_is_drawn_equally_often() -> None:
     assert sum((count - 300) ** 2 / 300 for count in drawn.values()) < 27.9
 
 
+@pytest.mark.parametrize(
+    ("clients", "rounds", "size", "novel", "each"),
+    [(40, 4, 4, 0, 1), (40, 30, 4, 0, 3), (6, 20, 4, 2, 20), (5, 9, 1, 0, 2), (7, 5, 2, 3, 2)],
+)
+def test_every_client_has_equally_many_turns(
+    clients: int, rounds: int, size: int, novel: int, each: int
+) -> None:
+    federation = digits_federation((1,) * clients)
+    turns = [federation.turns(number, rounds, size, novel) for number in range(1, rounds + 1)]
+    counts = Counter(client for one in turns for client in one)
+    taking_part = set(range(clients)) - federation.novel(novel)
+    assert counts == dict.fromkeys(taking_part, each)
+    assert max(map(len, turns)) - min(map(len, turns)) <= 1
+    for client in taking_part:  # a client's turns stand for all rounds, each for one part of them
+        parts = [one[client] for one in turns if client in one]
+        assert [number for part in parts for number in part] == [*range(1, rounds + 1)]
+
+
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 3))
 def test_an_epoch_sees_every_example_once(client: int, batch_size: int, epochs: int) -> None:
     local = LocalConfig(batch_size=batch_size, epochs=epochs)

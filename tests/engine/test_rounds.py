@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
 from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Batch, Params, encode
+from fedtailor.robustness.faults import FaultConfig
 from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
@@ -35,9 +36,10 @@ def last_round(method, plan=PLAN, federation=FEDERATION, precision="fp32"):
 
 @dataclass(frozen=True)
 class Spoilt(Local):
-    """Local, of which one client's model is spoilt."""
+    """Local in cohorts that are drawn, of which one client's model is spoilt."""
 
     client: int = 0
+    trains_alone: ClassVar[bool] = False
 
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         state = super().init_client(task, client, key)
@@ -67,6 +69,27 @@ class Overflowing(FedAvg):
     def aggregate(self, task: Task, server: Params, uploads: Params, cohort: Cohort) -> Params:
         mean = super().aggregate(task, server, uploads, cohort)
         return {name: value * 1e6 / 1e6 for name, value in mean.items()}
+
+
+def test_a_method_that_trains_alone_trains_every_client_equally_whoever_drops_out() -> None:
+    """Five rounds of two of five clients are two trainings each. The first stands for rounds 1 and
+    2, the second for 3 to 5, at their mean rates: (1 + 0.8) / 2 and (0.6 + 0.4 + 0.2) / 3."""
+    method = Local(optimiser=Optimiser("sgd", lr=0.1))
+    task = Task(digits_backbone(), method.adapt)
+    plan = replace(
+        PLAN,
+        rounds=5,
+        cohort=CohortConfig(size=2),
+        schedule=ScheduleConfig("linear"),
+        faults=FaultConfig(drop_before=0.9, partial=0.1),
+    )
+    done = list(rounds(method, task, FEDERATION, plan))
+    assert [one.cohort.clients for one in done] == [(0, 1), (2, 3), (0, 4), (1, 2), (3, 4)]
+    assert [round(one.lr_scale, 6) for one in done] == [0.9, 0.9, 0.9, 0.4, 0.4]
+    sizes = [FEDERATION.num_steps(client, plan.local) for client in range(5)]
+    assert [one.steps for one in done] == [
+        tuple(sizes[client] for client in one.cohort.clients) for one in done
+    ]
 
 
 def test_nothing_is_kept_of_a_round_once_a_client_has_diverged() -> None:

@@ -45,6 +45,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     experiment = inputs.experiment
     federation = inputs.federations[experiment.seeds[0]]
     dataset, plan = federation.dataset, experiment.plan
+    cohort = plan.cohort_size(federation)
     backbone = inputs.backbone(experiment.seeds[0])
     labels = [
         label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
@@ -65,7 +66,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         client_names=names if len(names) <= FEW else (),
         train=_size_summary(federation.partition.train.sizes()),
         test=_size_summary(federation.partition.test.sizes()),
-        cohort=plan.cohort_size(federation),
+        cohort=cohort,
         evaluated=len(evaluated_clients(experiment, federation)),
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
@@ -78,7 +79,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         methods=methods,
         hints=_hints(experiment, labels, backbone, parameters),
         memory_mb=peak_memory_mb(),
-        processes=1 if federation.remote or ranks > 1 else _at_once(plan, len(cohort.clients), 1),
+        processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
     )
 
 
