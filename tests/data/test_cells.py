@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,13 @@ def test_a_column_that_stands_twice_is_refused(tokenizer, tmp_path: Path) -> Non
         load(str(path), tokenizer, tmp_path)
     path.write_text("text,label,site,,\na b,0,x,,\nc d,1,y,,\n")
     assert len(load(str(path), tokenizer, tmp_path).labels) == 2
+
+
+def test_a_file_of_the_same_time_and_size_is_read_anew(tokenizer, tmp_path: Path) -> None:
+    rows = ("a b,x,1", "c d,y,2")
+    path = Path(write(tmp_path / "a.csv", *rows))
+    assert load(str(path), tokenizer, tmp_path).classes == ("x", "y")
+    times = path.stat()
+    write(path, *(row.replace("x", "z") for row in rows))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert load(str(path), tokenizer, tmp_path).classes == ("y", "z")

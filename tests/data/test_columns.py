@@ -17,10 +17,26 @@ def test_text_labels_are_numbered_in_sorted_order():
     assert numbers.dtype == np.int64
 
 
-def test_integer_labels_stay():
-    numbers, names = encode_labels(columns([2, 0, 2], [1]))
-    assert names == ("0", "1", "2")
-    assert numbers.tolist() == [2, 0, 2, 1]
+@pytest.mark.parametrize(
+    ("train", "classes", "expected", "numbers"),
+    [
+        ([2, 0, 2], (), ("0", "2"), [1, 0, 1]),
+        ([-1, 1, 1], (), ("-1", "1"), [0, 1, 1]),
+        ([1.0, 0.0], (), ("0", "1"), [1, 0]),
+        ([20_000_000, -(10**15)], (), ("-1000000000000000", "20000000"), [1, 0]),
+        ([7, 9], ("9", "8", "7"), ("9", "8", "7"), [2, 0]),  # by name
+        ([2, 0], ("a", "b", "c"), ("a", "b", "c"), [2, 0]),  # by number
+    ],
+)
+def test_integer_labels_are_counted(train, classes, expected, numbers):
+    encoded, names = encode_labels(columns(train), classes)
+    assert (names, encoded.tolist()) == (expected, numbers)
+
+
+def test_an_id_column_is_no_label():
+    with pytest.raises(InputError, match="500 labels in 500 rows, as many classes as rows"):
+        encode_labels(columns([*range(500)]))
+    encode_labels(columns([*range(21)]), tuple(map(str, range(21))))
 
 
 def test_named_classes_count_even_if_absent():
@@ -53,7 +69,7 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
 @pytest.mark.parametrize(
     ("train", "test", "classes", "message"),
     [
-        ([0, -1], [], (), "unknown label -1 in the training rows; allowed: 0 to 0"),
+        ([0, 2], [1], (), "unknown label 1 in the test rows; allowed: 0, 2"),
         ([0, 1], [-1, -1], ("a", "b"), "unknown label -1 in the test rows; allowed: 0 to 1"),
         ([0, 2], [], ("a", "b"), "unknown label 2 in the training rows; allowed: 0 to 1"),
         ([0, 1], [2], (), "unknown label 2 in the test rows; allowed: 0 to 1"),
@@ -62,7 +78,6 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
         ([None, ""], [0], (), "no row of the training split has a label"),
         ([0.5, 1.5], [], (), "integers or all text; one of them is 0.5"),
         ([0.5, None], [], (), "integers or all text; one of them is 0.5"),
-        ([1.0, 0.0], [], (), "integers or all text; one of them is 1.0"),
         (["a", 1], [], (), "integers or all text; one of them is"),
     ],
 )
@@ -82,9 +97,9 @@ def test_rows_without_a_label_have_no_class(labels):
 
 
 def test_whole_numbers_beside_empty_cells_stay_whole():
-    numbers, names = encode_labels(columns([2.0, None, 0.0], [1.0]))
-    assert names == ("0", "1", "2")
-    assert numbers.tolist() == [2, -1, 0, 1]
+    numbers, names = encode_labels(columns([2.0, None, 0.0], [2.0]))
+    assert names == ("0", "2")
+    assert numbers.tolist() == [1, -1, 0, 1]
 
 
 @pytest.mark.parametrize("clients", [["zoe", "al", "zoe"], [70, 9, 70]])

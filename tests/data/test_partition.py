@@ -75,11 +75,20 @@ def test_natural_test_rows_go_to_their_client():
     assert [parts.test[client].tolist() for client in (0, 1)] == [[25], [26, 27]]
 
 
-def test_test_rows_of_strangers_are_dealt_by_class():
+def test_test_rows_of_strangers_belong_to_nobody():
     groups = [0] * 10 + [1] * 10 + [7] * 6
-    labels = [0] * 10 + [1] * 10 + [0, 1, 1, 1, 2, 2]
-    parts = partition(table(labels, 6, groups), SplitConfig(scheme="natural"), seed=0)
-    assert [parts.test[client].tolist() for client in (0, 1)] == [[20], [21, 22, 23]]
+    data = table([0] * 26, 6, groups)
+    names = ("1", "2", *"abcde"[:4], "x", "1.0")
+    strangers = r"the test rows have 1.0, the training rows 1, 2; spell them alike"
+    with pytest.raises(InputError, match=strangers):
+        partition(replace(data, client_names=names), SplitConfig(scheme="natural"), seed=0)
+    some = replace(data, groups=np.array([*groups[:24], 1, 0]), client_names=names)
+    parts = partition(some, SplitConfig(scheme="natural"), seed=0)
+    assert [parts.test[client].tolist() for client in (0, 1)] == [[25], [24]]
+    (strange,) = (one for one in parts.omissions if one.kind == "no-client")
+    assert strange.text.startswith(
+        "4 rows of the test split of clients without training rows (which are of 1, 2), left out"
+    )
 
 
 def test_max_examples_caps_training_and_validation(digits, r8):

@@ -79,7 +79,6 @@ def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
         ({"text": REPORTS, "score": [0.5, 0.7] * 6}, "looks like a label"),
         ({"a": range(12), "label": [0, 1] * 6}, "has no text or picture column: a "),
         ({"text": REPORTS, "label": range(12)}, "has another value in each row; a label has a few"),
-        ({"text": REPORTS, "label": [-1, 1] * 6}, "holds -1; labels are words or whole numbers"),
     ],
 )
 def test_a_table_without_what_is_needed_is_told_in_one_line(

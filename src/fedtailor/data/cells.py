@@ -55,9 +55,11 @@ def check_column_names(names: Sequence[str]) -> None:
     Traceback (most recent call last):
     ValueError: two columns are named 'label'; rename one
     """
-    for number, name in enumerate(names):
-        if name.strip() and name in names[:number]:
+    seen: set[str] = set()
+    for name in names:
+        if name.strip() and name in seen:
             raise ValueError(f"two columns are named {brief(name)}; rename one")
+        seen.add(name)
 
 
 def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:

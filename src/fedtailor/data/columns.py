@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from . import images
 from .config import DataConfig
-from .names import check_names
+from .names import check_names, listed
 from .table import Indices
 
 TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
 LABEL_NAMES = ("label", "labels", "target", "category")
+_MANY_CLASSES = 200
+_FEW_ROWS = 20
 
 
 class UnknownLabelError(InputError):
@@ -181,21 +183,22 @@ def encode_labels(
 ) -> tuple[Indices, tuple[str, ...]]:
     """Turn the labels of a source into class numbers.
 
-    Text labels are numbered in sorted order, blanks around them don't count; integer labels are the
-    numbers themselves. A row without a label, or with an empty one, has class -1.
+    The classes are the labels that occur in training rows, in sorted order; blanks around a text
+    don't count. A row without a label, or with an empty one, has class -1.
 
     Args:
         columns: N rows with labels.
         classes: the names of all classes, in order, whether they occur or not; labels that the
-            source names in another order are matched by name. (): the source's classes, or
+            source names in another order are matched by name. Integer labels are numbers of
+            ``classes``, unless these are named by the integers. (): the source's classes, or
             those of its training rows.
 
     Returns:
         Class numbers int64 ``[N]``, and the names of the classes.
 
     Raises:
-        InputError: no row of a split has a label; a label is negative, or of no known class, or
-            can't be shown.
+        InputError: no row of a split has a label; a label is of no known class, or can't be
+            shown; most rows have a label of their own.
     """
     labels, source_classes = _whole(columns.labels), columns.classes
     if labels is None:
@@ -215,20 +218,45 @@ def encode_labels(
             )
     train = [label for label in train if not _is_missing(label)]
     test = [label for label in test if not _is_missing(label)]
-    if all(isinstance(label, str) for label in train):
-        names = classes or tuple(sorted(set(train)))
-        numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    elif all(isinstance(label, int) for label in train):
-        names = classes or source_classes or tuple(map(str, range(int(max(train)) + 1)))
-        numbers = {number: number for number in range(len(names))}
-    else:
+    if not all(isinstance(label, str) for label in train) and not all(
+        isinstance(label, int) for label in train
+    ):
         wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
         raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
+    names = classes or source_classes
+    known = {*train, *test}
+    if isinstance(train[0], str):
+        names = names or tuple(sorted(set(train)))
+        numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    elif not names or ({*map(str, train)} <= {*names} and not source_classes):
+        names = names or tuple(map(str, sorted(set(train))))
+        by_name = {name: number for number, name in enumerate(names)}
+        numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
+    else:
+        numbers = {number: number for number in range(len(names))}
+    if not classes and not source_classes:
+        check_few_classes(columns.places[0], len(names), len(train))
     check_names("class", names, "data.classes" if classes else columns.places[0])
     for split, values in (("training", train), ("test", test)):
         _check_labels(split, values, numbers, names)
     encoded = [-1 if _is_missing(label) else numbers[label] for label in labels]
     return np.array(encoded, np.int64), names
+
+
+def check_few_classes(place: str, classes: int, rows: int) -> None:
+    """Raise InputError where so many labels in so many rows are more like an id column.
+
+    >>> check_few_classes("column 'id'", 300, 300)
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: column 'id' has 300 labels in 300 rows, as many classes as rows; \
+a label has a few values, each in many rows
+    """
+    if classes == rows > _FEW_ROWS or (classes > _MANY_CLASSES and 2 * classes > rows):
+        like = "as many classes as rows" if classes == rows else "so most classes have one row"
+        raise InputError(
+            f"{place} has {classes:,} labels in {rows:,} rows, {like}; a label has a few values, "
+            "each in many rows"
+        )
 
 
 def _is_missing(value: Any) -> bool:
@@ -237,15 +265,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
-    """Undo what csv readers make of whole numbers beside empty cells: 1.0, 2.0, None."""
+    """Undo what csv readers make of whole numbers beside empty cells, or beside 1.0: floats."""
     if values is None or not any(isinstance(value, float) for value in values):
         return values
     cells = [None if value != value else value for value in values]
-    if None not in cells or not all(
-        value is None or (isinstance(value, float) and value.is_integer()) for value in cells
-    ):
+    if not all(value.is_integer() for value in cells if isinstance(value, float)):
         return values
-    return [value if value is None else int(value) for value in cells]
+    return [int(value) if isinstance(value, float) else value for value in cells]
 
 
 def _check_labels(
@@ -254,7 +280,8 @@ def _check_labels(
     unknown = next((label for label in labels if label not in numbers), None)
     if unknown is None:
         return
-    allowed = f"0 to {len(names) - 1}" if 0 in numbers else ", ".join(names)
+    is_range = [*numbers] == [*range(len(names))]
+    allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
     raise UnknownLabelError(unknown, split, allowed)
 
 

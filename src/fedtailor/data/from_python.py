@@ -54,7 +54,7 @@ class Data:
         Args:
             frame: the rows.
             text: the column with the texts; None: the first one called text, sentence or content.
-            label: the column with the classes, words or whole numbers from 0; None: the first one
+            label: the column with the classes, words or whole numbers; None: the first one
                 called label, labels, target or category.
             client: the column that says who owns a row, words or whole numbers; None: the
                 experiment's ``[split]`` divides the rows.
@@ -115,7 +115,7 @@ class Data:
         Args:
             inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, bytes (which are scaled to [0, 1])
                 or floats (which are taken as they are); or N texts.
-            labels: the classes ``[N]``, words or whole numbers from 0; None for ``causal-lm``.
+            labels: the classes ``[N]``, words or whole numbers; None for ``causal-lm``.
             clients: who owns each example ``[N]``, words or whole numbers; None: the experiment's
                 ``[split]`` divides the examples.
             test: examples for test alone: their inputs, labels and clients; None: some of each

@@ -17,6 +17,7 @@ from .. import random
 from ..errors import InputError
 from . import schemes
 from .config import SplitConfig
+from .names import listed
 from .omissions import Omission, of_clients, of_held_out, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
@@ -37,7 +38,8 @@ def partition(
 
     A client's three splits have one distribution. The rows of an official test split go to the
     clients in proportion to their training rows of each class; rows of classes without training
-    rows are left out. With natural clients that occur in it, its rows go to these clients instead.
+    rows are left out. With natural clients its rows go to the clients that their column names
+    instead; those of others are left out.
     Without an official test split, test rows are held out of each client's rows, by class as far as
     possible. One row stays for training before any is held out for validation, and one for
     validation before any is held out for test.
@@ -56,7 +58,8 @@ def partition(
         to clients takes a few bytes a row; held-out rows are computed on use.
 
     Raises:
-        InputError: the data don't allow the scheme.
+        InputError: the data don't allow the scheme; no natural client of the test rows is one of
+            the training rows.
 
     >>> from fedtailor.data import DataConfig, load_data
     >>> parts = partition(load_data(DataConfig(name="digits")), SplitConfig(clients=3), seed=0)
@@ -183,6 +186,15 @@ def _omissions(
         is_used = np.zeros(len(dataset.inputs) - first, bool)
         is_used[parts.test.rows - first] = True
         unused = first + np.flatnonzero(~is_used)
+        if groups is not None and dataset.groups is not None:
+            trained = np.unique(dataset.groups[:first])
+            is_strange = ~np.isin(dataset.groups[unused], trained)
+            what = (
+                "of the test split of clients without training rows (which are of "
+                f"{_of_groups(trained, dataset)}), left out"
+            )
+            strange, unused = unused[is_strange], unused[~is_strange]
+            omissions += of_rows("no-client", strange, what, dataset.groups, dataset.client_names)
         what = "of the test split that belong to no client, left out"
         omissions += of_rows("no-client", unused, what, dataset.groups, dataset.client_names)
     without = np.flatnonzero(test_sizes == 0)
@@ -330,9 +342,22 @@ def _assign_test(
         groups = dataset.groups[first:]
         positions = np.searchsorted(client_groups, groups).clip(max=len(client_groups) - 1)
         owners = np.where(client_groups[positions] == groups, clients[positions], -1)
-    if (owners == -1).all():
+        if (owners == -1).all():
+            raise InputError(
+                "no client of the test rows is one of the training rows: the test rows have "
+                f"{_of_groups(groups, dataset)}, the training rows "
+                f"{_of_groups(client_groups, dataset)}; spell them alike, or set data.test_split = "
+                "'none' to take test rows from each client's own"
+            )
+    else:
         owners = _owners_by_class(labels[first:], labels, shares, seed)
     return Shares.by_owner(owners, len(shares), first)
+
+
+def _of_groups(groups: Indices, dataset: Dataset) -> str:
+    """Name the first few of some natural clients."""
+    numbers, names = np.unique(groups).tolist(), dataset.client_names
+    return listed([names[number] if names else str(number) for number in numbers], few=5)
 
 
 def _owners_by_class(test_labels: Labels, labels: Labels, shares: Shares, seed: int) -> Indices:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from . import cells
-from .columns import trimmed
+from .columns import check_few_classes, trimmed
 from .local_files import local_table
 from .names import check_names
 
@@ -182,7 +182,7 @@ class Survey:
         if column.kind not in ("text", "integer"):
             raise InputError(
                 f"column {name!r} of {self.path} holds {column.kind}s; labels are words or whole "
-                "numbers from 0"
+                "numbers"
             )
         values = self.counts(name)
         if len(values) < 2:
@@ -191,20 +191,12 @@ class Survey:
                 f"column {name!r} of {self.path} holds one class only ({only}); classification "
                 "needs two"
             )
-        if column.distinct > _MAX_CLASSES and 2 * column.distinct > self.rows - column.missing:
-            raise InputError(
-                f"column {name!r} of {self.path} has {column.distinct:,} values in {self.rows:,} "
-                "rows; a label has a few values, each in many rows"
-            )
+        place = f"column {name!r} of {self.path}"
+        check_few_classes(place, column.distinct, self.rows - column.missing)
         if column.distinct == self.rows - column.missing:
             raise InputError(
                 f"column {name!r} of {self.path} has another value in each row; a label has a few "
                 "values, each in many rows"
-            )
-        if column.kind == "integer" and min(values) < 0:
-            raise InputError(
-                f"column {name!r} of {self.path} holds {min(values)}; labels are words or whole "
-                "numbers from 0"
             )
         return name
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import random
 from ..data.federation import Federation
+from ..data.names import listed
 from ..engine.client_store import PrivateStates
 from ..engine.prepare import first_server
 from ..errors import InputError, unknown
@@ -192,9 +193,16 @@ def origins(
 def _matched(trained: TrainedMethod, method: Method, task: Task, federation: Federation) -> Tensor:
     K, old_names = federation.num_clients, trained.data.get("names")
     clients = origins(old_names, federation.names, trained.data["clients"], K)
-    if clients is not None:
+    is_known = clients is not None and bool((clients >= 0).any())
+    if clients is not None and (is_known or set(trained.joined) & {*(federation.names or ())}):
         return clients
     if method.init_client(task, 0, random.key(0)) or rows_by_client(method, task, federation):
+        if clients is not None:
+            raise InputError(
+                f"start_from: {trained.label} has states by client, and no client of {trained.run} "
+                f"({listed(old_names or (), few=5)}) is one of the new data ("
+                f"{listed(federation.names or (), few=5)}); spell them alike"
+            )
         raise InputError(
             f"start_from: {trained.label} has states by client, and clients have names only in "
             f"{f'{trained.run}' if old_names else 'the new data'}; give both names (data.client)"
