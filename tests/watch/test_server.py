@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from fedtailor.errors import InputError
+from fedtailor.watch import server as watch_server
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.server import LOCAL, PageServer
 
@@ -153,3 +155,79 @@ def test_a_browser_that_goes_away_is_no_news(
             browser.close()
         assert state(server)["name"] == "letters"
     assert capfd.readouterr().err == ""
+
+
+MALFORMED = (
+    b"",
+    b"\r\n",
+    b"\0\xff\xfe\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/x\r\n\r\n",
+    b"GET / HTTP/9999999999.1\r\n\r\n",
+    b"GET / / HTTP/1.1\r\n\r\n",
+    b"GET /" + 70_000 * b"x" + b" HTTP/1.1\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET http://[x]/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: [v1.x]:y\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n" + 200 * b"x: y\r\n" + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+    b"GET /state?known=%ff%00[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /state?known=" + 5000 * b"9" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"X\x1b[2J / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+)
+
+
+def test_malformed_requests_are_refused_without_a_word(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(make_run(done=3)) as server:
+        for request in MALFORMED:
+            with socket.create_connection(server.server_address[:2], timeout=10) as browser:
+                browser.sendall(request)
+                browser.shutdown(socket.SHUT_WR)
+                answer = browser.makefile("rb").read()
+            assert not answer.startswith(b"HTTP/1.1 500"), request
+        assert state(server)["name"] == "letters"
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_that_drip_are_bounded_in_number_and_in_time(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch_server, "_MOST_OPEN", 8)
+    with serving(make_run(done=3)) as server:
+        before = threading.active_count()
+        dripping = [socket.create_connection(server.server_address[:2]) for _ in range(40)]
+        for browser in dripping:
+            browser.sendall(b"GET / HT")
+        assert state(server)["name"] == "letters"
+        end = time.monotonic() + 5
+        while (number := threading.active_count() - before) > 8 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert number <= 8
+        monkeypatch.setattr(watch_server, "_PATIENCE", 0.2)
+        begin, is_open = time.monotonic(), True
+        while is_open and time.monotonic() < begin + 5:
+            time.sleep(0.02)
+            try:
+                dripping[-1].sendall(b"T")  # often enough for a time limit between two bytes
+            except ConnectionError:
+                is_open = False
+        assert not is_open
+        for browser in dripping:
+            browser.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_answer_that_fails_is_one_line(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = make_run(done=3)
+    with serving(out) as server:
+        server.report_page = lambda: bytes(-1)  # type: ignore[method-assign]
+        with pytest.raises(ConnectionError):
+            ask(server, "/report.html")
+    error = capfd.readouterr().err
+    assert error == "fedtailor: a request was not answered: ValueError: negative count\n"
