@@ -53,6 +53,7 @@ def test_runs_are_started_from_the_servers_own_machine(
 def test_flower_puts_the_filter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    monkeypatch.setattr(superlink, "bound_flower", lambda: None)
     monkeypatch.setattr(superlink, "flower_superlink", lambda: started.append(sys.argv[0]))
     monkeypatch.setattr(sys, "argv", ["superlink"])
     superlink.main()

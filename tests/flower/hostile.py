@@ -109,6 +109,11 @@ def cut(content: RecordDict) -> RecordDict:
     return about()(content)
 
 
+def flood(content: RecordDict) -> RecordDict:
+    """The reply, and 50,000 tiny records beside it."""
+    return RecordDict({**content, **{str(k): ConfigRecord({"k": k}) for k in range(50_000)}})
+
+
 HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (head(lambda text: "[" * 30_000 + "]" * 30_000), "recursion limit"),
     (head(lambda text: text + " " * 10_000_000), "characters of text; at most"),
@@ -122,7 +127,9 @@ HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (about(kind=lambda text: WILD), "instead of a RoundReply"),
     (about(right_checksum=False, checksum=lambda text: "0" * 32), "the checksum is wrong"),
     (about(schema=999), "schema version 999"),
+    (about(more="x"), "it has 6 words beside its payloads; at most 5"),
     (lambda content: RecordDict(), "a message must hold 'about'"),
+    (flood, "it has 50002 records; at most 2"),
     (lambda content: pack(NodeQuery("x")), "a NodeQuery instead of a RoundReply"),
     (cut, "can't be read"),
     (payloads(0), "names payload 0; the message has 0"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from ..flower import server_app
+from ..flower.server import expected_errors_in_one_line
 from .folder import open_folder
 from .registration import clients_by_node
 from .subprocesses import FOLDER, end_after_parent
@@ -16,6 +17,7 @@ from .subprocesses import FOLDER, end_after_parent
 def server() -> ServerApp:
     """Return the app that Flower runs at the server, in a process of its own."""
     end_after_parent()
+    expected_errors_in_one_line()
     deployment = open_folder(Path(os.environ[FOLDER]))
     return server_app(
         deployment.experiment,

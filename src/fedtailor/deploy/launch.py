@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from .site_process import answers
 from .subprocesses import (
     CONNECTION,
     FOLDER,
+    MOST_PARTS,
+    PARTS,
     SITE,
     ProgramEndedError,
     answers_at,
@@ -40,6 +43,7 @@ from .subprocesses import (
 _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
     rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed "
 )
+_RAISED = "ServerApp failed with exception: "  # begins the details of an error of ours
 _SOCKETS = "fedtailor-site-"  # begins the names of folders for sockets
 _STARTS_APPS = "flower-superexec"  # without it a SuperLink or SuperNode goes on, and does nothing
 _JOINED = "joined"  # a file that exists once a site has received a message
@@ -95,7 +99,8 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         check_port(host, deployment.port)
         _write_connection(deployment, insecure)
         make_private(deployment.server / "state.db")  # what sites have sent, until it is read
-        env = server_environment(deployment)
+        most = PARTS + 4 * max(site.clients for site in deployment.sites)
+        env = server_environment(deployment) | {MOST_PARTS: str(most)}
         with (
             # at SIGTERM it waits for `deploy run`, which waits for it
             started(command, env, "flower-superlink", if_killed=signal.SIGKILL) as process,
@@ -235,19 +240,27 @@ def run(deployment: Deployment) -> Path:
         raise
     last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
     if last["status"] != "finished:completed":
-        raise InputError(f"Flower's run {number} is {last['status']}: {last['status-details']}")
+        details = str(last["status-details"])
+        if details.startswith(_RAISED):
+            raise InputError(details.removeprefix(_RAISED))
+        raise InputError(
+            f"Flower's run {number} is {last['status']}: {details}; the same command goes on after "
+            "the last committed round"
+        )
     return deployment.run
 
 
 def _keep_flowers_lines(lines: Iterable[bytes], log: Path) -> None:
-    """Append what Flower says of itself to ``log``, and show the other lines on stderr at once."""
-    with log.open("ab", buffering=0) as file:
-        for line in lines:
-            if _OF_FLOWER.match(line):
-                file.write(line)
-            else:
-                sys.stderr.write(line.decode(errors="replace"))
-                sys.stderr.flush()
+    """Append what Flower says of itself to ``log``, and show the other lines on stderr at once.
+    Those that can't be written, as on a full disk, are shown, too."""
+    for line in lines:
+        is_kept = False
+        if _OF_FLOWER.match(line):
+            with suppress(OSError), log.open("ab", buffering=0) as file:
+                is_kept = file.write(line) == len(line)
+        if not is_kept:
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 def make_private(path: Path) -> None:

@@ -23,6 +23,8 @@ from ..errors import InputError
 CONNECTION = "deployment"  # the server's name in Flower's configuration
 FOLDER = "FEDTAILOR_DEPLOYMENT"  # environment variable: the deployment's folder
 SITE = "FEDTAILOR_SITE"  # environment variable: the socket of the site's process
+MOST_PARTS = "FEDTAILOR_MOST_PARTS"  # environment variable: of a message that a site sends
+PARTS = 4096  # so many beside some for each client; a part has at most 5 MiB
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM
 _GRACE = 10.0  # seconds for a program to end by itself

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -102,7 +103,10 @@ def unpack(
     """
     about, arrays = content.get(_ABOUT), content.get(_PAYLOADS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise WireError(f"a message must hold {_ABOUT!r} and {_PAYLOADS!r}, not {list(content)}")
+        found = list(islice(content, 5))
+        raise WireError(f"a message must hold {_ABOUT!r} and {_PAYLOADS!r}, not {found}")
+    _check_size(len(content), 2, "records")
+    _check_size(len(about), 1 + len(_TEXTS), "words beside its payloads")
     if about.get("schema") != SCHEMA:
         raise WireError(f"schema version {about.get('schema')!r}; version {SCHEMA} is spoken here")
     texts = [text for name in _TEXTS if isinstance(text := about.get(name), str)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from ..runs.experiment import Experiment
 from .border import read_info
 from .codec import WireError, pack, words
 from .messages import NodeInfo, NodeQuery, digest
+from .patience import OutageError, PatientGrid
 
 Seconds = Annotated[float, Gt(0), Le(1e8)]  # three years
 Counts = list[int]  # of training, validation and test examples
@@ -36,6 +38,8 @@ _UNREADABLE = (
 _MOST_NAMED = 20  # nodes that are refused
 _FORM = ("num_clients", "task", "classes", "picture")  # what all nodes' data have in common
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
+_BRIEF = 10.0  # seconds for which an answer that does not come through holds up the others
+_MOST_PULLS = 64  # at once
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Timeouts:
     query: Seconds = 120.0  # for a node that is new to say whom it serves
     least: Annotated[float, Gt(0), Le(1)] = 0.5  # of a cohort; with fewer replies the run stops
     poll: Annotated[float, Ge(0), Le(3600)] = 0.1  # between two looks
+    outage: Seconds = 3600.0  # for Flower's SuperLink to answer again
 
 
 class Nodes:
@@ -61,7 +66,9 @@ class Nodes:
     ) -> None:
         """``sites`` has the clients of each node whose key is known; None: keys are not known, and
         of several nodes that say they serve a client the first one does."""
-        self._grid = grid
+        self._grid = PatientGrid(grid, timeouts.outage)
+        self._pool = ThreadPoolExecutor(_MOST_PULLS, "pull")
+        self._pulls: dict[str, Future[list[Message]]] = {}  # by the number of the message
         self._sites = sites
         self._timeouts = timeouts
         self._experiment = experiment
@@ -75,6 +82,11 @@ class Nodes:
         self._is_complete = False  # whether every client has a node
         self._form: dict[str, Any] | None = None  # of all nodes' data, once every client has one
 
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        self._grid.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
     ) -> Iterator[tuple[int, RecordDict | str]]:
@@ -82,13 +94,11 @@ class Nodes:
 
         A message lives as long as it is waited for: an answer that is late never gets in.
         """
-        grid = self._grid
         waiting: dict[str, int] = {}
         for node, content in contents:
-            message = Message(content, node, kind, ttl=limit, group_id=group)
-            numbers = list(grid.push_messages([message]))
-            if numbers and numbers[0]:  # Flower says "" where it has not stored a message
-                waiting[numbers[0]] = node
+            number = self._grid.push(Message(content, node, kind, ttl=limit, group_id=group))
+            if number:
+                waiting[number] = node
             else:
                 yield node, "the message could not be sent; the node may have left"
         end = time.monotonic() + limit
@@ -101,7 +111,8 @@ class Nodes:
                 break
             if waiting:
                 time.sleep(self._timeouts.poll)
-        for node in waiting.values():
+        for number, node in waiting.items():
+            self._pulls.pop(number, None)
             yield node, f"no reply in {limit:g} s"
 
     def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, RecordDict | str]]:
@@ -109,11 +120,23 @@ class Nodes:
 
         Flower's own decoding may fail, and Flower's server forgets all messages of a pull before
         they are decoded. So each is pulled alone: those that can't be read take no other with them.
+        Nor does a site that announces an answer and doesn't send it: its pull goes on beside.
         """
         for number in numbers:
+            is_new = number not in self._pulls
+            if is_new:
+                self._pulls[number] = self._pool.submit(self._grid.pull, number)
+            pull = self._pulls[number]
+            if not wait([pull], _BRIEF if is_new else 0).done:
+                continue
+            del self._pulls[number]
             try:
-                for reply in self._grid.pull_messages([number]):
+                for reply in pull.result():
                     yield reply.metadata.reply_to_message_id, _content(reply)
+            except OutageError as error:
+                yield number, str(error)
+            except KeyError as error:
+                yield number, words(f"Flower can't read its message: {error} of it is missing")
             except _UNREADABLE as error:
                 yield number, words(f"Flower can't read its message: {error}")
 
@@ -138,7 +161,7 @@ class Nodes:
 
     def refresh(self) -> list[str]:
         """See which nodes are there now; in words what is missing."""
-        present, now = set(self._grid.get_node_ids()), time.monotonic()
+        present, now = self._grid.node_ids(), time.monotonic()
         for gone in (self.infos.keys() | self._refused.keys() | self._new.keys()) - present:
             self.infos.pop(gone, None)
             self._refused.pop(gone, None)

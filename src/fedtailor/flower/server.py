@@ -6,21 +6,24 @@ its last committed round, and tells every client which of its private states tha
 
 from __future__ import annotations
 
+import logging
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import ExitCode
 
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
 from ..engine.metrics import Metrics
 from ..engine.rounds import rounds
-from ..errors import DivergedError, InputError
+from ..errors import DivergedError, InputError, one_line
 from ..params import to_device
 from ..run_format import damaged, seal_json
 from ..runs.build import Inputs, backbone_of, named, public_of
@@ -52,6 +55,7 @@ def server_app(
 ) -> ServerApp:
     """What Flower runs at the server: `serve`."""
     app = ServerApp()
+    expected_errors_in_one_line()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -67,6 +71,23 @@ def server_app(
         )
 
     return app
+
+
+def expected_errors_in_one_line() -> None:
+    """Let Flower's log have the words of an expected error, without a traceback."""
+    logging.getLogger("flwr").addFilter(_in_one_line)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, InputError | OSError):
+        file = error.filename if isinstance(error, OSError) else None
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        record.msg, record.args = "%s", (one_line(f"{file}: {said}" if file else said),)
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.INFO, "INFO"  # Flower has it as the run's status
+    # what follows says that there was an error, and where Flower's documentation is
+    return not str(record.msg).startswith(f"Exit Code: {ExitCode.SERVERAPP_EXCEPTION}")
 
 
 def serve(
@@ -111,7 +132,19 @@ def serve(
             f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
         )
     check_same(experiment, out)
-    nodes = Nodes(grid, timeouts, experiment, sites)
+    with closing(Nodes(grid, timeouts, experiment, sites)) as nodes:
+        return _serve(nodes, experiment, out, backbone, timeouts, names, new_clients)
+
+
+def _serve(
+    nodes: Nodes,
+    experiment: Experiment,
+    out: Path,
+    backbone: Backbone | None,
+    timeouts: Timeouts,
+    names: tuple[str, ...] | None,
+    new_clients: range,
+) -> Path:
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
