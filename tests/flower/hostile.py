@@ -114,6 +114,7 @@ def flood(content: RecordDict) -> RecordDict:
     return RecordDict({**content, **{str(k): ConfigRecord({"k": k}) for k in range(50_000)}})
 
 
+FLOOD = "it has 50002 records; at most 2"
 HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (head(lambda text: "[" * 30_000 + "]" * 30_000), "recursion limit"),
     (head(lambda text: text + " " * 10_000_000), "characters of text; at most"),
@@ -129,7 +130,7 @@ HOSTILE: tuple[tuple[Spoil, str], ...] = (
     (about(schema=999), "schema version 999"),
     (about(more="x"), "it has 6 words beside its payloads; at most 5"),
     (lambda content: RecordDict(), "a message must hold 'about'"),
-    (flood, "it has 50002 records; at most 2"),
+    (flood, FLOOD),
     (lambda content: pack(NodeQuery("x")), "a NodeQuery instead of a RoundReply"),
     (cut, "can't be read"),
     (payloads(0), "names payload 0; the message has 0"),
