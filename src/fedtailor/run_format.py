@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 import re
 import struct
@@ -45,6 +46,26 @@ _AT = 8 + len(_SEAL)  # where the checksum is
 _END = _AT + len(_BLANK)
 
 Bytes = bytes | memoryview
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Format plain data as JSON. Numbers that are not finite, for which it has no form, are null.
+
+    >>> as_json({"auc": [0.5, float("nan")]})
+    '{"auc": [0.5, null]}'
+    """
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:

@@ -56,6 +56,24 @@ def test_auc_is_the_mean_of_each_class_that_occurs_against_the_rest(
     assert auc(labels, P) == pytest.approx(expected, abs=1e-12)
 
 
+def spoils(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    probabilities[:] = np.eye(probabilities.shape[1])[labels]
+    return 1.0
+
+
+def test_a_metric_that_writes_into_its_arguments_changes_no_other(tmp_path: Path) -> None:
+    labels, P = drawn(0, 30, 3, 3)
+    expected = macro_f1(labels, P)
+    config = EvaluateConfig(metrics=("spoils", "macro_f1"))
+    with pytest.raises(ValueError, match="read-only"):
+        Metrics(config, {"spoils": spoils})(labels, P)
+    assert macro_f1(labels, P) == expected
+    path = tmp_path / "mine.py"
+    path.write_text("def spoils(labels, probabilities):\n    labels[0] = 1\n    return 1.0\n")
+    with pytest.raises(InputError, match=r"mine\.py, line 2: ValueError: .* read-only"):
+        Metrics(EvaluateConfig(metrics=(f"{path}:spoils",)))(labels, P)
+
+
 def test_what_is_undefined_is_none_and_what_is_not_a_number_stays() -> None:
     metrics = Metrics(EvaluateConfig(metrics=("macro_f1", "auc"), confusion=True))
     one_class = metrics(np.array([1, 1]), np.array([[0.2, 0.8], [0.7, 0.3]]))

@@ -114,3 +114,25 @@ def test_it_says_what_is_there_and_what_will_be_trained(finished: Path, tmp_path
 def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ft.run(EXPERIMENT, finished, data=digits(), backbone=digits_backbone())
     assert capfd.readouterr().err == ""
+
+
+def test_a_metric_that_is_undefined_for_all_is_said_before_and_null_after(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    one_class = replace(
+        NAMED,
+        rounds=2,
+        methods={"fedavg": ft.FedAvg()},
+        split=ft.SplitConfig(10, scheme="pathological", classes_per_client=1),
+        evaluate=ft.EvaluateConfig(metrics=("auc",), select="auc"),
+    )
+    arguments: dict[str, Any] = {"data": digits(), "backbone": digits_backbone()}
+    hints = dry_run(one_class, out, **arguments).hints
+    assert "auc is undefined for 10 of 10 clients, whose validation rows" in hints[0]
+    assert hints[0].endswith("can choose no round: the last is reported")
+    ft.run(one_class, out, **arguments)
+    (row,) = json.loads(ft.compare(out, as_json=True))["rows"]
+    assert row["personal_model"]["rounds"] == [2]
+    assert row["personal_model"]["mean"]["mean"] is None
+    assert ft.write_report(out, out / "report.html").exists()
+    for path in out.rglob("*.json*"):
+        assert b"NaN" not in path.read_bytes()

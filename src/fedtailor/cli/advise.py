@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import InputError
+from ..run_format import as_json
 from .options import add_experiment, add_json
 
 
@@ -43,7 +43,7 @@ def _advise(options: argparse.Namespace) -> None:
     if options.probe is not None:
         best = probe(advice, experiment, options.probe, options.out)
     if options.json:
-        print(json.dumps(asdict(advice) | {"probe": best and asdict(best)}, indent=2))
+        print(as_json(asdict(advice) | {"probe": best and asdict(best)}, 2))
     elif best is not None:
         source, changes = str(options.experiment), options.settings
         print("\n" + "\n".join(lines(advice, best, options.probe, source, changes)))

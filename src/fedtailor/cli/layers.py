@@ -8,6 +8,7 @@ import json
 import sys
 
 from ..errors import InputError
+from ..run_format import as_json
 from .options import add_experiment, add_json
 
 
@@ -48,7 +49,7 @@ def _layers(options: argparse.Namespace) -> None:
     best = choose(trials)
     if options.json:
         rows = [{**dataclasses.asdict(trial), "chosen": trial is best} for trial in trials]
-        print(json.dumps(rows, indent=2))
+        print(as_json(rows, 2))
         return
     table = [
         {

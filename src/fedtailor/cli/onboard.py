@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..run_format import as_json
 from .options import add_json, add_trained, add_which
 
 
@@ -28,7 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _onboard(options: argparse.Namespace) -> None:
-    import json
     from dataclasses import asdict
 
     from ..inference.onboard import onboard
@@ -37,4 +37,4 @@ def _onboard(options: argparse.Namespace) -> None:
         options.run, options.method, options.data, options.client, options.seed,
         which=options.which, passes=options.passes, overwrite=options.overwrite,
     )  # fmt: skip
-    print(json.dumps(asdict(result), indent=2) if options.json else result)
+    print(as_json(asdict(result), 2) if options.json else result)

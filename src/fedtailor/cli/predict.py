@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError, naming
+from ..run_format import as_json
 from .options import add_trained, add_which
 
 
@@ -39,7 +40,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    import json
 
     from ..export.scores import ModelScores
     from ..inference.model import count_trained_on, load_model, predict_by_client
@@ -82,7 +82,7 @@ def _predict(options: argparse.Namespace) -> None:
             many = "1 of them was a training row" if seen == 1 else f"{seen} were training rows"
             right += f"; {many}, so this says little of new ones"
     objects = as_objects(rows, results, clients, options.keep)
-    _write(map(json.dumps, objects) if options.json else as_csv(objects), options.out)
+    _write(map(as_json, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))

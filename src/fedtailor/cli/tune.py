@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from ..run_format import as_json
 from .options import add_experiment, add_json
 
 
@@ -42,7 +42,7 @@ def _tune(options: argparse.Namespace) -> None:
     chosen = [best(outcomes, label) for label in tuning.spaces]
     if options.json:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]
-        print(json.dumps(rows, indent=2))
+        print(as_json(rows, 2))
         return
     table = [
         {

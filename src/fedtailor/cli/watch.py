@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, whole_number
+from ..run_format import as_json
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _watch(options: argparse.Namespace) -> None:
     if options.serve is not None and (options.once or options.json):
         raise InputError("--serve follows the run; leave out --once and --json")
     if options.json:
-        print(json.dumps(Follower(options.run).look().as_dict(), indent=2))
+        print(as_json(Follower(options.run).look().as_dict(), 2))
         return
     if options.once:
         _print(Follower(options.run).look())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,9 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, unknown
+from ..errors import InputError, brief, unknown
 from ..task.backbone import Kind
-from ..user_code import load
+from ..user_code import faults_of, load
 from .config import EvaluateConfig
 
 Labels = NDArray[np.int64]
@@ -151,7 +152,7 @@ class Metrics:
             _ = self.functions
 
     def __call__(self, labels: Labels, probabilities: Probabilities) -> MetricValues:
-        """The metrics of one client's examples.
+        """The metrics of one client's examples. A function can't write into its arguments.
 
         Where a prediction is not a number, as after a fine-tuning that diverged, all metrics are
         NaN, and the confusion matrix leaves that example out.
@@ -162,8 +163,11 @@ class Metrics:
         finite = np.isfinite(probabilities).all(1)
         values: tuple[float | None, ...] = (math.nan,) * len(self.names)
         if finite.all():
-            pairs = zip(self.names, self.functions, strict=True)
-            values = tuple(_value(name, f(labels, probabilities)) for name, f in pairs)
+            arguments = _read_only(labels), _read_only(probabilities)
+            values = tuple(
+                self._value(spec, f, *arguments)
+                for spec, f in zip(self.config.metrics, self.functions, strict=True)
+            )
         if not self.config.confusion:
             return MetricValues(values)
         classes = probabilities.shape[1]
@@ -171,21 +175,35 @@ class Metrics:
         counts = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
         return MetricValues(values, tuple(map(tuple, counts.tolist())))
 
+    def _value(
+        self, spec: str, function: MetricFunction, labels: Labels, probabilities: Probabilities
+    ) -> float | None:
+        """None for NaN: the metric is undefined for this client."""
+        is_own = ":" in spec and spec not in self.given
+        with faults_of(spec) if is_own else nullcontext():
+            value: object = function(labels, probabilities)
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.inf
+        if math.isinf(number):
+            name = spec.rpartition(":")[2]
+            raise InputError(
+                f"metric {name!r} returned {brief(value)}; it must return one finite number"
+            )
+        return None if math.isnan(number) else number
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """A view that can't be written to."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
 
 def metric_names(config: EvaluateConfig) -> tuple[str, ...]:
     """The names of ``config.metrics``: of ``my_file.py:my_metric`` it is ``my_metric``."""
     return tuple(spec.rpartition(":")[2] for spec in config.metrics)
-
-
-def _value(name: str, value: object) -> float | None:
-    """None for NaN: the metric is undefined for this client."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.inf
-    if math.isinf(number):
-        raise InputError(f"metric {name!r} returned {value!r}; it must return one finite number")
-    return None if math.isnan(number) else number
 
 
 def _from_file(reference: str) -> MetricFunction:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from tabulate import tabulate
 
+from ..run_format import as_json
 from .cells import text_tables
 from .read import StrPath, read_all
 from .select import Metric
@@ -68,15 +66,6 @@ def _wrapped(text: str, width: int) -> str:
     return lines.replace("\u00a0", " ")
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite, for which JSON has no form, by None."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def to_json(comparison: Table) -> str:
     """Format ``comparison`` as JSON in full precision; numbers that are not finite are null.
 
@@ -86,7 +75,7 @@ def to_json(comparison: Table) -> str:
     content = dataclasses.asdict(comparison)
     for values, one in zip(content["verdicts"], comparison.verdicts, strict=True):
         values |= {"text": list(one.text), "next_step": one.next_step}
-    return json.dumps(_finite(content), indent=2, allow_nan=False)
+    return as_json(content, 2)
 
 
 def compare(

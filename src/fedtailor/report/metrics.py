@@ -107,18 +107,13 @@ def best_round(means: Mapping[int, float], *, higher_is_better: bool) -> int:
     """Return the round with the best mean validation result; of equal rounds, the earliest.
 
     Args:
-        means: the mean over clients of each round; not empty. If it is not a number, it is worse
-            than any other.
+        means: the mean over clients of each round; not empty. A round whose mean is NaN is not
+            the best, unless all are: then it is the last one.
         higher_is_better: True for accuracy, False for loss.
 
     >>> best_round({0: 0.2, 5: 0.8, 10: 0.8, 15: float("nan")}, higher_is_better=True)
     5
     """
-
-    def badness(number: int) -> tuple[float, int]:
-        mean = means[number]
-        if math.isnan(mean):
-            return math.inf, number
-        return (-mean if higher_is_better else mean), number
-
-    return min(means, key=badness)
+    sign = -1 if higher_is_better else 1
+    known = [(sign * mean, number) for number, mean in means.items() if not math.isnan(mean)]
+    return min(known)[1] if known else max(means)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
 from ..errors import unknown
+from ..run_format import as_json
 from .differences import Difference, comparable_entries, difference, results_of
 from .numbers import bare
 from .read import StrPath, read_all
@@ -38,7 +38,7 @@ class Pairs:
 
     def as_json(self) -> str:
         """The differences as JSON, in full precision."""
-        return json.dumps([dataclasses.asdict(one) for one in self.differences], indent=2)
+        return as_json([dataclasses.asdict(one) for one in self.differences], 2)
 
     def _row(self, one: Difference) -> list[str]:
         low, high = (bare(self.metric, value, signed=True) for value in (one.low, one.high))

@@ -216,7 +216,7 @@ def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
 def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
     """Select the round with the best validation results, and return its test results.
 
-    Without validation examples the last evaluated round is selected.
+    Where no validation result is a number, the last evaluated round is selected.
 
     Returns:
         The round and its test results; None if the model was never evaluated.
@@ -226,19 +226,18 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
     """
     validation = by_round(trial, model, "validation")
     test = by_round(trial, model, "test")
-    if validation:
-        means = {number: summary(e, metric).mean for number, e in validation.items()}
-        number = best_round(means, higher_is_better=higher_is_better(metric))
-    elif test:
-        number = max(test)
-    else:
+    means = {number: summary(e, metric).mean for number, e in validation.items()}
+    if not means and not test:
         return None
+    means = means or dict.fromkeys(test, math.nan)
+    number = best_round(means, higher_is_better=higher_is_better(metric))
+    by_validation = not math.isnan(means[number])
     if number not in test:
         raise InputError(
             f"{trial.folder / 'clients.jsonl'} has no test results of the {model} model at round "
             f"{number}, the best on validation; rounds with test results: {sorted(test)}"
         )
-    return SelectedRound(number, bool(validation), test[number])
+    return SelectedRound(number, by_validation, test[number])
 
 
 def is_one_model(trial: Trial, metric: Metric) -> bool:

@@ -230,7 +230,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
         clients=[sum(map(bool, one.test.num_examples)) for one in selected],
         without_examples=[one.test.num_examples.count(0) for one in selected],
         worst_client=[
-            partition.name(worst_clients(one.test, metric, 1)[0])
+            next(map(partition.name, worst_clients(one.test, metric, 1)), "")
             for partition, one in zip(partitions, selected, strict=True)
         ],
         majority=majority,

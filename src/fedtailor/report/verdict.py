@@ -330,7 +330,8 @@ def _steps(v: Verdict) -> Iterator[Step]:
         )
     if v.best is None:
         yield Step(
-            "Give clients validation data (split.validation), so that a method can be chosen."
+            f"Give clients validation data on which {v.chosen_by} is defined (split.validation), "
+            "so that a method can be chosen."
         )
     elif v.has_learned is False:
         yield Step(f"Before you draw a conclusion, {_to_try(v, [v.best])}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ..engine.results import Round
@@ -17,7 +18,8 @@ def best_rounds(
     so_far: Mapping[str, BestRound], done: Round, metric: Metric
 ) -> dict[str, BestRound]:
     """The best round of each model, personal or global, once ``done`` is evaluated: the best on
-    validation data, the earliest of equals; without such data the last evaluated one.
+    validation data, the earliest of equals; where no result there is a number, the last evaluated
+    one.
     ``global_then``: the global model's as of the best round of the personal models, where it is
     another one."""
     best = dict(so_far)
@@ -25,15 +27,14 @@ def best_rounds(
     for model in _MODELS:
         splits = {e.split: e for e in done.evaluations if e.model == model and any(e.num_examples)}
         old = best.get(model)
-        if "validation" in splits:
-            higher = higher_is_better(metric)
-            mean = summary(splits["validation"], metric).mean
+        mean = summary(splits["validation"], metric).mean if "validation" in splits else math.nan
+        if not math.isnan(mean):
             means = {done.number: mean}
             if old is not None and old.validation is not None:
                 means[old.round] = old.validation
-            if best_round(means, higher_is_better=higher) == done.number:
+            if best_round(means, higher_is_better=higher_is_better(metric)) == done.number:
                 best[model] = BestRound(done.number, mean)
-        elif "test" in splits and (old is None or old.validation is None):
+        elif splits and (old is None or old.validation is None):
             best[model] = BestRound(done.number, None)
     if best.get("personal") != so_far.get("personal"):
         then = best.get("global")

@@ -13,7 +13,6 @@ been overwritten since (see `engine.client_store`).
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -40,6 +39,7 @@ from ..report.select import Metric
 from ..robustness.norms import RECENT
 from ..run_format import (
     REFUSED_FILE,
+    as_json,
     check_committed,
     committed_bytes,
     end_last_line,
@@ -369,7 +369,7 @@ class RunDirectory:
         self._drop_states()
 
     def _append(self, log: str, objects: list[dict[str, Any]]) -> int:
-        lines = b"".join(json.dumps(thing).encode() + b"\n" for thing in objects)
+        lines = b"".join(as_json(thing).encode() + b"\n" for thing in objects)
         with naming(self._log(log)), self._log(log).open("ab") as file:
             file.write(lines)
             file.flush()

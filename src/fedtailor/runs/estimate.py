@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data.federation import Federation
+from ..data.federation import Federation, Split
 from ..data.names import FEW
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
@@ -77,7 +77,10 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         seeds=experiment.seeds,
         parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
-        hints=_hints(experiment, labels, backbone, parameters),
+        hints=[
+            *_hints(experiment, labels, backbone, parameters),
+            *_undefined_auc(experiment, federation),
+        ],
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
     )
@@ -102,6 +105,26 @@ def _hints(
         f"{', '.join(whole)} {what} the whole model; a small adapter is trained with "
         f'methods.{whole[0]}.trainable = "lora"'
     ]
+
+
+def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
+    """Say for how many clients the AUC will be undefined, since their rows are of one class."""
+    evaluate, labels = experiment.evaluate, federation.dataset.labels
+    if "auc" not in evaluate.metrics or labels is None or federation.remote:
+        return []
+    clients, lines = evaluated_clients(experiment, federation), []
+    splits: tuple[Split, ...] = ("validation", "test")
+    for split in splits:
+        classes = [len(np.unique(labels[federation.rows(one, split)])) for one in clients]
+        if count := sum(number < 2 for number in classes):
+            line = (
+                f"auc is undefined for {count} of {len(clients)} clients, whose {split} rows are "
+                "not of two classes; its mean is that of the others"
+            )
+            if split == "validation" and evaluate.select == "auc" and count == len(clients):
+                line += "; so evaluate.select = 'auc' can choose no round: the last is reported"
+            lines.append(line)
+    return lines
 
 
 def rounds_left(

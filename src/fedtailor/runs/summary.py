@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass
 from tabulate import tabulate
 
 from ..report.numbers import in_words, si
+from ..run_format import as_json
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class StartSummary:
     def as_json(self) -> str:
         """Return the summary as JSON."""
         times = {"seconds": self.seconds, "seconds_if_busy": self.seconds_if_busy}
-        return json.dumps({**asdict(self), **times}, indent=2)
+        return as_json({**asdict(self), **times}, 2)
 
     def _scope(self) -> str:
         left = sum(one.rounds for one in self.methods)

@@ -19,6 +19,7 @@ from ..methods import METHODS
 from ..report.metrics import best_round
 from ..report.read import read as read_run
 from ..report.select import by_round, higher_is_better, metric_of, summary
+from ..run_format import as_json
 from ..user_code import absolute
 from . import builtin
 from .checked import build
@@ -250,7 +251,7 @@ def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
             outcomes.append(outcome)
             yield outcome
     chosen = {label: best(outcomes, label) for label in tuning.spaces}
-    lines = [json.dumps({**o.__dict__, "chosen": o is chosen[o.label]}) + "\n" for o in outcomes]
+    lines = [as_json({**o.__dict__, "chosen": o is chosen[o.label]}) + "\n" for o in outcomes]
     write_atomically(out / "trials.jsonl", "".join(lines).encode())
     write_atomically(out / "best.toml", _best_file(tuning, chosen).encode())
 

@@ -9,7 +9,6 @@ point here (DNS rebinding). Connections are bounded in number, and each request 
 from __future__ import annotations
 
 import ipaddress
-import json
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from ..errors import InputError, one_line, whole_number
 from ..report import drawing
 from ..report.charts import specs
 from ..report.numbers import scale_of
+from ..run_format import as_json
 from .follow import Follower
 from .state import RunState
 
@@ -263,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = self.server.answer(whole_number(known) or 0)
         except InputError as error:
             content = {"version": 0, "error": str(error)}
-        self._send(json.dumps(content, separators=(",", ":")).encode(), "application/json")
+        self._send(as_json(content).encode(), "application/json")
 
     def _send(self, content: bytes, kind: str, policy: str | None = _POLICY) -> None:
         self.send_response(HTTPStatus.OK)
