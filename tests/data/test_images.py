@@ -10,6 +10,7 @@ from fedtailor.data import images
 from fedtailor.data.packages import fashion_mnist
 from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
+from fedtailor.inference.examples import picture_examples
 
 
 def idx(values):
@@ -84,3 +85,80 @@ def test_images_of_different_sizes_are_refused(second, message, tmp_path):
     with pytest.raises(InputError, match=f"must have one size: {message}"):
         images.decode(table([Picture.new("L", (8, 8)), second]), "image", tmp_path)
     assert list((tmp_path / "images").iterdir()) == []
+
+
+RAMP = np.linspace(0, 1, 256).reshape(16, 16)  # the mean is half of the range
+BYTES = np.rint(RAMP * 255).astype(np.uint8)
+GREY = Picture.fromarray(BYTES)
+
+
+def with_alpha(mode):
+    """Half of the columns are transparent, which is white; what they hide is black."""
+    picture = Picture.fromarray(np.where(np.arange(16) < 8, BYTES, 0).astype(np.uint8))
+    picture = picture.convert(mode)
+    picture.putalpha(Picture.fromarray(np.tile(np.arange(16) < 8, (16, 1)).astype(np.uint8) * 255))
+    return picture
+
+
+def saved(picture, path, **options):
+    picture.save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "mean"),
+    [
+        ("a.png", Picture.fromarray(np.rint(RAMP * 65535).astype(np.uint16)), 127.5),
+        ("a.tif", Picture.fromarray(np.rint(RAMP * 65535).astype(">u2")), 127.5),
+        ("a.tif", Picture.fromarray(RAMP.astype(np.float32)), 127.5),
+        ("a.tif", Picture.fromarray(BYTES.astype(np.int32)), 127.5),
+        ("a.png", GREY.convert("P"), 127.5),
+        ("a.tif", GREY.convert("RGB").convert("CMYK"), 127.5),
+        ("a.png", GREY.point(lambda v: v > 127 and 255).convert("1"), 127.5),
+        ("a.png", with_alpha("L"), (BYTES[:, :8].mean() + 255) / 2),
+        ("a.png", with_alpha("RGB"), (BYTES[:, :8].mean() + 255) / 2),
+    ],
+)
+def test_a_picture_of_any_mode_is_converted_by_its_range(name, picture, mean, tmp_path):
+    path = str(saved(picture, tmp_path / name))
+    decoded = images.decode(table([path]), "image", tmp_path)
+    assert abs(decoded.mean() - mean) < 0.5
+    predicted = picture_examples([path], decoded.shape[1:]).values
+    assert np.array_equal(predicted, decoded)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("a.tif", lambda p: saved(Picture.fromarray((RAMP * 255).astype(np.float32)), p),
+         "is a picture of floats with values from 0 to 255; allowed: 0 to 1"),
+        ("a.tif", lambda p: saved(Picture.fromarray((RAMP * 65535).astype(np.int32)), p),
+         "32-bit whole numbers with values from 0 to 65535; allowed: 0 to 255"),
+        ("a.tif", lambda p: saved(Picture.fromarray(np.full((16, 16), np.nan, np.float32)), p),
+         "values from nan to nan"),
+        ("a.gif", lambda p: saved(GREY, p, save_all=True, append_images=[GREY.rotate(90)]),
+         "it holds several pictures"),
+        ("a.png", lambda p: p.write_bytes(b""), "no picture that can be read"),
+        ("a.png", lambda p: p.write_bytes(b"no picture"), "it is none of BMP, GIF, JPEG"),
+        ("a.png", lambda p: p.write_bytes(saved(GREY, p).read_bytes()[:50]), "can be read: "),
+        ("a.png", lambda p: saved(Picture.new("1", (10_000, 9_000)), p), "bomb"),
+        ("a.png", lambda p: None, "can't read|no file"),
+    ],
+)  # fmt: skip
+def test_a_picture_that_cannot_be_converted_is_refused_by_name(name, make, message, tmp_path):
+    path = tmp_path / name
+    make(path)
+    first = str(saved(GREY, tmp_path / "0.png"))
+    for read in (
+        lambda: images.decode(table([first, str(path)]), "image", tmp_path),
+        lambda: picture_examples([path], (1, 16, 16)),
+    ):
+        with pytest.raises(InputError, match=message) as error:
+            read()
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_row_without_a_picture_is_named(tmp_path):
+    with pytest.raises(InputError, match="row 1 of column 'image' has no picture"):
+        images.decode(table([GREY, None]), "image", tmp_path)

@@ -114,9 +114,18 @@ def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -
     about = json.loads((out / "export.json").read_text())
     about["inputs"]["size"] = [16, 16]  # as of a network that then resizes what it gets
     (out / "export.json").write_text(json.dumps(about))
-    exported = Model(out).batch([str(tmp_path / "a.png")])
-    ours = ft.load_model(finished, "fedavg", 1).examples(tmp_path / "a.png").batch(np.arange(1))
-    assert torch.equal(exported["pixel_values"], ours["pixel_values"])
+    deep = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
+    Image.fromarray(deep).save(tmp_path / "b.png")
+    Image.fromarray(pixels).convert("CMYK").save(tmp_path / "c.tif")
+    Image.fromarray(np.dstack([pixels, pixels[..., 0]])).save(tmp_path / "d.png")
+    model, client = Model(out), ft.load_model(finished, "fedavg", 1)
+    for name in ("a.png", "b.png", "c.tif", "d.png"):
+        exported = model.batch([str(tmp_path / name)])
+        ours = client.examples(tmp_path / name).batch(np.arange(1))
+        assert torch.equal(exported["pixel_values"], ours["pixel_values"])
+    Image.fromarray(deep.astype(np.float32)).save(tmp_path / "e.tif")
+    with pytest.raises(OSError, match=r"e\.tif is a picture of floats with values from 0 to 65520"):
+        model.batch([str(tmp_path / "e.tif")])
 
 
 def test_the_working_folder_may_be_the_output(

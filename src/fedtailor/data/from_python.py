@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..run_format import FROM_PYTHON
 from .columns import LABEL_NAMES, TEXT_NAMES, Columns
 from .config import DataConfig
+from .images import picture_array
 from .sources import Task, load_data
 from .table import Dataset, Indices
 
@@ -113,8 +114,8 @@ class Data:
         """Pictures or texts from arrays or lists, N examples.
 
         Args:
-            inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, bytes (which are scaled to [0, 1])
-                or floats (which are taken as they are); or N texts.
+            inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, whole numbers (of bytes or 16
+                bits, scaled to [0, 1]) or floats (taken as they are); or N texts.
             labels: the classes ``[N]``, words or whole numbers; None for ``causal-lm``.
             clients: who owns each example ``[N]``, words or whole numbers; None: the experiment's
                 ``[split]`` divides the examples.
@@ -280,21 +281,17 @@ def _inputs(values: Any) -> list[Any] | NDArray[Any]:
         texts = _values(list(values), "inputs")
         _check_texts(texts, "inputs")
         return texts
-    array = np.asarray(values)
-    if array.dtype != np.uint8 and array.dtype.kind != "f":
-        raise InputError(
-            f"inputs are {array.dtype}; pictures must be uint8 or floats, texts str: "
-            "images.astype('uint8')"
-        )
+    if any(hasattr(value, "convert") for value in values):
+        raise InputError("inputs are PIL's images; give arrays: [np.array(i.convert('RGB')), ...]")
+    try:
+        array = picture_array(np.asarray(values), "the pictures")
+    except TypeError as error:
+        raise InputError(f"inputs are neither texts nor pictures: {error}") from None
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[1] not in (1, 3)):
         raise InputError(
             f"pictures have the shape {array.shape}; allowed: [N, H, W], or [N, C, H, W] with 1 or "
             "3 channels (of [N, H, W, C]: np.moveaxis(images, -1, 1))"
         )
-    if array.dtype.kind == "f":
-        array = array.astype(np.float32)
-        if not np.isfinite(array).all():
-            raise InputError("the pictures hold values that are not finite")
     return array[:, None] if array.ndim == 3 else array
 
 

@@ -1,10 +1,11 @@
-"""Images as one uint8 array: from IDX files, or from a Hugging Face image column."""
+"""Images as one array: from IDX files, a Hugging Face image column, or an array of any type."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from .. import disk_cache
 from ..errors import InputError, naming
 from ..temporary_folder import temporary_folder
+from .pixels import GREY, opened, pixels
 
-_FORMAT = 1  # version of the cached files; part of their key
-_GREY = ("1", "L", "LA")
+_FORMAT = 2  # version of the cached files; part of their key
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -42,53 +43,103 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
-    """Decode the images of a ``datasets.Dataset`` column.
+    """Decode the images of a ``datasets.Dataset`` column, as `pixels.pixels` does.
 
     They are decoded once, into ``cache/images/HASH/``; the hash is over the encoded files. The
-    first image decides whether all are grey (C = 1) or in colour (C = 3).
+    column's mode, or else the first image, decides whether all are grey (C = 1) or in colour
+    (C = 3).
 
     Returns:
         uint8 ``[N, C, H, W]``, memory-mapped.
 
     Raises:
-        InputError: the images differ in size, or a colour image follows a grey one.
+        InputError: one can't be read; they differ in size, or a colour image follows a grey one.
     """
-    folder = cache / "images" / _key(table, column)
+    from datasets import Image
+
+    wanted = table.features[column].mode
+    table = table.select_columns([column]).cast_column(column, Image(decode=False))
+    folder = cache / "images" / _key(table, column, wanted)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(f".{folder.name}-", folder.parent) as stage:
             with naming(folder):
-                _write(table, column, stage / "values.npy")
+                _write(table, column, wanted, stage / "values.npy")
             disk_cache.publish(stage, folder)
     values: NDArray[np.uint8] = np.load(folder / "values.npy", mmap_mode="r")
     return values
 
 
-def _key(table: Any, column: str) -> str:
-    from datasets import Image
+def _encoded(table: Any, column: str) -> Iterator[tuple[str, bytes]]:
+    """The files of a column, each with what a message calls it."""
+    for number, row in enumerate(table):
+        image = row[column] or {}
+        data, path = image.get("bytes"), image.get("path")
+        name = f"row {number} of column {column!r}" + (f" ({Path(path).name})" if path else "")
+        if data is None and path is None:
+            raise InputError(f"{name} has no picture; leave the row out")
+        try:
+            yield name, Path(str(path)).read_bytes() if data is None else data
+        except OSError as error:
+            raise InputError(f"{name}: can't read {path}: {error.strerror}") from None
 
-    digest = hashlib.sha256(bytes([_FORMAT]))
-    for row in table.select_columns([column]).cast_column(column, Image(decode=False)):
-        data = row[column]["bytes"]
-        data = Path(row[column]["path"]).read_bytes() if data is None else data
+
+def _key(table: Any, column: str, wanted: str | None) -> str:
+    digest = hashlib.sha256(bytes([_FORMAT]) + str(wanted).encode())
+    for _, data in _encoded(table, column):
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()[:32]
 
 
-def _write(table: Any, column: str, path: Path) -> None:
-    first = table[0][column]
-    mode = "L" if first.mode in _GREY else "RGB"
-    shape = (len(table), len(mode), first.height, first.width)
-    values = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-    for number, row in enumerate(table.select_columns([column])):
-        image = row[column]
-        if image.size != first.size or (mode == "L" and image.mode not in _GREY):
+def _write(table: Any, column: str, wanted: str | None, path: Path) -> None:
+    values: Any = None
+    first: Any = None
+    is_grey = wanted in GREY
+    for number, (name, data) in enumerate(_encoded(table, column)):
+        image = opened(data, name)
+        if values is None:
+            first, is_grey = image, is_grey or (wanted is None and image.mode in GREY)
+            shape = (len(table), 1 if is_grey else 3, image.height, image.width)
+            values = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+        in_colour = is_grey and wanted is None and image.mode not in GREY
+        if image.size != first.size or in_colour:
             raise InputError(
-                f"images must have one size: row {number} of column {column!r} is "
-                f"{image.width}x{image.height} {image.mode}, "
+                f"images must have one size: {name} is {image.width}x{image.height} {image.mode}, "
                 f"row 0 is {first.width}x{first.height} {first.mode}"
             )
-        pixels = np.asarray(image.convert(mode))
-        values[number] = pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
-    values.flush()
+        values[number] = pixels(image, values.shape[1], name)
+    if values is not None:
+        values.flush()
+
+
+def picture_array(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return pictures as uint8, or as float32 if they are floats.
+
+    Bits become 0 and 255, and 16 bits are scaled from 0 to 65,535; other whole numbers are bytes.
+
+    Raises:
+        InputError: values of another kind, or out of range.
+    """
+    kind, dtype = array.dtype.kind, array.dtype
+    if kind == "f":
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise InputError(f"{name} hold values that are not finite")
+        return array
+    if kind == "b":
+        return array.astype(np.uint8) * 255
+    if kind not in "ui":
+        raise InputError(f"{name} are {dtype}; pictures are whole numbers or floats")
+    low, high = array.min(initial=0), array.max(initial=0)
+    is_deep = kind == "u" and dtype.itemsize == 2
+    if is_deep and high > 255:
+        return np.rint(array * (255 / 65535)).astype(np.uint8)
+    if low < 0 or high > 255 or (is_deep and high > 0):
+        raise InputError(
+            f"{name} are {dtype} with values from {low} to {high}, of an unknown range; allowed: "
+            "uint8, uint16 to 65535, other whole numbers from 0 to 255, or floats as the model "
+            "reads them"
+        )
+    return array.astype(np.uint8)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.images import picture_array
+from ..data.pixels import opened, pixels
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
 from ..errors import InputError, missing_file
@@ -46,9 +48,9 @@ def picture_examples(values: Any, shape: Sequence[int]) -> Images:
     """Pictures of the run's ``shape`` (channels, height, width).
 
     Args:
-        values: an array ``[n, C, H, W]`` or, of grey pictures, ``[n, H, W]``: uint8, or float as
-            the model reads them; or a list of paths, of PIL's pictures, or of arrays without n.
-            `Images` as they are.
+        values: an array ``[n, C, H, W]`` or, of grey pictures, ``[n, H, W]``: whole numbers,
+            or floats as the model reads them; or a list of paths, of PIL's pictures, or of arrays
+            without n. `Images` as they are.
         shape: to which pictures of another size are resized.
 
     Raises:
@@ -77,23 +79,23 @@ def picture_paths(folder: Path) -> list[Path]:
 
 def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
     channels, height, width = shape
+    name: object = "a picture"
     if isinstance(value, str | Path):
-        value = _opened(Path(value))
+        name, value = value, _opened(Path(value))
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "convert"):
             raise InputError(
                 f"an input is a {type(value).__name__}; this model reads pictures: paths, arrays "
                 "or PIL's images"
             )
-        value = np.asarray(value.convert("L" if channels == 1 else "RGB"))
-        value = value.reshape(*value.shape[:2], -1).transpose(2, 0, 1)
+        value = pixels(value, channels, name)
     array = value[None] if value.ndim == 2 else value
     if array.ndim != 3 or len(array) != channels:
         raise InputError(
             f"a picture has the shape {list(value.shape)}; allowed: {channels} channels, height, "
             f"width, as {list(shape)} in training"
         )
-    array = array if array.dtype == np.uint8 else array.astype(np.float32)
+    array = picture_array(array, "the inputs")
     if array.shape[1:] != (height, width):
         array = Images(array[None]).resized(height, width).values[0]
     fitting: NDArray[Any] = array
@@ -101,13 +103,7 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
 
 
 def _opened(path: Path) -> Any:
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     try:
-        with Image.open(path) as image:
-            image.load()
-            return ImageOps.exif_transpose(image)
+        return opened(path, path)
     except FileNotFoundError:
         raise missing_file(path) from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{path} is no picture that can be read: {error}") from None

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from ...data.pixels import opened, pixels
+
 HERE = Path(__file__).parent
 
 Tensors = dict[str, Tensor]
@@ -101,14 +103,12 @@ class Base(ABC):
         return ids or [next(iter(self.tokenizer.all_special_ids), 0)]
 
     def _picture(self, path: str) -> Tensor:
-        import numpy as np
-        from PIL import Image, ImageOps
-
         channels, *size = self.about["picture"]
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
-            pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
-        x = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).movedim(2, 0)[None]
+        try:
+            values = pixels(opened(Path(path), path), channels, path)
+        except ValueError as error:
+            raise OSError(EINVAL, str(error), path) from None
+        x = torch.from_numpy(values.copy())[None]
         return resized(x.float(), size).round().clamp(0, 255) / 255  # of bytes, as in training
 
     @torch.no_grad()
