@@ -121,6 +121,9 @@ class Nodes:
         Flower's own decoding may fail, and Flower's server forgets all messages of a pull before
         they are decoded. So each is pulled alone: those that can't be read take no other with them.
         Nor does a site that announces an answer and doesn't send it: its pull goes on beside.
+
+        Raises:
+            InputError: Flower has ended the run.
         """
         for number in numbers:
             is_new = number not in self._pulls
@@ -135,6 +138,8 @@ class Nodes:
                     yield reply.metadata.reply_to_message_id, _content(reply)
             except OutageError as error:
                 yield number, str(error)
+            except InputError:
+                raise
             except KeyError as error:
                 yield number, words(f"Flower can't read its message: {error} of it is missing")
             except _UNREADABLE as error:

@@ -116,13 +116,14 @@ class PatientGrid:
 
         Raises:
             OutageError: it failed for too long, or fails for good.
+            InputError: Flower has ended the run.
         """
         start, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 answer = call()
             except RunNotRunningException:
-                raise OutageError(f"Flower has ended this run; {_GO_ON}") from None
+                raise InputError(f"Flower has ended this run; {_GO_ON}") from None
             except TROUBLE as error:
                 reason = reason_of(error)
                 if not passes(error):
@@ -143,13 +144,15 @@ class PatientGrid:
         """Let Flower's own grid repeat each request of a call in the same way: half a call can't be
         repeated without loss. Flower gives up at once at an error of the SuperLink, and its
         heartbeats with it, and otherwise tries for ever."""
-        gives_up = each_request.should_giveup
+        gives_up, ended = each_request.should_giveup, threading.Event()
 
         def should_giveup(error: Exception) -> bool:
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
             if status and passes(error):
                 return False
-            if status == httpx.codes.UNAUTHORIZED:  # Flower interrupts this process then
+            # Flower interrupts this process then
+            if status == httpx.codes.UNAUTHORIZED and not ended.is_set():
+                ended.set()
                 print(f"Flower has ended this run, since it heard nothing of it; {_GO_ON}",
                       file=sys.stderr, flush=True)  # fmt: skip
             return gives_up is not None and gives_up(error)
