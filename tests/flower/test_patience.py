@@ -151,7 +151,7 @@ def test_a_run_waits_for_a_superlink_that_fails_and_ends_with_the_same_bytes(
     assert len(return_early) >= len(kinds)
     told = capsys.readouterr().err
     assert "waiting for Flower's SuperLink: ConnectError: [Errno 111] Connection refused" in told
-    assert "waiting for Flower's SuperLink: over after 0 s" in told
+    assert "waiting for Flower's SuperLink: over after" in told
     assert "Traceback" not in told
 
 
@@ -163,7 +163,7 @@ def test_what_passes_is_asked_again_and_named(
     assert calls.node_ids() == {7}
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith(f"waiting for Flower's SuperLink: {words}")
-    assert last == "waiting for Flower's SuperLink: over after 0 s"
+    assert last.startswith("waiting for Flower's SuperLink: over after")
 
 
 @pytest.mark.parametrize(("error", "words"), LASTING, ids=[w[-16:] for _, w in LASTING])
@@ -231,14 +231,19 @@ def test_a_trouble_is_named_at_once_and_then_at_growing_intervals(
         trouble.failed("locked")
         now += 1
     trouble.over()
-    trouble.over()
-    trouble.failed("locked")
+    for _ in range(700):  # it works now and then
+        trouble.failed("locked")
+        trouble.over()
+        now += 1
+    now += 60
+    trouble.failed("full")
     lines = capsys.readouterr().err.splitlines()
     said = [0, 10, 30, 70, 150, 310, 630, 1230]
     assert lines[0] == "waiting: locked"
     assert lines[1:8] == [f"waiting: locked, for {number} s now" for number in said[1:]]
-    assert lines[-2:] == ["waiting: over after 20000 s", "waiting: locked"]
-    assert len(lines) < 50
+    over = lines.index("waiting: over after 20000 s")
+    assert lines[over + 1 :] == ["waiting: locked", "waiting: over after 0 s", "waiting: full"]
+    assert over < 50
 
 
 @contextmanager

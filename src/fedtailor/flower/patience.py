@@ -39,7 +39,7 @@ _PASSING_CODES = {
 }
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
 _FIRST_WORD, _LONGEST_SILENCE = 10.0, 600.0  # seconds between two lines about the same trouble
-_FORGOTTEN = 60.0  # seconds after which a failure is one of another trouble
+_FORGOTTEN = 60.0  # seconds without a failure, after which the next one is said at once
 _GO_ON = "the same command goes on after the last committed round"
 
 
@@ -48,37 +48,40 @@ class OutageError(InputError):
 
 
 class Trouble:
-    """Says that something fails: at once, then at growing intervals, and when it is over."""
+    """Says that something fails: at once, then at growing intervals, and when it is over. So it
+    does where it fails and works by turns."""
 
     def __init__(self, what: str) -> None:
         """``what`` begins each line."""
         self._what = what
         self._lock = threading.Lock()
-        self._since = self._last = self._next = 0.0
-        self._silence = _FIRST_WORD
+        self._begin: float | None = None
+        self._last, self._next, self._silence = -_FORGOTTEN, 0.0, _FIRST_WORD
+        self._is_said = False
 
     def failed(self, reason: str) -> None:
         """Note a failure."""
         now = time.monotonic()
         with self._lock:
-            if not self._since or now > self._last + _FORGOTTEN:
-                self._since, self._next, self._silence = now, now, _FIRST_WORD
-            self._last = now
+            if now >= self._last + _FORGOTTEN:
+                self._begin, self._next, self._silence = None, now, _FIRST_WORD
+            self._begin = now if self._begin is None else self._begin
+            self._last, seconds = now, now - self._begin
             if now < self._next:
                 return
-            self._next = now + self._silence
+            self._next, self._is_said = now + self._silence, True
             self._silence = min(2 * self._silence, _LONGEST_SILENCE)
-            since = now - self._since
-        far = f", for {since:.0f} s now" if since >= 1 else ""
+        far = f", for {seconds:.0f} s now" if seconds >= 1 else ""
         print(f"{self._what}: {reason}{far}", file=sys.stderr, flush=True)
 
     def over(self) -> None:
-        """Note that it works again."""
+        """Note that it works."""
         with self._lock:
-            since, self._since = self._since, 0.0
-        if since:
-            now = time.monotonic()
-            print(f"{self._what}: over after {now - since:.0f} s", file=sys.stderr, flush=True)
+            begin, self._begin = self._begin, None
+            is_said, self._is_said = self._is_said, False
+        if is_said and begin is not None:
+            seconds = time.monotonic() - begin
+            print(f"{self._what}: over after {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 class PatientGrid:
