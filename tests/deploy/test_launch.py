@@ -8,13 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedtailor.deploy import launch
-from fedtailor.deploy.folder import init, open_folder
+from fedtailor.deploy.folder import Deployment, init, open_folder
 from fedtailor.deploy.launch import join, make_private, run
 from fedtailor.deploy.subprocesses import free_port
 from fedtailor.errors import InputError
@@ -69,17 +70,28 @@ esac
 """
 
 
+@pytest.fixture
+def flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Deployment]:
+    """A deployment for which a script stands in the place of ``flwr``."""
+
+    def make(script: str) -> Deployment:
+        deployment = open_folder(made(tmp_path))
+        (deployment.server / "flower").mkdir(parents=True)
+        (deployment.server / "flower/config.toml").touch()
+        program = tmp_path / "bin/flwr"
+        program.parent.mkdir()
+        program.write_text(script)
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        return deployment
+
+    return make
+
+
 def test_what_flower_says_of_itself_goes_to_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    flower: Callable[[str], Deployment], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    deployment = open_folder(made(tmp_path))
-    (deployment.server / "flower").mkdir(parents=True)
-    (deployment.server / "flower/config.toml").touch()
-    program = tmp_path / "bin/flwr"
-    program.parent.mkdir()
-    program.write_text(LOGGING)
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    deployment = flower(LOGGING)
     assert run(deployment) == deployment.run
     log = deployment.server / "flower.log"
     first, *shown = capfd.readouterr().err.splitlines()
@@ -87,6 +99,49 @@ def test_what_flower_says_of_itself_goes_to_a_file(
     assert shown == ["round 1 of 2", "INFO comes first", "\033[93mWARNING \033[0m:   slow"]
     kept = log.read_text().splitlines()
     assert kept == ["Using SuperLink: deployment", "\033[92mINFO \033[0m:      Start a process"]
+
+
+def test_what_a_full_disk_does_not_take_is_shown(
+    flower: Callable[[str], Deployment], capfd: pytest.CaptureFixture[str]
+) -> None:
+    deployment = flower(LOGGING)
+    (deployment.server / "flower.log").symlink_to("/dev/full")
+    assert run(deployment) == deployment.run
+    assert len(capfd.readouterr().err.splitlines()) == 6
+
+
+ENDING = r"""#!/bin/sh
+case $1 in
+run) echo '{{"run-id": 7}}' ;;
+log) echo round 1; [ -e {again} ] && echo round 2 ;;
+list)
+    status=running
+    [ -e {again} ] && status=finished:failed
+    touch {again}
+    echo '{{"runs": [{{"status": "'$status'", "status-details": "{details}"}}]}}' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ("ServerApp failed with exception: 4 of 5 sent", "4 of 5 sent"),
+        ("No heartbeat", "Flower's run 7 is finished:failed: No heartbeat; the same command goes"),
+    ],
+)
+def test_a_run_is_followed_to_its_end_and_its_failure_is_one_line(
+    details: str,
+    said: str,
+    tmp_path: Path,
+    flower: Callable[[str], Deployment],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Also where the stream of its lines ends before, and then begins anew."""
+    deployment = flower(ENDING.format(again=tmp_path / "again", details=details))
+    with pytest.raises(InputError, match=f"^{said}"):
+        run(deployment)
+    assert capfd.readouterr().err.splitlines()[1:] == ["round 1", "round 2"]
 
 
 @pytest.mark.parametrize("joined", [False, True])

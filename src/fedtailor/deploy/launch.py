@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -226,28 +227,38 @@ def run(deployment: Deployment) -> Path:
     try:
         with interrupts_later():
             number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
-        command = ["flwr", "log", number, CONNECTION, "--stream"]
-        with started(command, env | {"PYTHONUNBUFFERED": "1"}, is_read=True) as process:
-            assert process.stdout is not None
-            log = deployment.server / "flower.log"
-            print(f"Flower's own lines go to {log}", file=sys.stderr)
-            with process.stdout as lines:
-                _keep_flowers_lines(lines, log)
-            process.wait()
+        log = deployment.server / "flower.log"
+        print(f"Flower's own lines go to {log}", file=sys.stderr)
+        status, seen = "", 0
+        while not status.startswith("finished"):  # the lines may end before the run
+            seen = _follow(number, env, log, seen)
+            last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
+            status = str(last["status"])
     except KeyboardInterrupt:
         if number:
             ask(["stop", number, CONNECTION], env)
         raise
-    last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
-    if last["status"] != "finished:completed":
+    if status != "finished:completed":
         details = str(last["status-details"])
         if details.startswith(_RAISED):
             raise InputError(details.removeprefix(_RAISED))
         raise InputError(
-            f"Flower's run {number} is {last['status']}: {details}; the same command goes on after "
-            "the last committed round"
+            f"Flower's run {number} is {status}: {details}; the same command goes on after the "
+            "last committed round"
         )
     return deployment.run
+
+
+def _follow(number: str, env: dict[str, str], log: Path, seen: int) -> int:
+    """Show the lines of a run but the first ones, that were ``seen``; how many there are now."""
+    command = ["flwr", "log", number, CONNECTION, "--stream"]
+    count = itertools.count(1)
+    with started(command, env | {"PYTHONUNBUFFERED": "1"}, is_read=True) as process:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            _keep_flowers_lines((line for line in lines if next(count) > seen), log)
+        process.wait()
+    return max(seen, next(count) - 1)
 
 
 def _keep_flowers_lines(lines: Iterable[bytes], log: Path) -> None:
