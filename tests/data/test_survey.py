@@ -76,7 +76,7 @@ def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         ({"text": REPORTS, "label": ["x"] * 12}, "holds one class only .'x'.; classification"),
-        ({"text": REPORTS, "score": [0.5, 0.7] * 6}, "looks like a label"),
+        ({"text": REPORTS, "score": [0.5, 0.7] * 6}, "to predict are regression"),
         ({"a": range(12), "label": [0, 1] * 6}, "has no text or picture column: a "),
         ({"text": REPORTS, "label": range(12)}, "has another value in each row; a label has a few"),
     ],

@@ -16,6 +16,7 @@ from fedtailor.inference.rows import (
     as_csv,
     as_objects,
     check_kept,
+    class_numbers,
     clients_of,
     empty_texts,
     read_rows,
@@ -166,3 +167,9 @@ def test_rows_name_their_clients(tmp_path: Path) -> None:
     empty = table(tmp_path / "c.csv", "text,ward\none,oslo\ntwo,\n")
     with pytest.raises(InputError, match=r"c\.csv, row 2: 'ward' is empty"):
         clients_of(read_rows(empty, data, images=False), empty, data)
+
+
+def test_whole_numbers_are_labels_however_they_are_spelt() -> None:
+    assert class_numbers(["1.0", "-1", "", "+1"], ["-1", "1"]) == [1, 0, -1, 1]
+    with pytest.raises(InputError, match="unknown label '0'"):  # which is no class's number
+        class_numbers(["0"], ["-1", "1"])

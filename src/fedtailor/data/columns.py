@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from . import images
+from . import images, other_tasks
 from .config import DataConfig
 from .names import check_names, listed
 from .table import Indices
@@ -123,6 +123,9 @@ def _input_column(table: Any, config: DataConfig) -> str:
         )
     if config.image is not None:
         return _find(table, "image", config.image, _IMAGE)
+    if config.text is None:
+        texts = [name for name in table.column_names if _is_text(table, name)]
+        other_tasks.check_no_pair(texts, usual_column("text", texts), "data.text")
     usual = next((name for name in _IMAGE if name in table.column_names), None)
     if config.text is None and usual and not any(name in table.column_names for name in TEXT_NAMES):
         return usual
@@ -138,9 +141,14 @@ def _find(table: Any, role: str, name: str | None, usual: Sequence[str]) -> str:
     listed = ", ".join(columns)
     if name is not None:
         raise InputError(f"no column {name!r} for data.{role}; columns: {listed}")
+    if role == "label":
+        flags = [column for column in columns if _is_flag(table, column)]
+        if len(flags) > 1:
+            raise other_tasks.several_labels(flags, "the data", "data.label")
+    hint = other_tasks.of_lists([column for column in columns if _is_nested(table, column)])
     alternative = ", or data.task = 'causal-lm'" if role == "label" else ""
     raise InputError(
-        f"no {role} column has a usual name; set data.{role}{alternative}; columns: {listed}"
+        f"no {role} column has a usual name{hint}; set data.{role}{alternative}; columns: {listed}"
     )
 
 
@@ -166,11 +174,32 @@ def _check_input(table: Any, column: str) -> bool:
     """Say whether the column holds images; raise InputError if it holds neither them nor text."""
     from datasets import Image
 
-    feature = table.features[column]
-    is_text = getattr(feature, "dtype", None) in ("string", "large_string")
+    feature, is_text = table.features[column], _is_text(table, column)
     if not is_text and not isinstance(feature, Image):
-        raise InputError(f"column {column!r} holds {_kind(table, column)}, not text or images")
+        hint = other_tasks.of_lists([column] if _is_nested(table, column) else [])
+        raise InputError(
+            f"column {column!r} holds {_kind(table, column)}, not text or images{hint}"
+        )
     return not is_text
+
+
+def _is_text(table: Any, column: str) -> bool:
+    return getattr(table.features[column], "dtype", None) in ("string", "large_string")
+
+
+def _is_nested(table: Any, column: str) -> bool:
+    from datasets import Image
+
+    feature = table.features[column]
+    is_plain = getattr(feature, "dtype", None) not in (None, "list", "dict")
+    return not is_plain and not isinstance(feature, Image)
+
+
+def _is_flag(table: Any, column: str) -> bool:
+    kinds = ("string", "large_string", "bool", "int64", "int32", "int8", "uint8", "double")
+    if getattr(table.features[column], "dtype", None) not in (*kinds, "float64"):
+        return False
+    return other_tasks.is_flag({trimmed(value) for value in table[column][:]} - {None})
 
 
 def _kind(table: Any, column: str) -> str:
@@ -205,6 +234,8 @@ def encode_labels(
         raise InputError(
             "classification needs a label column, and the data have none; set data.label"
         )
+    if not source_classes and not (classes and all(map(classes.__contains__, map(str, labels)))):
+        other_tasks.check_labels(columns.places[0], labels)
     if not source_classes:
         labels = [label if label in classes else trimmed(label) for label in labels]
     if classes and source_classes:

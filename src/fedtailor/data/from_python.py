@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..run_format import FROM_PYTHON
-from .columns import LABEL_NAMES, TEXT_NAMES, Columns
+from .columns import LABEL_NAMES, TEXT_NAMES, Columns, usual_column
 from .config import DataConfig
 from .images import picture_array
+from .other_tasks import check_no_pair, is_flag, several_labels
 from .sources import Task, load_data
 from .table import Dataset, Indices
 
@@ -297,12 +298,28 @@ def _inputs(values: Any) -> list[Any] | NDArray[Any]:
 
 def _column(frame: pd.DataFrame, role: str, name: str | None, usual: Sequence[str]) -> str:
     """The column called ``name``; None: the first one with a usual name."""
+    if role == "text" and name is None:
+        texts = [str(c) for c in frame.columns if frame[c].dtype.kind not in "biufcmM"]
+        check_no_pair(texts, usual_column("text", texts), "text=")
     for candidate in usual if name is None else (name,):
         if candidate in frame.columns:
             return candidate
     if name is not None:
         raise InputError(f"no column {name!r} for {role}=; {_listed(frame)}")
+    if role == "label":
+        flags = [column for column in frame.columns if _is_flag(frame[column])]
+        if len(flags) > 1:
+            raise several_labels(list(map(str, flags)), "the rows", "label=")
     raise InputError(f"no column has a usual name for {role}=; name it; {_listed(frame)}")
+
+
+def _is_flag(column: pd.Series[Any]) -> bool:
+    values = [value for value in column.tolist() if not _is_missing(value)]
+    return all(map(_is_plain, values)) and is_flag(set(values))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _listed(frame: pd.DataFrame) -> str:
@@ -328,6 +345,8 @@ def _values(values: list[Any], where: str, index: Any = None) -> list[Any]:
 
 def _is_missing(value: Any) -> bool:
     """Whether it is None, a NaN, NaT or pandas.NA: what differs from itself, or can't say."""
+    if isinstance(value, list | tuple | dict | np.ndarray):
+        return False
     same = value == value
     return value is None or not isinstance(same, bool) or not same
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
-from . import cells
+from . import cells, other_tasks
 from .columns import check_few_classes, trimmed
 from .local_files import local_table
 from .names import check_names
@@ -29,6 +29,8 @@ _CLIENTS = (
 _GROUPS = ("region", "department", "branch", "author", "speaker", "city")  # clients, or labels
 _MAX_CLASSES = 200
 _MAX_INTEGERS = 20  # more whole numbers, such as ages, are taken as a label only if they are named
+_SENTENCE = 4  # words
+_ANSWERS = ("answers", "tags", "ner_tags", "pos_tags", "score", "price")  # of other tasks
 _DATE = re.compile(
     r"([0-9]{4}([-/.])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\3[0-9]{2,4})"
     r"([T ][0-9]{1,2}:[0-9]{2}.*)?"
@@ -134,10 +136,10 @@ class Survey:
         found = [
             column
             for column in self.columns
-            if column.kind in ("text", "integer") and column.name not in taken
+            if column.name not in taken and self._may_be_label(column)
             if _is_called(column.name, _LABELS)
             or (
-                2 <= column.distinct <= (_MAX_INTEGERS if column.kind == "integer" else most)
+                2 <= column.distinct <= (most if column.kind == "text" else _MAX_INTEGERS)
                 and not _is_called(column.name, _CLIENTS)
             )
         ]
@@ -161,16 +163,76 @@ class Survey:
         if name is None:
             found = self.source_candidates()
             if not found:
-                raise InputError(f"{self.path} has no text or picture column: {self._listed()}")
+                hint = other_tasks.of_lists([c.name for c in self.columns if c.kind == "other"])
+                raise InputError(
+                    f"{self.path} has no text or picture column{hint}: {self._listed()}"
+                )
+            self._check_one_source(found)
             return found[0].name
         if self.column(name).kind not in ("text", "picture"):
             kind = self.column(name).kind
             raise InputError(f"column {name!r} of {self.path} holds {kind}s, not texts or pictures")
         return name
 
+    def _check_one_source(self, found: Sequence[Column]) -> None:
+        """Raise InputError where several columns are as likely the input as the first one."""
+        texts = [column.name for column in self.columns if column.kind == "text"]
+        chosen = found[0]
+        if chosen.kind == "text":
+            is_named = _is_called(chosen.name, _TEXTS)
+            other_tasks.check_no_pair(texts, chosen.name if is_named else None, "--text")
+            if is_named:
+                return
+        alike = [c.name for c in found if c.kind == chosen.kind]
+        if chosen.kind == "text":
+            alike = [name for name in alike if self._words(name) >= _SENTENCE]
+        if len(alike) > 1:
+            raise InputError(
+                f"columns {', '.join(map(repr, alike[:_SENTENCE]))} of {self.path} may each be the "
+                f"input; an input of several {chosen.kind}s (such as pairs) is "
+                f"{other_tasks.NOT_YET}; name the one to train on with --text"
+            )
+
+    def _check_one_label(self, found: Sequence[Column], taken: set[str | None]) -> None:
+        """Raise InputError where several columns of 0 and 1 are as likely the label as the first
+        one; or where the likeliest by its name holds numbers or lists."""
+        is_named = bool(found) and _is_called(found[0].name, _LABELS)
+        flags = [
+            column.name
+            for column in found
+            if _is_called(column.name, _LABELS) == is_named
+            if column.distinct == 2 and other_tasks.is_flag(self.counts(column.name))
+        ]
+        if len(flags) > 1 and found[0].name in flags:
+            raise other_tasks.several_labels(flags, self.path, "--label")
+        others = [c for c in self.columns if c.kind in ("number", "other") and c.name not in taken]
+        for column in [] if is_named else others:
+            if _is_called(column.name, _LABELS) or column.name.lower() in _ANSWERS:
+                place = f"column {column.name!r} of {self.path}"
+                other_tasks.check_labels(place, self._values(column.name))
+
+    def _words(self, name: str) -> int:
+        """How many words a text of the column has: the median of those that differ."""
+        words = sorted(len(str(text).split()) for text in self.counts(name))
+        return words[len(words) // 2] if words else 0
+
+    def _values(self, name: str) -> list[Any]:
+        """The values that occur in a column; a list for lists and objects."""
+        column = self.column(name)
+        if column.kind == "other":
+            return [[]] if column.missing < self.rows else []
+        return list(self.counts(name))
+
+    def _may_be_label(self, column: Column) -> bool:
+        """Whether it holds words or whole numbers, which may be written 1.0."""
+        if column.kind == "number" and column.distinct <= _MAX_INTEGERS:
+            return all(float(value).is_integer() for value in self.counts(column.name))
+        return column.kind in ("text", "integer")
+
     def _label(self, name: str | None, taken: set[str | None]) -> str:
         if name is None:
             found = self.label_candidates(taken)
+            self._check_one_label(found, taken)
             if not found:
                 raise InputError(
                     f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
@@ -179,11 +241,12 @@ class Survey:
                 )
             name = found[0].name
         column = self.column(name)
-        if column.kind not in ("text", "integer"):
+        if column.kind in ("date", "picture"):
             raise InputError(
                 f"column {name!r} of {self.path} holds {column.kind}s; labels are words or whole "
                 "numbers"
             )
+        other_tasks.check_labels(f"column {name!r} of {self.path}", self._values(name))
         values = self.counts(name)
         if len(values) < 2:
             only = ", ".join(map(repr, values)) or "nothing"

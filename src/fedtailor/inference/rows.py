@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from ..data.text_files import check_text_file, separator_of
 from ..errors import InputError, brief, missing_file, unknown
 from .examples import PICTURES, picture_paths
 from .model import Prediction
+
+_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
 
 TABLES = (".csv", ".jsonl", ".txt")
 
@@ -205,12 +208,26 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     Raises:
         InputError: a label is none of the classes.
     """
-    known = {"": -1} | {str(number): number for number in range(len(classes))}
-    known |= {name: number for number, name in enumerate(classes)}
     names = [label.strip() and label for label in labels]
+    if all(_WHOLE.fullmatch(name) for name in classes):  # then 1.0 is 1, and no number of a class
+        classes = [_whole(name) for name in classes]
+        names = [_whole(name) for name in names]
+        known = {"": -1}
+    else:
+        known = {"": -1} | {str(number): number for number in range(len(classes))}
+    known |= {name: number for number, name in enumerate(classes)}
     if wrong := next((name for name in names if name not in known), None):
         raise unknown("label", wrong, classes)
     return [known[name] for name in names]
+
+
+def _whole(name: str) -> str:
+    """A whole number as Python writes it; other names as they are.
+
+    >>> _whole("1.0"), _whole("-01"), _whole("1.5")
+    ('1', '-1', '1.5')
+    """
+    return str(int(found[1])) if (found := _WHOLE.fullmatch(name)) else name
 
 
 def check_kept(

@@ -1,0 +1,128 @@
+"""Kinds of task that do not exist yet, told by the columns of a table and by its labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, brief
+
+NOT_YET = "a kind of task that does not exist yet"
+
+_PAIRS = (
+    "premise hypothesis", "question sentence", "question context", "question passage",
+    "question answer", "query document", "query passage", "query answer", "claim evidence",
+    "context response", "prompt completion", "prompt response", "instruction output",
+    "instruction response", "anchor positive", "source target", "chosen rejected", "text text_pair",
+)  # fmt: skip
+_NUMBERED = re.compile(
+    r"(text|sentence|sent|s|question|q|query|document|doc|passage|premise|title|abstract|utterance|"
+    r"claim|code|review|comment|paragraph)[ _-]?(1|2|a|b)"
+)
+_FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
+_LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
+_BETWEEN = ("|", ";", ",")  # several labels in a cell
+
+
+def check_no_pair(texts: Sequence[str], chosen: str | None, option: str) -> None:
+    """Raise InputError where two of the columns of texts are a pair, and ``chosen``, which nobody
+    has named, is one of them, or None.
+
+    >>> check_no_pair(["premise", "hypothesis"], None, "data.text")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: columns 'premise' and 'hypothesis' are a pair of texts, which is \
+a kind of task that does not exist yet; to train on one of them alone, name it with data.text
+    """
+    by_name = {name.lower().replace("-", "_"): name for name in texts}
+    pairs = [pair.split() for pair in _PAIRS]
+    found = [[by_name[a], by_name[b]] for a, b in pairs if a in by_name and b in by_name]
+    stems: dict[str, list[str]] = {}
+    for lower, name in by_name.items():
+        if numbered := _NUMBERED.fullmatch(lower):
+            stems.setdefault(numbered[1] + str(numbered[2] in "12"), []).append(name)
+    found += [names[:2] for names in stems.values() if len(names) > 1]
+    for names in found:
+        if chosen is None or chosen in names:
+            raise InputError(
+                f"columns {brief(names[0])} and {brief(names[1])} are a pair of texts, which is "
+                f"{NOT_YET}; to train on one of them alone, name it with {option}"
+            )
+
+
+def is_flag(values: Collection[Any]) -> bool:
+    """Whether a column's values are 0 and 1, or yes and no.
+
+    >>> is_flag([0, 1]), is_flag(["yes", "No"]), is_flag([1, 2])
+    (True, True, False)
+    """
+    return len(values) == 2 and {str(value).strip().lower() for value in values} in _FLAGS
+
+
+def of_lists(columns: Sequence[str]) -> str:
+    """A hint where columns hold lists or objects, as those with a tag for each word do."""
+    if not columns:
+        return ""
+    return f" ({', '.join(columns)}: lists or objects, such as a tag for each word, are {NOT_YET})"
+
+
+def several_labels(names: Sequence[str], place: str, option: str) -> InputError:
+    """The error for columns of 0 and 1 each, of which nobody has named one as the label."""
+    return InputError(
+        f"columns {', '.join(map(brief, names[:8]))} of {place} look like several labels of one "
+        f"row (multi-label), which is {NOT_YET}; to train on one of them alone, name it with "
+        f"{option}"
+    )
+
+
+def check_labels(place: str, labels: Iterable[Any]) -> None:
+    """Raise InputError where the labels are numbers to predict, lists, objects, or several in a
+    cell; ``place`` says where they stand.
+
+    >>> check_labels("column 'y'", [0.5, 2.0])
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict are regression, which is \
+a kind of task that does not exist yet; labels are words or whole numbers
+    """
+    texts = set()
+    for label in labels:
+        if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
+            raise InputError(
+                f"{place} holds lists or objects; several labels of one row (multi-label), a tag "
+                f"for each word, or an answer in a text is {NOT_YET}; labels are words or whole "
+                "numbers"
+            )
+        if isinstance(label, float) and label == label and not label.is_integer():
+            raise InputError(
+                f"{place} holds {label!r}: numbers to predict are regression, which is {NOT_YET}; "
+                "labels are words or whole numbers"
+            )
+        if isinstance(label, str):
+            texts.add(label)
+    for between in _BETWEEN:
+        if cell := _with_several(texts, between):
+            raise InputError(
+                f"{place} holds {brief(cell, 60)}, which looks like several labels of one row "
+                f"(multi-label), {NOT_YET}; if it is one label, list all in data.classes"
+            )
+
+
+def _is_list(label: Any) -> bool:
+    return isinstance(label, str) and bool(_LIST.fullmatch(label))
+
+
+def _with_several(texts: Iterable[str], between: str) -> str | None:
+    """A cell of several labels, if one of its labels stands at another place in another cell: so
+    ``New York, NY`` beside ``Buffalo, NY`` is none."""
+    cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]
+    places: dict[str, set[int]] = {}
+    for parts in cells:
+        for place, part in enumerate(parts):
+            places.setdefault(part, set()).add(place)
+    for parts in cells:
+        several = len(parts) > 1 and all(parts) and len(set(parts)) == len(parts)
+        if several and any(len(places[part]) > 1 for part in parts):
+            return between.join(parts)
+    return None

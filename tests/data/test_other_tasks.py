@@ -1,0 +1,97 @@
+"""Tables of a kind of task that does not exist yet are told by name, by new, run and Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedtailor.data import Data, DataConfig
+from fedtailor.data.columns import encode_labels
+from fedtailor.data.sources import read_columns
+from fedtailor.data.survey import survey
+from fedtailor.errors import InputError
+
+ONE = ["the food was cold and late", "what a lovely day it is", "one more text to be read"]
+TWO = ["another text with many words", "some more words to read", "nothing to say but much"]
+PAIR, SEVERAL, NUMBERS, LISTS = "pair of texts", "multi-label", "regression", "lists or objects"
+
+
+def outcomes(columns: dict[str, list[Any]], folder: Path, cache: Path, **named: str) -> list[str]:
+    """What new, run and Python make of a table of 60 rows: the classes, or a message."""
+    rows = {name: [values[i % len(values)] for i in range(60)] for name, values in columns.items()}
+    frame, file = pd.DataFrame(rows), str(folder / "table.jsonl")
+    frame.to_json(file, orient="records", lines=True)
+    reads = (
+        lambda: survey(file, cache).roles(named.get("text"), named.get("label"), None).label,
+        lambda: encode_labels(read_columns(DataConfig(path=file, **named), cache))[1],
+        lambda: encode_labels(Data.from_pandas(frame, **named).columns)[1],  # type: ignore[arg-type]
+    )
+    told = []
+    for read in reads:
+        try:
+            told.append(str(read()))
+        except InputError as error:
+            told.append(str(error))
+    assert not any("\n" in one for one in told)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"premise": ONE, "hypothesis": TWO, "label": [0, 1]}, PAIR),
+        ({"question": ONE, "sentence": TWO, "label": [0, 1]}, PAIR),
+        ({"sentence1": ONE, "sentence2": TWO, "label": [0, 1]}, PAIR),
+        ({"text_a": ONE, "text_b": TWO, "label": [0, 1]}, PAIR),
+        ({"context": ONE, "question": TWO, "answers": [{"text": ["a"]}]}, PAIR),
+        ({"text": ONE, "late": [0, 1], "rude": [1, 0]}, SEVERAL),
+        ({"text": ONE, "late": ["yes", "no"], "rude": [True, False]}, SEVERAL),
+        ({"text": ONE, "label": [["a"], ["a", "b"]]}, LISTS),
+        ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, LISTS),
+        ({"text": ONE, "label": ["a", "a|b", "b"]}, SEVERAL),
+        ({"text": ONE, "target": [0.5, 1.7, 2.1]}, NUMBERS),
+    ],
+)
+def test_a_kind_of_task_that_does_not_exist_is_told_by_name(
+    columns: dict[str, list[Any]], message: str, tmp_path: Path, cache: Path
+) -> None:
+    for told in outcomes(columns, tmp_path, cache):
+        assert message in told
+        assert "does not exist yet" in told
+
+
+def test_tags_of_words_are_told_by_name(tmp_path: Path, cache: Path) -> None:
+    new, run, _ = outcomes({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, tmp_path, cache)
+    assert "a tag for each word" in new
+    assert "a tag for each word" in run
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"premise": ONE, "hypothesis": TWO, "label": [0, 1]}, {"text": "hypothesis"}),
+        ({"text": ONE, "late": [0, 1], "rude": [1, 0]}, {"label": "rude"}),
+        ({"text": ONE, "title": TWO, "label": [0, 1], "late": [0, 1], "rude": [1, 0]}, {}),
+        ({"text": ONE, "label": ["Buffalo, NY", "New York, NY"]}, {}),
+        ({"text": ONE, "label": [-1, 1]}, {}),
+        ({"text": ONE, "label": [1.0, 0.0]}, {}),
+    ],
+)
+def test_other_columns_beside_the_named_ones_change_nothing(
+    columns: dict[str, list[Any]], named: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    new, *classes = outcomes(columns, tmp_path, cache, **named)
+    assert new == named.get("label", "label")
+    labels = sorted({int(v) if isinstance(v, float) else v for v in columns[new]})
+    assert classes == 2 * [str(tuple(map(str, labels)))]
+
+
+def test_two_columns_of_texts_without_a_usual_name_are_not_chosen_between(
+    tmp_path: Path, cache: Path
+) -> None:
+    new, *_ = outcomes({"left": ONE, "right": TWO, "label": [0, 1]}, tmp_path, cache)
+    assert "may each be the input" in new
+    assert "--text" in new
