@@ -86,6 +86,8 @@ def test_a_method_that_trains_alone_trains_every_client_equally_whoever_drops_ou
     done = list(rounds(method, task, FEDERATION, plan))
     assert [one.cohort.clients for one in done] == [(0, 1), (2, 3), (0, 4), (1, 2), (3, 4)]
     assert [round(one.lr_scale, 6) for one in done] == [0.9, 0.9, 0.9, 0.4, 0.4]
+    # nobody is evaluated before all have trained
+    assert [bool(one.evaluations) for one in done] == [False, False, True, True, True]
     sizes = [FEDERATION.num_steps(client, plan.local) for client in range(5)]
     assert [one.steps for one in done] == [
         tuple(sizes[client] for client in one.cohort.clients) for one in done

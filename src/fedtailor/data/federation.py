@@ -115,8 +115,8 @@ class Federation:
             turn has the first part, and so on.
         """
         count = self.num_clients - novel
-        each = max(1, round(rounds * size / count))
-        first, end = (count * each * number // rounds for number in (round_ - 1, round_))
+        first, end = (num_turns(number, rounds, size, count) for number in (round_ - 1, round_))
+        each = num_turns(rounds, rounds, size, count) // count
         numbers, places = np.divmod(np.arange(first, end), count)
         turns = zip(self._of_places(places, novel).tolist(), numbers.tolist(), strict=True)
         parts = (rounds * np.arange(each + 1) // each + 1).tolist()
@@ -210,6 +210,13 @@ class Federation:
                 f"{len(empty)} of {self.num_clients} clients); use fewer clients or raise "
                 "split.min_examples"
             )
+
+
+def num_turns(round_: int, rounds: int, size: int, clients: int) -> int:
+    """Return how many turns have ended after a round, where ``clients`` train equally often (see
+    `Federation.turns`)."""
+    each = max(1, round(rounds * size / clients))
+    return clients * each * round_ // rounds
 
 
 def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:

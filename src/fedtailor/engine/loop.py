@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from .. import random
-from ..data.federation import Federation
+from ..data.federation import Federation, num_turns
 from ..errors import DivergedError, InputError, TooFewLeftError, TooFewUploadsError
 from ..method import Cohort, Method, Server
 from ..profiling import Clock, phase
@@ -104,7 +104,7 @@ class Loop:
         norms = self.screen.close(cohort)
         self.evaluator.forget([member.client for member in drawn.members])
         with clock.phase("evaluate"):
-            due = plan.evaluate.due(number, plan.rounds)
+            due = plan.evaluate.due(number, plan.rounds) and self._all_began(number)
             evaluations, diagnostics = self.evaluator.evaluate(server, number) if due else ([], {})
         return Round(
             number=number,
@@ -176,6 +176,14 @@ class Loop:
         for position in state.left_out:
             self.store.unstage(cohort.clients[position])
         return results, state
+
+    def _all_began(self, number: int) -> bool:
+        """Whether each client of a method that trains alone has had its first turn."""
+        plan, federation = self.plan, self.federation
+        if not self.method.trains_alone:
+            return True
+        clients = federation.num_clients - plan.cohort.novel
+        return num_turns(number, plan.rounds, plan.cohort_size(federation), clients) >= clients
 
     def _too_few(self, present: int) -> str | None:
         """Why so few uploads can't be aggregated; None: they can."""

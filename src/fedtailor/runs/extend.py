@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..engine.config import ScheduleConfig
+from ..data.federation import num_turns
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
 from ..report.bounds import BOUNDS, shown
-from ..report.read import read_experiment
+from ..report.read import read_data_manifest, read_experiment
 from .committed import Commit, read_commit
 from .experiment import Experiment
 from .settings import flattened
@@ -45,16 +45,17 @@ def _in_order(present: Sequence[T], wanted: Sequence[T]) -> list[T]:
 
 
 def check_extends(
-    present: Mapping[str, Any], wanted: Mapping[str, Any], schedule: ScheduleConfig, out: Path
+    present: Mapping[str, Any], wanted: Mapping[str, Any], experiment: Experiment, out: Path
 ) -> None:
-    """Check that the experiment ``wanted`` can go on where ``present`` was run, in ``out``.
+    """Check that ``experiment`` can go on where ``present`` was run, in ``out``.
 
-    Both are contents of ``experiment.json``. Methods, seeds and rounds may be added, and the bound
-    on the norms of uploads may be another one for the rounds that are left.
+    ``present`` and ``wanted``, its own, are contents of ``experiment.json``. Methods,
+    seeds and rounds may be added, and the bound on the norms of uploads may be another one for the
+    rounds that are left.
 
     Raises:
         InputError: another key differs; there are fewer rounds; more rounds would change the
-            learning rates of rounds that are done.
+            learning rates of rounds that are done, or whose turn it was in them.
     """
     if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
@@ -63,7 +64,7 @@ def check_extends(
         raise InputError(
             f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
         )
-    commits = _commits(out)
+    commits, schedule = _commits(out), experiment.schedule
     for number in range(1, max((commit.round for commit in commits), default=0) + 1):
         old, new = schedule.factor(number, before), schedule.factor(number, after)
         if old != new:
@@ -72,6 +73,29 @@ def check_extends(
                 f"that would change the learning rates of rounds that are done; {_WAY_OUT}, or go "
                 "on from its models with start_from"
             )
+    for commit in commits:
+        _check_turns(commit, experiment, out)
+
+
+def _check_turns(commit: Commit, experiment: Experiment, out: Path) -> None:
+    """Raise InputError where a method trains every client equally often over all rounds, and no
+    longer would with the experiment's number of rounds."""
+    method, cohort = experiment.methods.get(commit.label or ""), experiment.cohort
+    if method is None or not method.trains_alone or commit.seed not in experiment.seeds:
+        return
+    manifest = read_data_manifest(out / "partitions" / f"seed-{commit.seed}.json")
+    clients = manifest["clients"] - cohort.novel
+    if any(
+        num_turns(number, commit.rounds, cohort.count(clients), clients)
+        != num_turns(number, experiment.rounds, cohort.count(clients), clients)
+        for number in range(1, commit.round + 1)
+    ):
+        raise InputError(
+            f"{commit.label} has {commit.rounds} rounds in {out}, and {experiment.rounds} now: it "
+            "trains every client equally often over all rounds, and more rounds would change whose "
+            f"turn it was in those that are done; {_WAY_OUT}, leave it out (--set methods=...), or "
+            "multiply the rounds where that multiplies a client's turns"
+        )
 
 
 def extended(

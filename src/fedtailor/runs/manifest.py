@@ -84,7 +84,7 @@ def check_same(
     check_regular(out)
     present = read_experiment(out)
     _check_sources(present, wanted, out)
-    check_extends(present, wanted, experiment.schedule, out)
+    check_extends(present, wanted, experiment, out)
     return extended(present, wanted, out, parts)
 
 
