@@ -93,13 +93,14 @@ def _write_trial(
 ) -> None:
     folder.mkdir(parents=True)
     size = 0 if label == "local" else 4000
+    members = K if label == "local" else 2  # of a cohort; every client trains alone
     history = [
         {
             "round": number,
-            "cohort": [number % K, (number + 1) % K],
+            "cohort": sorted((number + k) % K for k in range(members)),
             "train_loss": 1.5,
-            "losses": [1.0, None],
-            "steps": [3, 0],
+            "losses": [1.0, *[None] * (members - 1)],
+            "steps": [3, *[0] * (members - 1)],
             "lr_scale": 1.0,
             "bytes_down": 2 * size,
             "bytes_up": size,
@@ -140,7 +141,9 @@ def _write_trial(
     _write(folder / "commit.json", commit)
     scalars = size // 4
     parts = {"float32": size, "header": 0} if size else {}
-    costs = {"trained": 1500, "communicated": scalars, "private": 500, "down": parts, "up": parts}
+    private = 500 if label == "local" else 0
+    costs = {"trained": 1500, "communicated": scalars, "private": private}
+    costs |= {"down": parts, "up": parts}
     _write(folder / "costs.json", costs | {"model": 100_000, "flops": 6000})
     if label == "fedsdg":
         gates = np.linspace(-2, 2, K * BLOCKS, dtype=np.float32).reshape(K, BLOCKS)

@@ -41,10 +41,11 @@ def written(
     majority: float | None = None,
     one_model: Sequence[str] = (),
     examples: int = 50,
+    trained: dict[str, Sequence[int]] | None = None,
 ) -> Path:
     """Write a run of one evaluated round: for each method the test results of its clients, and its
     validation result, which all of its clients have, or one for each (the mean test result if it is
-    not given)."""
+    not given). ``trained``: by method the clients that took part (all if it is not given)."""
     clients = len(next(iter(test.values())))
     methods = [{"label": label, "name": label.split("-")[0]} for label in test]
     experiment = {"format": FORMAT, "name": path.name, "rounds": 1, "seeds": list(seeds)}
@@ -73,8 +74,9 @@ def written(
             ]  # fmt: skip
             lines += [line | {"model": "global"} for line in lines if label in one_model]
             size = (sent or {}).get(label, 0 if label == "local" else 1000)
-            history = {"round": 1, "cohort": list(range(clients)), "train_loss": 1.0,
-                       "losses": [1.0] * clients, "steps": [1] * clients, "lr_scale": 1.0,
+            cohort = list((trained or {}).get(label, range(clients)))
+            history = {"round": 1, "cohort": cohort, "train_loss": 1.0,
+                       "losses": [1.0] * len(cohort), "steps": [1] * len(cohort), "lr_scale": 1.0,
                        "bytes_down": size * clients, "bytes_up": size * clients}  # fmt: skip
             seconds = 2.0 + size / 1000
             timing = {"round": 1, "seconds": {"train": seconds}, "peak_memory_mb": None}

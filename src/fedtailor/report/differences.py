@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Literal
 
@@ -21,11 +21,12 @@ from .select import (
     sizes_of,
     values_of,
 )
+from .untrained import unequal_turns, untrained_clients
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
 
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
-Reading = Literal["better", "worse", "may be chance"]
+Reading = Literal["better", "worse", "may be chance", "trained unequally"]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
 
 
@@ -33,9 +34,11 @@ Client = tuple[str, int | None]  # its name, and the seed if each seed has other
 class Difference:
     """How much better ``method`` is than ``over``, with a 95 % interval.
 
-    Positive is better, of a loss, too. ``reading`` says what the interval allows to say. Of
+    Positive is better, of a loss, too. ``reading`` says what the interval allows to say: nothing
+    where one of them is training alone, and its clients trained unequally often. Of
     ``num_clients`` clients ``num_worse_off`` do worse with ``method``. Where each seed divides the
-    data anew, a client counts once a seed.
+    data anew, a client counts once a seed. ``trained`` is the same over the clients that had
+    trained with both, where some had not (``num_untrained``); None if none had, too.
     """
 
     method: str
@@ -47,6 +50,8 @@ class Difference:
     num_seeds: int
     num_worse_off: int
     reading: Reading
+    num_untrained: int = 0
+    trained: Difference | None = None
 
     @property
     def has_interval(self) -> bool:
@@ -56,6 +61,8 @@ class Difference:
     @property
     def words(self) -> str:
         """What the data show, for a table."""
+        if self.reading == "trained unequally":
+            return self.reading
         if self.low == self.value == self.high == 0:
             return "equal"
         return self.reading if self.has_interval else "too few clients to tell"
@@ -101,12 +108,28 @@ def division_of(run: Run, seed: int) -> Division:
 class Results:
     """A method's results by client, for each division of the data; higher is better.
 
-    ``has_names``: a client of one name is the same one with every seed.
+    ``has_names``: a client of one name is the same one with every seed. ``untrained`` are clients
+    that had not trained. ``is_fair``: it is not training alone with clients that trained
+    unequally often.
     """
 
     label: str
     scores: Mapping[Division, Mapping[str, float | None]]
     has_names: bool
+    untrained: Mapping[Division, frozenset[str]]
+    is_fair: bool
+
+    def without(self, other: Results) -> Results:
+        """Without the clients that had not trained here, or in ``other``."""
+        left_out = {
+            division: self.untrained[division] | other.untrained.get(division, frozenset())
+            for division in self.scores
+        }
+        scores = {
+            division: {k: None if k in left_out[division] else v for k, v in of.items()}
+            for division, of in self.scores.items()
+        }
+        return replace(self, scores=scores, untrained=dict.fromkeys(scores, frozenset()))
 
 
 def results_of(
@@ -116,6 +139,7 @@ def results_of(
     validation data."""
     sign = 1 if higher_is_better(metric) else -1
     scores = {}
+    untrained = {}
     for trial in entry.trials:
         selected = select_round(trial, "personal", select_by(entry.run))
         if selected is None:
@@ -125,14 +149,17 @@ def results_of(
             continue
         partition = entry.run.partitions[trial.seed]
         values, sizes = values_of(found, metric), sizes_of(found, metric)
-        scores[division_of(entry.run, trial.seed)] = {
+        division = division_of(entry.run, trial.seed)
+        never = untrained_clients(entry.run, trial, selected.round, found)
+        untrained[division] = frozenset(map(partition.name, never))
+        scores[division] = {
             partition.name(client): sign * value
             if n and value is not None and math.isfinite(value)
             else None
             for client, value, n in zip(found.clients, values, sizes, strict=True)
         }
     has_names = all(part.names is not None for part in entry.run.partitions.values())
-    return Results(entry.label, scores, has_names)
+    return Results(entry.label, scores, has_names, untrained, unequal_turns(entry) is None)
 
 
 def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
@@ -161,8 +188,14 @@ def difference(ours: Results, theirs: Results) -> Difference | None:
         same_clients=ours.has_names and theirs.has_names,
     )
     reading: Reading = "may be chance"
-    if len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
+    if not (ours.is_fair and theirs.is_fair):
+        reading = "trained unequally"
+    elif len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
         reading = "better" if result.low > 0 else "worse"
+    trained, missing = None, 0
+    if any(one.untrained.get(division) for one in (ours, theirs) for division in both):
+        trained = difference(ours.without(theirs), theirs.without(ours))
+        missing = len(clients) - (trained.num_clients if trained else 0)
     return Difference(
         method=ours.label,
         over=theirs.label,
@@ -173,4 +206,6 @@ def difference(ours: Results, theirs: Results) -> Difference | None:
         num_seeds=result.num_seeds,
         num_worse_off=sum(value < 0 for value in clients.values()),
         reading=reading,
+        num_untrained=missing,
+        trained=trained if missing else None,
     )

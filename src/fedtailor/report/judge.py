@@ -29,9 +29,10 @@ from .select import (
     select_round,
     summary,
 )
+from .untrained import ALONE, Untrained, unequal_turns, untrained_of
 from .verdict import ClientLoss, Cost, Trained, Verdict
 
-ALONE = "local"  # the method that trains without a federation
+_SETTLED = "better", "trained unequally"
 
 
 def verdicts(runs: Sequence[Run], metric: Metric | None = None) -> list[Verdict]:
@@ -104,6 +105,7 @@ class _Judge:
     def verdict(self) -> Verdict:
         best = self._best(self._by_validation)
         alone = self._alone
+        turns = unequal_turns(alone) if alone is not None else None
         against = self._against(alone) if alone is not None else {}
         baseline = self._baseline(best) if best else None
         ties = self._ties(best) if best else []
@@ -131,7 +133,9 @@ class _Judge:
             ahead=tuple(d for d in ahead if d is not None and d.reading == "better"),
             alone=against.get(best.label) if best else None,
             against_alone=tuple(against.values()),
-            worse_off=tuple(self._worse_off(best, alone)) if best and alone else (),
+            unequal_alone=turns.words(alone.label) if alone and turns else None,
+            untrained={entry.label: one for entry, one in self._untrained},
+            worse_off=tuple(self._worse_off(best, alone)) if best and alone and not turns else (),
             at_majority=at_majority([e for e in self.entries if self._has_learned(e) is not False]),
             cost=self._cost(best) if best else None,
             left_out={
@@ -158,6 +162,12 @@ class _Judge:
             rounds = [one for trial in entry.trials for one in trial.history]
             if empty := sum(not one.cohort for one in rounds):
                 yield entry.label, (empty, len(rounds))
+
+    @property
+    def _untrained(self) -> Iterator[tuple[Entry, Untrained]]:
+        for entry in self.entries:
+            if (found := untrained_of(entry, self.metric)) is not None:
+                yield entry, found
 
     def _of(self, label: str) -> Entry:
         return next(entry for entry in self.entries if entry.label == label)
@@ -196,7 +206,8 @@ class _Judge:
     def _baseline(self, best: Entry) -> Entry | None:
         """The best of the other methods, or else of the same method with other settings. Of equals
         the one that is hardest to beat on test data."""
-        others = {k: s for k, s in self._by_validation.items() if k != best.label}
+        scores = self._by_validation.items()
+        others = {k: s for k, s in scores if k != best.label and self._results[k].is_fair}
         equal = self._all_best(
             {k: s for k, s in others.items() if self._of(k).method != best.method}
         ) or self._all_best(others)
@@ -212,7 +223,9 @@ class _Judge:
             other.label: difference(ours, results_of(other, self._validation_metric, "validation"))
             for other in others
         }
-        return [other for other in others if (d := found[other.label]) and d.reading != "better"]
+        return [
+            other for other in others if (d := found[other.label]) and d.reading not in _SETTLED
+        ]
 
     def _why_left_out(self, entry: Entry) -> str:
         seeds = [str(t.seed) for t in entry.trials if t.commit.diverged is not None]
@@ -241,6 +254,8 @@ class _Judge:
         return difference(self._results[ours.label], self._results[theirs.label])
 
     def _against(self, alone: Entry) -> dict[str, Difference]:
+        if not self._results[alone.label].is_fair:
+            return {}
         found = {e.label: self._difference(e, alone) for e in self.entries if e is not alone}
         return {label: one for label, one in found.items() if one is not None}
 

@@ -14,6 +14,8 @@ from .differences import Difference, comparable_entries, difference, results_of
 from .numbers import bare
 from .read import StrPath, read_all
 from .select import Metric, is_percentage, metric_of
+from .untrained import untrained_notes
+from .verdict import trained_words
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Pairs:
     against: str
     metric: Metric
     differences: Sequence[Difference]
+    notes: Sequence[str] = ()  # what to read before comparing
 
     def as_text(self) -> str:
         """The differences as a table for a terminal."""
@@ -34,7 +37,8 @@ class Pairs:
             disable_numparse=True,
             colalign=("left", "right", "right", "left", "right") if self.differences else None,
         )
-        return f"Test {self.metric}: how far each method is ahead of {self.against}\n{body}"
+        title = f"Test {self.metric}: how far each method is ahead of {self.against}"
+        return "\n".join([title, body, *self.notes])
 
     def as_json(self) -> str:
         """The differences as JSON, in full precision."""
@@ -68,11 +72,13 @@ def pairs(paths: StrPath | Sequence[StrPath], against: str, metric: Metric | Non
     groups = comparable_entries(runs)
     if against not in (labels := [entry.label for members in groups for entry in members]):
         raise unknown("method", against, labels)
-    found = []
+    found, notes = [], list[str]()
     for members in groups:
         for base in (entry for entry in members if entry.label == against):
             others = [entry for entry in members if entry is not base]
             of_base = results_of(base, shown)
             found += [difference(results_of(entry, shown), of_base) for entry in others]
-    known = [one for one in found if one is not None]
-    return Pairs(against, shown, sorted(known, key=lambda one: -one.value))
+            notes += untrained_notes([base, *others], shown)
+    known = sorted((one for one in found if one is not None), key=lambda one: -one.value)
+    notes += [f"{one.method}: {said}" for one in known if (said := trained_words(shown, one))]
+    return Pairs(against, shown, known, list(dict.fromkeys(notes)))

@@ -31,6 +31,7 @@ from .select import (
     select_round,
     summary,
 )
+from .untrained import Untrained, untrained_notes, untrained_of
 from .verdict import Verdict
 
 
@@ -119,6 +120,7 @@ class Row:
     seconds: float  # of all rounds, mean over seeds
     cpu_seconds: float | None  # of the clients' training, mean over seeds; None: not known
     simulated_seconds: float | None  # of all rounds, mean over seeds; None: not simulated
+    untrained: Untrained | None = None  # clients whose private parts never trained
     group: int = 0  # of runs that have clients in common; only its rows are ranked together
 
 
@@ -281,6 +283,7 @@ def _row(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
         seconds=seconds_of(entry),
         cpu_seconds=cpu_seconds_of(entry),
         simulated_seconds=simulated_seconds_of(entry),
+        untrained=untrained_of(entry, metric),
         group=group,
     )
 
@@ -315,6 +318,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
             *footnotes(runs, without_examples, short=short_notes),
             *_undefined(results),
             *at_majority_notes(found),
+            *untrained_notes(all_entries, metric),
         ],
         majority_class=majority,
         clients=client_rows(all_entries, metric),

@@ -12,6 +12,7 @@ from .majority import AtMajority
 from .names import at_majority_names, client_name, listed
 from .numbers import amount, bare, seconds_text, si
 from .select import Metric, is_percentage
+from .untrained import Untrained
 
 # times another method's cost, before it is worth saying; the same work varies in time
 _MORE_BYTES, _MORE_SECONDS = 1.05, 1.2
@@ -99,6 +100,9 @@ class Verdict:
     attacks: tuple[str, ...] = ()  # simulated in the runs, by name
     # methods with rounds that came to nothing: how many, of how many
     empty_rounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unequal_alone: str | None = None  # why training alone is not compared
+    # by method the clients whose private parts never trained
+    untrained: Mapping[str, Untrained] = field(default_factory=dict)
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -141,7 +145,10 @@ def _sentences(v: Verdict) -> Iterator[str]:
     if v.is_one_model:
         yield f"With {v.best} all clients use one model; no part of it is fitted to one client."
     yield from _differences(v)
-    said = {one.over for one in (v.baseline, v.alone) if one is not None}
+    for label in dict.fromkeys([v.best, *(one.over for one in _compared(v))]):
+        if label in v.untrained:
+            yield f"{label}: {v.untrained[label].words(v.metric)}."
+    said = {one.over for one in _compared(v)}
     for one in v.ahead:
         if one.method not in said:
             yield (
@@ -163,6 +170,10 @@ def _sentences(v: Verdict) -> Iterator[str]:
     yield from _cost(v)
     yield from _scope(v)
     yield from _left_out(v)
+
+
+def _compared(v: Verdict) -> list[Difference]:
+    return [one for one in (v.baseline, v.alone) if one is not None]
 
 
 def _choice(v: Verdict) -> str:
@@ -202,6 +213,8 @@ def _differences(v: Verdict) -> Iterator[str]:
     if alone is not None:
         yield f"{data} {_difference(v.metric, alone, 'training alone')}"
         data = "Its"
+    if v.unequal_alone is not None:
+        yield f"{v.unequal_alone}; so it is not compared."
     if other is not None and (alone is None or other.over != alone.over):
         is_tied = v.validation.get(other.over) == v.validation.get(other.method)
         name = f"{other.over}, {'as good' if is_tied else 'the next best'} on validation data"
@@ -209,6 +222,26 @@ def _differences(v: Verdict) -> Iterator[str]:
 
 
 def _difference(metric: Metric, d: Difference, name: str) -> str:
+    said = trained_words(metric, d)
+    return f"{_whole_difference(metric, d, name)}{f' {said}.' if said else ''}"
+
+
+def trained_words(metric: Metric, d: Difference) -> str:
+    """What is left of a difference over the clients that have trained with both methods; empty if
+    all have."""
+    if not d.num_untrained:
+        return ""
+    missing = f"{d.num_untrained} of {d.num_clients} clients never trained with one of the two"
+    if d.trained is None:
+        return f"No client trained with both {d.method} and {d.over}"
+    side = "better" if d.trained.value >= 0 else "worse"
+    value = f"{amount(metric, abs(d.trained.value))} {side}"
+    if d.trained.has_interval:
+        value += f" ({_sided(metric, d.trained.low)} to {_sided(metric, d.trained.high)})"
+    return f"{missing}; over the others it is {value}"
+
+
+def _whole_difference(metric: Metric, d: Difference, name: str) -> str:
     value = bare(metric, abs(d.value))
     side = "better" if d.value > 0 else "worse"
     text = f"{metric} is {amount(metric, abs(d.value))} {side} than with {name}"
@@ -252,7 +285,7 @@ def _against_alone(v: Verdict) -> Iterator[str]:
     elif d is not None:
         clients = f"none of {d.num_clients} clients does" if d.num_clients > 1 else "no client does"
         yield f"With {v.best} {clients} worse than alone."
-    elif not v.is_alone and v.methods > 1:
+    elif not v.is_alone and v.methods > 1 and v.unequal_alone is None:
         yield "Training alone (local) is not among the methods, so who loses against it is unknown."
     behind = [one for one in v.against_alone if one.reading == "worse" and one.method != v.best]
     if behind:
@@ -302,7 +335,7 @@ def _cost(v: Verdict) -> Iterator[str]:
 
 def _scope(v: Verdict) -> Iterator[str]:
     """Say what the intervals cover."""
-    found = [one for one in (v.baseline, v.alone) if one is not None]
+    found = _compared(v)
     if not found or max(one.num_clients for one in found) < FEWEST:
         return
     widest = max(found, key=lambda one: one.num_clients)
@@ -335,6 +368,11 @@ def _steps(v: Verdict) -> Iterator[Step]:
         )
     elif v.has_learned is False:
         yield Step(f"Before you draw a conclusion, {_to_try(v, [v.best])}.")
+    elif v.unequal_alone is not None:
+        yield Step(
+            "Run training alone again, in another --out, where every client trains equally often, "
+            "and compare the two runs (fedtailor compare)."
+        )
     elif v.alone is None and not v.is_alone:
         yield Step(
             "Add training alone to the experiment ([methods.local]) and run it again: it says "

@@ -1,0 +1,140 @@
+"""Clients that had not trained by the reported round, where a part of a model is private: theirs is
+as it began, so their results stand apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from .numbers import bare
+from .read import Run, Trial
+from .records import Evaluation
+from .select import (
+    Entry,
+    Metric,
+    goes_on,
+    is_percentage,
+    select_by,
+    select_round,
+    sizes_of,
+    values_of,
+)
+
+ALONE = "local"  # the method that trains without a federation
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """How many of the ``clients`` with test results had not trained, both summed over ``seeds``;
+    their mean result, and that of the others (None: there are none)."""
+
+    count: int
+    clients: int
+    seeds: int
+    mean: float
+    others: float | None
+
+    @property
+    def share(self) -> str:
+        """Such as ``26 of 40 clients``."""
+        seeds = f" of {self.seeds} seeds" if self.seeds > 1 else ""
+        return f"{self.count} of {self.clients} clients{seeds}"
+
+    def words(self, metric: Metric) -> str:
+        """Say it after the method's name.
+
+        >>> Untrained(26, 40, 1, 0.385, 0.714).words("accuracy")
+        '26 of 40 clients never trained: accuracy 38.5 %, the others 71.4 %'
+        """
+        unit = " %" if is_percentage(metric) else ""
+        text = f"{self.share} never trained: {metric} "
+        text += bare(metric, self.mean) + unit
+        return (
+            text if self.others is None else f"{text}, the others {bare(metric, self.others)}{unit}"
+        )
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How often the clients trained by the reported round: the ``fewest`` and the ``most`` of any
+    client."""
+
+    fewest: int
+    most: int
+
+    def words(self, label: str) -> str:
+        """Say why it is not compared.
+
+        >>> Turns(0, 2).words("local")
+        'local is no fair measure of training alone: its clients trained 0 to 2 times each'
+        """
+        return (
+            f"{label} is no fair measure of training alone: its clients trained {self.fewest} to "
+            f"{self.most} times each"
+        )
+
+
+def num_trainings(trial: Trial, number: int) -> Counter[int]:
+    """How often each client has trained by round ``number``, so that its private part was kept."""
+    found = Counter[int]()
+    for one in trial.history:
+        if one.round <= number:
+            found.update([*one.cohort, *one.dropped_after, *one.late])
+    return found
+
+
+def untrained_clients(run: Run, trial: Trial, number: int, evaluation: Evaluation) -> set[int]:
+    """The evaluated clients that had not trained by round ``number``; empty where nothing is
+    private, or where the models went on from another run."""
+    if goes_on(run) or trial.costs is None or not trial.costs.private:
+        return set()
+    return set(evaluation.clients) - num_trainings(trial, number).keys()
+
+
+def untrained_of(entry: Entry, metric: Metric) -> Untrained | None:
+    """The clients of a method that had not trained by its reported rounds; None if all had."""
+    never, others = list[float](), list[float]()
+    for trial, number, test in _reported(entry):
+        untrained = untrained_clients(entry.run, trial, number, test)
+        values, sizes = values_of(test, metric), sizes_of(test, metric)
+        for client, value, size in zip(test.clients, values, sizes, strict=True):
+            if size and value is not None:
+                (never if client in untrained else others).append(value)
+    if not never:
+        return None
+    clients = len(never) + len(others)
+    seeds = len(entry.trials)
+    return Untrained(len(never), clients, seeds, mean(never), mean(others) if others else None)
+
+
+def unequal_turns(entry: Entry) -> Turns | None:
+    """How often the clients of training alone trained, where that differs by more than one, or
+    some had not; None where it is a fair measure."""
+    if entry.method != ALONE:
+        return None
+    for trial, number, test in _reported(entry):
+        found = num_trainings(trial, number)
+        counts = [found[client] for client in test.clients]
+        if counts and (max(counts) - min(counts) > 1 or min(counts) == 0 < max(counts)):
+            return Turns(min(counts), max(counts))
+    return None
+
+
+def untrained_notes(entries: Sequence[Entry], metric: Metric) -> list[str]:
+    """Return notes on methods with clients that had not trained, or had trained unequally."""
+    notes = list[str]()
+    for entry in entries:
+        if (found := untrained_of(entry, metric)) is not None:
+            notes.append(f"{entry.label}: {found.words(metric)}")
+        if (turns := unequal_turns(entry)) is not None:
+            notes.append(turns.words(entry.label))
+    return notes
+
+
+def _reported(entry: Entry) -> Iterator[tuple[Trial, int, Evaluation]]:
+    for trial in entry.trials:
+        selected = select_round(trial, "personal", select_by(entry.run))
+        if selected is not None:
+            yield trial, selected.round, selected.test

@@ -1,0 +1,107 @@
+"""Clients that never trained, whose results stand apart, and training alone that was unequal."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.report.comparison import compare
+from fedtailor.report.judge import verdicts
+from fedtailor.report.pairs import pairs
+from fedtailor.report.read import read
+from fedtailor.report.select import entries
+from fedtailor.report.untrained import num_trainings, unequal_turns, untrained_of
+from tests.report.written import ALONE, K, around, verdict_of, written
+from tests.small import digits, digits_backbone
+
+SOME = [0.8] * 8 + [0.3] * 12  # of a method with which the first eight clients trained
+
+
+def test_a_real_run_counts_who_never_trained_with_a_private_part(tmp_path: Path) -> None:
+    """One of five clients in each of two rounds: FedPer's heads of three clients and more are as
+    they began. Training alone trains each client once, in as many rounds, and one model for all
+    has no private part."""
+    methods = {"fedper": ft.FedPer(), "fedavg": ft.FedAvg()}
+    experiment = ft.Experiment(
+        methods={**methods, "local": ft.Local()},
+        rounds=2,
+        split=ft.SplitConfig(5, "dirichlet", alpha=1.0),
+        cohort=ft.CohortConfig(size=1),
+        local=ft.LocalConfig(steps=1),
+        engine=ft.EngineConfig("sequential"),
+    )
+    out = ft.run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone()).path
+    run = read(out)
+    found = {entry.label: entry for entry in entries([run])}
+    assert num_trainings(found["local"].trials[0], 2) == dict.fromkeys(range(5), 1)
+    assert unequal_turns(found["local"]) is None
+    one = untrained_of(found["fedper"], "accuracy")
+    assert one is not None
+    assert one.share in ("3 of 5 clients", "4 of 5 clients")  # by the second round, or the first
+    assert untrained_of(found["fedavg"], "accuracy") is None
+    (verdict,) = verdicts([run])
+    assert {*verdict.untrained} == {"fedper"}
+
+
+def test_clients_that_never_trained_stand_apart_everywhere(tmp_path: Path) -> None:
+    test = {"fedper": SOME, "local": ALONE}
+    path = written(
+        tmp_path / "run", test, {"fedper": 0.9, "local": 0.5}, trained={"fedper": range(8)}
+    )
+    found = verdict_of(path)
+    said = "fedper: 12 of 20 clients never trained: accuracy 30.0 %, the others 80.0 %"
+    assert found.text[1:3] == (
+        "On test data its accuracy is as good as with training alone; that may be chance (95 % "
+        "interval 10.0 worse to 10.0 better). 12 of 20 clients never trained with one of the two; "
+        "over the others it is 30.0 points better (30.0 better to 30.0 better).",
+        f"{said}.",
+    )
+    assert f"- {said}" in compare([path])
+    row = json.loads(compare([path], as_json=True))["rows"][0]
+    assert row["untrained"] == {
+        "count": 12,
+        "clients": 20,
+        "seeds": 1,
+        "mean": pytest.approx(0.3),
+        "others": pytest.approx(0.8),
+    }
+    against = pairs([path], "local")
+    assert said in against.as_text()
+    (one,) = json.loads(against.as_json())
+    assert (one["num_untrained"], one["trained"]["num_clients"]) == (12, 8)
+    assert one["trained"]["value"] == pytest.approx(0.3)
+
+
+def test_training_alone_that_was_unequal_is_no_measure(tmp_path: Path) -> None:
+    """A run of a version that drew cohorts for it."""
+    local = [0.7] * 8 + [0.3] * 12
+    test = {"fedavg": around(0.9), "local": local}
+    path = written(tmp_path / "run", test, trained={"local": range(8)})
+    found = verdict_of(path)
+    assert (found.alone, found.against_alone, found.worse_off, found.ties) == (None, (), (), ())
+    assert found.baseline is None
+    said = "local is no fair measure of training alone: its clients trained 0 to 1 times each"
+    assert found.text[1] == f"{said}; so it is not compared."
+    assert not any("better than" in text for text in found.text)
+    assert "in another --out, where every client trains equally often" in found.next_step
+    text = pairs([path], "local").as_text()
+    assert said in text
+    assert "trained unequally" in text
+    assert "12 of 20 clients never trained: accuracy 30.0 %, the others 70.0 %" in text
+
+
+def test_clients_are_counted_over_seeds(tmp_path: Path) -> None:
+    trained = {"fedper": range(8)}
+    path = written(
+        tmp_path / "run", {"fedper": SOME, "local": ALONE}, seeds=(0, 1), trained=trained
+    )
+    one = verdict_of(path).untrained["fedper"]
+    assert one.share == "24 of 40 clients of 2 seeds"
+    one = replace(one, others=None)
+    assert one.words("loss") == f"{one.share} never trained: loss 0.300"
+    nobody = written(tmp_path / "b", {"fedper": SOME, "local": ALONE}, trained={"fedper": []})
+    (difference,) = pairs([nobody], "local").differences
+    assert (difference.num_untrained, difference.trained) == (K, None)
+    assert "No client trained with both fedper and local" in pairs([nobody], "local").as_text()
