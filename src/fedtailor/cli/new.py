@@ -23,7 +23,12 @@ _FEW_ROWS = 10  # of a class
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
-    parser.add_argument("data", type=Path, metavar="DATA", help="a csv, jsonl or parquet file")
+    parser.add_argument(
+        "data",
+        type=Path,
+        metavar="DATA",
+        help="a csv, jsonl, json or parquet file, or a folder of json files",
+    )
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
     parser.add_argument(
         "--label", metavar="COLUMN", help="the column of classes; none: train a language model"
@@ -44,9 +49,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(options: argparse.Namespace) -> None:
+    from ..data.by_user import files_of, splits_of
     from ..data.local_files import FORMATS
 
-    if options.data.is_dir():
+    is_by_user = options.data.is_dir() and bool(splits_of(options.data) or files_of(options.data))
+    if options.data.is_dir() and not is_by_user:
         name = options.data.name
         raise InputError(
             f"{options.data} is a folder, not a table; new reads csv, jsonl, parquet and arrow "
@@ -54,7 +61,7 @@ def _new(options: argparse.Namespace) -> None:
             f'datasets.load_dataset("imagefolder", data_dir="{options.data}")["train"]'
             f'.to_parquet("{name or "pictures"}.parquet")'
         )
-    if options.data.suffix not in FORMATS:
+    if options.data.suffix not in FORMATS and not is_by_user:
         formats = ", ".join(FORMATS)
         raise InputError(f"can't read {options.data}: new reads {formats} files; save it as csv")
     out = options.out or Path(f"{options.data.stem}.toml")
@@ -64,7 +71,7 @@ def _new(options: argparse.Namespace) -> None:
         raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
-    if not options.data.is_file():
+    if not options.data.is_file() and not is_by_user:
         raise missing_file(options.data, " (new reads csv, jsonl, parquet and arrow files)")
     from ..data.survey import survey
     from ..models import BUILTIN

@@ -1,4 +1,4 @@
-"""Tables in local files: csv, jsonl, parquet and arrow."""
+"""Tables in local files: csv, jsonl, json, parquet and arrow."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from typing import Any
 
 from ..errors import InputError, missing_file
 from . import cells
+from .by_user import files_of, rows_by_user, splits_of
 from .config import DataConfig
 from .names import check_names
 from .text_files import check_text_file, message_of, reason_of
 
-FORMATS = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
+FORMATS = {
+    ".csv": "csv",
+    ".jsonl": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 
 
 def local_tables(
     train: str, test: str | None, config: DataConfig, cache: Path
 ) -> tuple[Any, Any | None]:
     """Read the training file and the test file, if there is one, as `local_table` does; columns of
-    numbers in a csv file are numbers in both, or in neither."""
+    numbers in a csv file are numbers in both, or in neither. A folder may hold both, as LEAF's."""
+    if test is None and (splits := splits_of(Path(train).expanduser())):
+        train, test = map(str, splits)
     paths = [train] if test is None else [train, test]
     tables = [local_table(path, cache) for path in paths]
     of_csv = [number for number, path in enumerate(paths) if cells.is_csv(path)]
@@ -32,13 +41,22 @@ def local_tables(
 
 
 def local_table(name: str, cache: Path) -> Any:
-    """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty.
+    """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty;
+    a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first.
 
     Raises:
         InputError: there is no such file, it has another format, it can't be read, or a column's
             name can't be shown.
     """
     path = Path(name).expanduser()
+    if splits := splits_of(path):
+        path = splits[0]
+    if files_of(path):
+        table = rows_by_user(path, name)
+        check_names("column", table.column_names, name)
+        return table
+    if path.is_dir():
+        raise InputError(f"{name!r} is a folder without JSON files; name a file")
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
         raise missing_file(name, where)

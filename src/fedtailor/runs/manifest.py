@@ -100,6 +100,7 @@ def is_as_it_was(experiment: Experiment, out: Path, parts: Sequence[tuple[int, s
         return False
     data, public = experiment.data, experiment.public
     paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
+    paths += [file for path in paths if path.is_dir() for file in path.rglob("*.json")]
     changed = [path.stat().st_ctime for path in paths if path.exists()]
     return max(changed, default=0.0) < min(path.stat().st_mtime for path in begun)
 
