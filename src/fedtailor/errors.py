@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_UNSEEN = "\u034f\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # joiners, and what chooses a glyph
 
 
 class InputError(ValueError):
@@ -73,10 +76,34 @@ def unknown(
     unknown method 'fedsgd'; did you mean 'fedsdg' or 'fedavg'? allowed: fedavg, fedsdg
     """
     names = sorted(allowed)
-    similar = difflib.get_close_matches(name[:100], names, n=2)
-    hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
     place = f" in {where}" if where else ""
-    return InputError(f"unknown {what} {brief(name)}{place}{hint} {kind}: {', '.join(names)}")
+    if (shown := spelt(name, names)) == brief(name):
+        similar = difflib.get_close_matches(name[:100], names, n=2)
+        hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
+    else:
+        hint = ";"
+    return InputError(f"unknown {what} {shown}{place}{hint} {kind}: {', '.join(names)}")
+
+
+def spelt(name: Any, names: Iterable[str]) -> str:
+    """A name for a message; with escapes if another one of ``names`` prints alike, and that one.
+
+    >>> print(spelt("Zu\u0308rich", ["Zürich"]), spelt("Bern", ["Zürich"]))
+    'Zu\\u0308rich' (which prints like 'Z\\xfcrich') 'Bern'
+    """
+    text = printed(str(name))
+    other = next((n for n in names if n != name and printed(n) == text), None)
+    return brief(name) if other is None else f"{name!a} (which prints like {other!a})"
+
+
+def printed(name: str) -> str:
+    """The same text for names that print alike: letters composed, blanks alike, nothing unseen.
+
+    >>> printed(" Zu\u0308rich\u00a02\u200d")
+    'Zürich 2'
+    """
+    text = unicodedata.normalize("NFC", " ".join(name.split()))
+    return "".join(character for character in text if character not in _UNSEEN)
 
 
 def missing_file(path: str | Path, where: str = "", what: str = "file") -> InputError:

@@ -25,6 +25,7 @@ def test_text_labels_are_numbered_in_sorted_order():
         ([1.0, 0.0], (), ("0", "1"), [1, 0]),
         ([20_000_000, -(10**15)], (), ("-1000000000000000", "20000000"), [1, 0]),
         ([7, 9], ("9", "8", "7"), ("9", "8", "7"), [2, 0]),  # by name
+        ([True, False], (), ("False", "True"), [1, 0]),
         ([2, 0], ("a", "b", "c"), ("a", "b", "c"), [2, 0]),  # by number
     ],
 )
@@ -36,6 +37,8 @@ def test_integer_labels_are_counted(train, classes, expected, numbers):
 def test_an_id_column_is_no_label():
     with pytest.raises(InputError, match="500 labels in 500 rows, as many classes as rows"):
         encode_labels(columns([*range(500)]))
+    with pytest.raises(InputError, match="unknown label 0 in the training rows; allowed: 1, 2"):
+        encode_labels(columns([0, 1]), ("1", "2"))  # a part of them is named: none is a position
     encode_labels(columns([*range(21)]), tuple(map(str, range(21))))
 
 
@@ -69,6 +72,7 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
 @pytest.mark.parametrize(
     ("train", "test", "classes", "message"),
     [
+        ([0, 1], ["a\u0308"], ("\u00e4", "b"), r"'a\\u0308' \(which prints like '\\xe4'\) in the"),
         ([0, 2], [1], (), "unknown label 1 in the test rows; allowed: 0, 2"),
         ([0, 1], [-1, -1], ("a", "b"), "unknown label -1 in the test rows; allowed: 0 to 1"),
         ([0, 2], [], ("a", "b"), "unknown label 2 in the training rows; allowed: 0 to 1"),
@@ -125,6 +129,8 @@ def test_an_empty_cell_names_no_client(clients):
     assert names in (("al", "zoe"), ("9", "70"))
     with pytest.raises(InputError, match="no row has a client"):
         encode_clients(columns([0], [0], clients=[None, ""]))
+    with pytest.raises(InputError, match="no test row has a client"):
+        encode_clients(columns([0], [0, 0], clients=["al", None, " "]))
 
 
 def test_train_only_drops_the_test_rows():

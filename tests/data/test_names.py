@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerBase
 
 import fedtailor as ft
 from fedtailor.data import DataConfig, Dataset, load_data
-from fedtailor.data.names import client_number, listed
+from fedtailor.data.names import check_names, client_number, listed
 from fedtailor.data.survey import survey
-from fedtailor.errors import InputError
+from fedtailor.errors import InputError, unknown
 
 
 def test_text_is_a_name_or_else_a_number():
@@ -100,3 +100,26 @@ def test_a_name_has_a_longest_length(digits: Dataset) -> None:
     replace(digits, classes=[*"012345678", "x" * 500])
     with pytest.raises(InputError, match="has a name of 501 characters; at most 500 are allowed"):
         replace(digits, classes=[*"012345678", "x" * 501])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Zürich", "Zu\u0308rich"),
+        ("ward 7", "ward\u00a07"),
+        ("ward 7", "ward 7 "),
+        ("می\u200cخواهم", "میخواهم"),
+        ("❤", "❤\ufe0f"),
+    ],
+)
+def test_two_spellings_that_print_alike_are_refused_with_their_difference(
+    one: str, other: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_names("client", ["Bern", one, other])
+    assert str(caught.value).startswith(f"client {other!a} prints like {one!a}; write")
+    with pytest.raises(InputError) as caught:
+        client_number(other, 2, ["Bern", one])
+    assert f"no client {other!a} (which prints like {one!a}); allowed: Bern" in str(caught.value)
+    assert f"unknown label {other!a} (which prints" in str(unknown("label", other, [one, "x"]))
+    check_names("client", ["Bern", one, one])

@@ -35,6 +35,9 @@ def test_rows_of_other_clients_alone_are_refused() -> None:
         "new.csv has no rows of client 'rome', but of haifa (2), oslo (2); name one of these with "
         "--client, or leave out the column of clients"
     )
+    tested = ["haifa", "haifa", "haifa", "oslo", "oslo"]
+    with pytest.raises(InputError, match=r"no test rows of client 'haifa', but of oslo \(2\)"):
+        columns_of_client(columns(tested), "haifa", "new.csv")
 
 
 def test_a_data_set_keeps_the_clients_sequences_and_labels() -> None:

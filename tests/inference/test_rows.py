@@ -19,6 +19,7 @@ from fedtailor.inference.rows import (
     class_numbers,
     clients_of,
     empty_texts,
+    of_others,
     read_rows,
 )
 
@@ -150,6 +151,22 @@ def test_empty_texts_are_counted() -> None:
     assert empty_texts(Rows(["a", "b"])) == ""
     assert empty_texts(Rows(["", "b"])).startswith("1 row has an empty text; ")
     assert empty_texts(Rows(["", " \t"])).startswith("2 rows have an empty text; ")
+
+
+def test_rows_of_other_clients_are_counted_with_both_names() -> None:
+    rows = Rows(["a", "b", "c"], clients=["1.0", "", "1.0"])
+    text = "2 of 3 rows are of other clients than '1', whose model predicts them all: '1.0' (2); "
+    assert of_others(rows, "1", ["1", "2"]).startswith(text)
+    assert of_others(rows, "0", ["oslo", "rome"]).startswith(text.replace("'1',", "'oslo',"))
+    assert of_others(Rows(["a"], clients=["oslo"]), "0", ["oslo"]) == ""
+    assert of_others(Rows(["a"]), "oslo", ["oslo"]) == ""
+
+
+def test_a_number_is_no_position_where_classes_are_numbers() -> None:
+    assert class_numbers(["2", "1"], ["1", "2"]) == [1, 0]
+    assert class_numbers(["1", "a"], ["a", "b"]) == [1, 0]
+    with pytest.raises(InputError, match="unknown label '0';"):
+        class_numbers(["0"], ["1", "2"])
 
 
 def test_rows_name_their_clients(tmp_path: Path) -> None:

@@ -290,6 +290,12 @@ def test_other_classes_names_and_runs_are_refused(old: Path, tmp_path: Path) -> 
     other = replace(NEW_SITES, classes=[*"abcdefghij"])
     with pytest.raises(ft.InputError, match=r'classes is \["0".* and \["a".* now; data\.classes'):
         run(going_on(old), out, other)
+    strangers = replace(NEW_SITES, client_names=("Bonn", "Kiel", "Lagos"))
+    both = (
+        r"no client of .* \(bonn, kiel, ulm\) is one of the new data \(Bonn, Kiel, Lagos\); spell"
+    )
+    with pytest.raises(ft.InputError, match=both):
+        run(going_on(old), out, strangers)
     unnamed = going_on(old, split=ft.SplitConfig(3, validation=0.3))
     with pytest.raises(ft.InputError, match="clients have names only in"):
         run(unnamed, out)

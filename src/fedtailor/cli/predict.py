@@ -51,6 +51,7 @@ def _predict(options: argparse.Namespace) -> None:
         class_numbers,
         clients_of,
         empty_texts,
+        of_others,
         read_rows,
     )
     from ..runs.trained import open_trained
@@ -88,6 +89,10 @@ def _predict(options: argparse.Namespace) -> None:
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)
+    if options.client is not None and (
+        others := of_others(rows, options.client, trained.data.get("names") or ())
+    ):
+        print(f"fedtailor: {others}", file=sys.stderr)
     if empty := empty_texts(rows):
         print(f"fedtailor: {empty}", file=sys.stderr)
     if right:

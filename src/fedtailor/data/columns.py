@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
+from ..errors import InputError, brief, spelt
 from . import images, other_tasks
 from .config import DataConfig
 from .names import check_names, listed
@@ -24,14 +24,14 @@ _FEW_ROWS = 20
 
 
 class UnknownLabelError(InputError):
-    """A label of no known class; ``label`` is the value, and ``allowed`` lists those there are."""
+    """A label of no known class; ``label`` shows it, and ``allowed`` lists those there are."""
 
-    def __init__(self, label: Any, split: str, allowed: str) -> None:
+    def __init__(self, label: Any, split: str, allowed: str, names: Sequence[str] = ()) -> None:
         super().__init__(
-            f"unknown label {label!r} in the {split} rows; allowed: {allowed} "
+            f"unknown label {spelt(label, names)} in the {split} rows; allowed: {allowed} "
             "(if these rows have no labels, name another split of the data set)"
         )
-        self.label, self.allowed = label, allowed
+        self.label, self.allowed = spelt(label, names), allowed
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def encode_labels(
     if isinstance(train[0], str):
         names = names or tuple(sorted(set(train)))
         numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    elif not names or ({*map(str, train)} <= {*names} and not source_classes):
+    elif not names or ({*map(str, known)} & {*names} and not source_classes):
         names = names or tuple(map(str, sorted(set(train))))
         by_name = {name: number for number, name in enumerate(names)}
         numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
@@ -313,7 +313,7 @@ def _check_labels(
         return
     is_range = [*numbers] == [*range(len(names))]
     allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
-    raise UnknownLabelError(unknown, split, allowed)
+    raise UnknownLabelError(unknown, split, allowed, names)
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
@@ -334,6 +334,11 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     values = [value for value in cells if not _is_missing(value)]
     if not values:
         raise InputError("no row has a client: the client column is empty; name another column")
+    if columns.num_test and all(map(_is_missing, cells[columns.num_train :])):
+        raise InputError(
+            f"{columns.places[1]}: no test row has a client; fill the column in, or set "
+            "data.test_split = 'none' to take test rows from each client's own"
+        )
     if not all(isinstance(value, str) for value in values) and not all(
         isinstance(value, int) for value in values
     ):

@@ -6,7 +6,7 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from ..errors import InputError, brief, whole_number
+from ..errors import InputError, brief, printed, spelt, whole_number
 
 FEW = 20  # names in one message
 LONGEST = 500  # characters of a name
@@ -50,7 +50,7 @@ def client_number(
 
 def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
     """Raise InputError at a name that is too long, or has a character that can't be shown, such as
-    a line's end.
+    a line's end, and at two names that print alike.
 
     Args:
         kind: what has the names, such as ``class``.
@@ -60,7 +60,8 @@ def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
     >>> check_names("client", ["Zürich 2", "ward_7", "می\u200cخواهم"])
     """
     place = f" in {where}" if where else ""
-    for name in map(str, names):
+    texts = [str(name) for name in names]
+    for name in texts:
         if len(name) > LONGEST:
             raise InputError(
                 f"{kind} {brief(name)}{place} has a name of {len(name):,} characters; at most "
@@ -72,6 +73,16 @@ def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
                 f"{kind} {brief(name)}{place}: {wrong!a} can't be shown; allowed are "
                 "letters, digits, punctuation, symbols and spaces"
             )
+    if all(name.isascii() and name == name.strip() for name in texts):
+        return
+    seen: dict[str, str] = {}
+    for name in texts:
+        other = seen.setdefault(printed(name), name)
+        if other != name and name.strip():
+            raise InputError(
+                f"{kind} {name!a}{place} prints like {other!a}; write the two alike, or tell them "
+                "apart"
+            )
 
 
 def _can_be_shown(character: str) -> bool:
@@ -81,11 +92,12 @@ def _can_be_shown(character: str) -> bool:
 
 def _unknown(client: str, names: Sequence[str]) -> str:
     known = [name for name in names if name]  # a site knows the names of its own clients alone
+    shown = spelt(client, known)
     if len(known) > FEW:
-        return f"no client {client!r}; {len(known):,} clients have names: {listed(known[:3])}, ..."
+        return f"no client {shown}; {len(known):,} clients have names: {listed(known[:3])}, ..."
     similar = difflib.get_close_matches(client, known, n=1)
-    hint = f"did you mean {similar[0]!r}? " if similar else ""
-    return f"no client {client!r}; {hint}allowed: {', '.join(known)}"
+    hint = f"did you mean {similar[0]!r}? " if similar and shown == brief(client) else ""
+    return f"no client {shown}; {hint}allowed: {', '.join(known)}"
 
 
 def listed(names: Sequence[str], counts: Sequence[int] | None = None, few: int = FEW) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, spelt
 from .columns import Columns, trimmed
 from .names import listed
 from .omissions import Omission, of_rows
@@ -28,11 +28,12 @@ def columns_of_client(
         where: the source, for messages.
 
     Raises:
-        InputError: the rows name other clients alone.
+        InputError: the rows, or the test rows, name other clients alone.
     """
     if columns.clients is None:
         return columns, ()
-    rows = _rows([trimmed(value) for value in columns.clients], client, where)
+    clients = [trimmed(value) for value in columns.clients]
+    rows = _rows(clients, client, where, columns.num_train)
     num_train = int(np.searchsorted(rows, columns.num_train))
 
     def read(selection: Indices) -> list[str] | NDArray[np.uint8]:
@@ -55,7 +56,8 @@ def dataset_of_client(dataset: Dataset, client: str, where: str) -> Dataset:
     names, groups, labels = dataset.client_names, dataset.groups, dataset.labels
     if names is None or groups is None:
         return dataset
-    rows = _rows([names[group] for group in groups.tolist()], client, where)
+    clients = [names[group] for group in groups.tolist()]
+    rows = _rows(clients, client, where, dataset.num_train)
     return replace(
         dataset,
         inputs=_selected(dataset.inputs, rows),
@@ -68,13 +70,15 @@ def dataset_of_client(dataset: Dataset, client: str, where: str) -> Dataset:
     )
 
 
-def _rows(clients: Sequence[Any], client: str, where: str) -> Indices:
+def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> Indices:
     rows = np.flatnonzero(np.array([str(value) == client for value in clients], bool))
-    if not len(rows):
-        sizes = Counter(str(value) for value in clients if value is not None)
+    if not len(rows) or rows[-1] < num_train < len(clients):
+        there = clients[num_train:] if len(rows) else clients
+        sizes = Counter(str(value) for value in there if value is not None)
         names = sorted(sizes)
         raise InputError(
-            f"{where} has no rows of client {client!r}, but of "
+            f"{where} has no {'test rows' if len(rows) else 'rows'} of client "
+            f"{spelt(client, names)}, but of "
             f"{listed(names, [sizes[name] for name in names]) or 'nobody'}; name one of these with "
             "--client, or leave out the column of clients"
         )

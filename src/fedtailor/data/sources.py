@@ -188,6 +188,11 @@ def load_data(
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
         raise InputError(f"{config.name or config.path} has no training examples; one is needed")
+    if num_train == len(rows) and columns.num_test:
+        raise InputError(
+            f"no row of the test split of {config.name or config.path} can be used; set "
+            "data.test_split = 'none' to take test rows from each client's own"
+        )
     labels = None if labels is None else labels[rows]
     groups = None if groups is None else groups[rows]
     return Dataset(

@@ -225,7 +225,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
         dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
     except UnknownLabelError as error:
         raise InputError(
-            f"unknown label {error.label!r} in {where}; allowed: {error.allowed}"
+            f"unknown label {error.label} in {where}; allowed: {error.allowed}"
         ) from error
     return replace(dataset, omissions=(*others, *dataset.omissions))
 

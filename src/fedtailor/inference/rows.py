@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 from ..data.cells import check_column_names
 from ..data.columns import usual_column
 from ..data.config import DataConfig
+from ..data.names import listed
 from ..data.text_files import check_text_file, separator_of
-from ..errors import InputError, brief, missing_file, unknown
+from ..errors import InputError, brief, missing_file, spelt, unknown, whole_number
 from .examples import PICTURES, picture_paths
 from .model import Prediction
 
@@ -203,7 +205,7 @@ def accuracy(
 
 def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     """The number of each label's class; -1 where there is no label. Labels may be class names or
-    their numbers.
+    their numbers, unless a class is called by a number.
 
     Raises:
         InputError: a label is none of the classes.
@@ -270,6 +272,27 @@ def empty_texts(rows: Rows) -> str:
     if count == 1:
         return "1 row has an empty text; its prediction says nothing"
     return f"{count} rows have an empty text; their predictions say nothing" if count else ""
+
+
+def of_others(rows: Rows, client: str, names: Sequence[str]) -> str:
+    """Return how many rows name another client, in words; nothing if none does.
+
+    Args:
+        rows: the input.
+        client: whose model predicts, by name, or by number in ``names``.
+        names: of the run's clients.
+    """
+    number = whole_number(client)
+    known = client in names or number is None or number >= len(names)
+    name = client if known else names[number or 0]
+    others = Counter(c for c in rows.clients or () if c not in ("", name))
+    if not others:
+        return ""
+    whose = listed([spelt(other, [name]) for other in others], list(others.values()), few=5)
+    return (
+        f"{others.total()} of {len(rows.inputs)} rows are of other clients than {name!r}, whose "
+        f"model predicts them all: {whose}; --by-client lets each row's own client predict"
+    )
 
 
 def as_objects(
