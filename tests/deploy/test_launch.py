@@ -63,6 +63,7 @@ case $1 in
 run) echo '{"run-id": 7}' ;;
 log)
     printf 'Using SuperLink: deployment\n\033[92mINFO \033[0m:      Start a process\n'
+    printf '╭─ Error ─╮\n│ no way │\n╰─────────╯\n'
     printf 'round 1 of 2\nINFO comes first\n\033[93mWARNING \033[0m:   slow\n' >&2
     ;;
 list) echo '{"runs": [{"status": "finished:completed", "status-details": ""}]}' ;;
@@ -98,7 +99,8 @@ def test_what_flower_says_of_itself_goes_to_a_file(
     assert first == f"Flower's own lines go to {log}"
     assert shown == ["round 1 of 2", "INFO comes first", "\033[93mWARNING \033[0m:   slow"]
     kept = log.read_text().splitlines()
-    assert kept == ["Using SuperLink: deployment", "\033[92mINFO \033[0m:      Start a process"]
+    assert kept[:2] == ["Using SuperLink: deployment", "\033[92mINFO \033[0m:      Start a process"]
+    assert [line[0] for line in kept[2:]] == ["╭", "│", "╰"]
 
 
 def test_what_a_full_disk_does_not_take_is_shown(
@@ -107,7 +109,15 @@ def test_what_a_full_disk_does_not_take_is_shown(
     deployment = flower(LOGGING)
     (deployment.server / "flower.log").symlink_to("/dev/full")
     assert run(deployment) == deployment.run
-    assert len(capfd.readouterr().err.splitlines()) == 6
+    assert len(capfd.readouterr().err.splitlines()) == 9
+
+
+def test_a_server_that_is_gone_ends_a_run_in_one_line(
+    flower: Callable[[str], Deployment],
+) -> None:
+    deployment = flower(LOGGING.replace("list)", "list) exit 1 ;;\nother)"))
+    with pytest.raises(InputError, match=r"no longer answers; .* the same command goes on after"):
+        run(deployment)
 
 
 ENDING = r"""#!/bin/sh

@@ -42,7 +42,8 @@ from .subprocesses import (
 )
 
 _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
-    rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed "
+    rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed |"
+    + "╭─|│|╰─".encode()  # its boxes around errors
 )
 _RAISED = "ServerApp failed with exception: "  # begins the details of an error of ours
 _SOCKETS = "fedtailor-site-"  # begins the names of folders for sockets
@@ -232,7 +233,13 @@ def run(deployment: Deployment) -> Path:
         status, seen = "", 0
         while not status.startswith("finished"):  # the lines may end before the run
             seen = _follow(number, env, log, seen)
-            last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
+            try:
+                last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
+            except InputError as error:
+                raise InputError(
+                    "the server no longer answers; start fedtailor deploy server again, and the "
+                    f"same command goes on after the last committed round ({error})"
+                ) from None
             status = str(last["status"])
     except KeyboardInterrupt:
         if number:
