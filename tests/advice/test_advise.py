@@ -314,7 +314,9 @@ local = {batch_size = 16, steps = 2}
 def test_a_probe_names_what_was_ahead_of_training_alone() -> None:
     advice = advise_for(MINE, "image", EXPERIMENT, SETTINGS)
     scores = {"fedper": 0.8, "local": 0.7, "fedavg": 0.75, "ditto": 0.7}
-    said = lines(advice, Best("fedper", "accuracy", 0.8, (2,), scores), 2, "x.toml", ["rounds=9"])
+    best = Best("fedper", "accuracy", 0.8, (2,), scores, {"fedper": "26 of 40 clients"})
+    said = lines(advice, best, 2, "x.toml", ["rounds=9"])
+    assert "fedper: 26 of 40 clients never trained so soon." in said
     assert said[0] == "After 2 rounds, with one seed:"
     assert said[1].split(maxsplit=1) == ["method", "accuracy on validation data (%)"]
     assert [line.split() for line in said[3:5]] == [["fedper", "80.0"], ["fedavg", "75.0"]]

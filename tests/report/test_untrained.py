@@ -32,8 +32,8 @@ def test_a_real_run_counts_who_never_trained_with_a_private_part(tmp_path: Path)
         local=ft.LocalConfig(steps=1),
         engine=ft.EngineConfig("sequential"),
     )
-    out = ft.run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone()).path
-    run = read(out)
+    done = ft.run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone())
+    run = read(done.path)
     found = {entry.label: entry for entry in entries([run])}
     assert num_trainings(found["local"].trials[0], 2) == dict.fromkeys(range(5), 1)
     assert unequal_turns(found["local"]) is None
@@ -41,6 +41,7 @@ def test_a_real_run_counts_who_never_trained_with_a_private_part(tmp_path: Path)
     assert one is not None
     assert one.share in ("3 of 5 clients", "4 of 5 clients")  # by the second round, or the first
     assert untrained_of(found["fedavg"], "accuracy") is None
+    assert done.best.untrained == {"fedper": one.share}
     (verdict,) = verdicts([run])
     assert {*verdict.untrained} == {"fedper"}
 
@@ -54,8 +55,8 @@ def test_clients_that_never_trained_stand_apart_everywhere(tmp_path: Path) -> No
     said = "fedper: 12 of 20 clients never trained: accuracy 30.0 %, the others 80.0 %"
     assert found.text[1:3] == (
         "On test data its accuracy is as good as with training alone; that may be chance (95 % "
-        "interval 10.0 worse to 10.0 better). 12 of 20 clients never trained with one of the two; "
-        "over the others it is 30.0 points better (30.0 better to 30.0 better).",
+        "interval 10.0 worse to 10.0 better). 12 of 20 clients have not trained with both; over "
+        "the others it is 30.0 points better (95 % interval 30.0 better to 30.0 better).",
         f"{said}.",
     )
     assert f"- {said}" in compare([path])
@@ -104,4 +105,4 @@ def test_clients_are_counted_over_seeds(tmp_path: Path) -> None:
     nobody = written(tmp_path / "b", {"fedper": SOME, "local": ALONE}, trained={"fedper": []})
     (difference,) = pairs([nobody], "local").differences
     assert (difference.num_untrained, difference.trained) == (K, None)
-    assert "No client trained with both fedper and local" in pairs([nobody], "local").as_text()
+    assert "No client has trained with both fedper and local" in pairs([nobody], "local").as_text()

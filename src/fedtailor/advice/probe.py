@@ -69,6 +69,7 @@ def lines(
     after = "1 round" if rounds == 1 else f"{rounds} rounds"
     table = tabulate(cells, headers=header, colalign=("left", "right"), disable_numparse=True)
     said = [f"After {after}, with one seed:", *table.splitlines(), ""]
+    said += [f"{label}: {share} never trained so soon." for label, share in best.untrained.items()]
     alone = best.scores.get(ALONE)
     ahead = [k for k in order if alone is None or sign * best.scores[k] > sign * alone]
     if not ahead:

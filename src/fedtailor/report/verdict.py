@@ -213,12 +213,12 @@ def _differences(v: Verdict) -> Iterator[str]:
     if alone is not None:
         yield f"{data} {_difference(v.metric, alone, 'training alone')}"
         data = "Its"
-    if v.unequal_alone is not None:
-        yield f"{v.unequal_alone}; so it is not compared."
     if other is not None and (alone is None or other.over != alone.over):
         is_tied = v.validation.get(other.over) == v.validation.get(other.method)
         name = f"{other.over}, {'as good' if is_tied else 'the next best'} on validation data"
         yield f"{data} {_difference(v.metric, other, name)}"
+    if v.unequal_alone is not None:
+        yield f"{v.unequal_alone}; so it is not compared."
 
 
 def _difference(metric: Metric, d: Difference, name: str) -> str:
@@ -231,14 +231,14 @@ def trained_words(metric: Metric, d: Difference) -> str:
     all have."""
     if not d.num_untrained:
         return ""
-    missing = f"{d.num_untrained} of {d.num_clients} clients never trained with one of the two"
-    if d.trained is None:
-        return f"No client trained with both {d.method} and {d.over}"
-    side = "better" if d.trained.value >= 0 else "worse"
-    value = f"{amount(metric, abs(d.trained.value))} {side}"
-    if d.trained.has_interval:
-        value += f" ({_sided(metric, d.trained.low)} to {_sided(metric, d.trained.high)})"
-    return f"{missing}; over the others it is {value}"
+    if (one := d.trained) is None:
+        return f"No client has trained with both {d.method} and {d.over}"
+    side = "better" if one.value >= 0 else "worse"
+    text = f"{d.num_untrained} of {d.num_clients} clients have not trained with both; over the "
+    text += f"others it is {amount(metric, abs(one.value))} {side}"
+    if not one.has_interval:
+        return text
+    return f"{text} (95 % interval {_sided(metric, one.low)} to {_sided(metric, one.high)})"
 
 
 def _whole_difference(metric: Metric, d: Difference, name: str) -> str:

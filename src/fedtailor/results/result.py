@@ -30,6 +30,7 @@ from ..report.select import (
     summary,
 )
 from ..report.table import Row, Spread, table
+from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
 from ..task.backbone import Backbone
 
@@ -48,7 +49,8 @@ class Best:
 
     ``score`` is the mean over clients and seeds of the personal models' ``metric``, the one by
     which rounds are selected, each seed at its reported round; ``scores`` has those of all methods
-    that could be chosen. ``rounds`` are the reported rounds, one a seed.
+    that could be chosen. ``rounds`` are the reported rounds, one a seed. ``untrained`` says by
+    method how many clients' private parts never trained, where some did not.
     """
 
     label: str
@@ -56,6 +58,7 @@ class Best:
     score: float
     rounds: tuple[int, ...]
     scores: Mapping[str, float]
+    untrained: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         others = sorted(
@@ -243,7 +246,9 @@ class Result:
             )
         values = {label: score.value for label, score in scores.items()}
         label = (max if higher_is_better(metric) else min)(values, key=lambda name: values[name])
-        return Best(label, metric, values[label], scores[label].rounds, values)
+        untrained = {entry.label: untrained_of(entry, metric) for entry in entries([done])}
+        shares = {label: one.share for label, one in untrained.items() if one is not None}
+        return Best(label, metric, values[label], scores[label].rounds, values, shares)
 
     def model(
         self, method: str | None = None, client: str | int | None = None, seed: int | None = None
