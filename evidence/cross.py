@@ -30,7 +30,7 @@ from evidence.map_cells import not_defaults
 from evidence.map_tuning import ends, filled
 from evidence.markdown import markdown_table
 from evidence.rates import trials
-from evidence.run import HERE
+from evidence.run import HERE, NO_ENDS
 from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/cross.md"
@@ -43,6 +43,7 @@ BEGIN, END = "<!-- cross: evidence/cross.py -->", "<!-- end of cross -->"
 def page(found: Sequence[Cell]) -> str:
     """The page, as Markdown."""
     parts = [_HEAD, crossed(found, SYSTEMS + BASELINES), _progress(found)]
+    parts += [] if all(cell.has_ends for cell in found) else [f"{NO_ENDS}\n"]
     parts += [_section(data, _of(found, data)) for data in DATA]
     return "\n".join([*parts, _TAIL.replace("BUDGET", _budget(found))])
 
@@ -188,7 +189,8 @@ def short(found: Sequence[Cell]) -> str:
     if len(ready) < 2:
         return f"{link}, all with the same budget; the page says which runs are missing."
     shown = (*SYSTEMS, "local", "fedavg", "fedavg-ft", "fedper", "fedrep")
-    return f"{link}, in short:\n\n{crossed(found, shown)}\n\n{_LEGEND}"
+    no_ends = "" if all(cell.has_ends for cell in found) else f"\n{NO_ENDS}"
+    return f"{link}, in short:\n\n{crossed(found, shown)}\n\n{_LEGEND}{no_ends}"
 
 
 def with_short(text: str, found: Sequence[Cell]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from evidence.map_cells import mean_seconds
 from evidence.rates import TUNED
-from evidence.run import Run, lines, planned
+from evidence.run import Run, has_ends, lines, planned
 from fedtailor.report.metrics import Summary, summarise
 from fedtailor.report.paired import paired
 
@@ -91,6 +91,11 @@ class Cell:
         if not self.lines:
             return "not run"
         return "diverged" if any("results" not in line for line in self.lines.values()) else ""
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether all its lines are of texts as they are now."""
+        return all(map(has_ends, self.lines.values()))
 
     @property
     def is_complete(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evidence.run import CROSS, MAP, Run, lines, planned
+from evidence.run import CROSS, MAP, Run, has_ends, lines, planned
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
@@ -76,6 +76,7 @@ class Cell:
         clients = {key: round(mean(c[key] for c in all_clients), 4) for key in all_clients[0]}
         if self.is_language_model:
             clients |= {"label_overlap": None, "are_classified": False}
+        has_no_ends = not all(has_ends(li) for of in self.methods.values() for li in of.values())
         split = settings["split"]
         best = max(self.methods, key=lambda label: self._mean(label))
         return {
@@ -90,6 +91,7 @@ class Cell:
             "settings": list(self.settings),
             "clients": clients,
             "chosen": max(self.methods, key=self._validation),
+            **({"has_ends": False} if has_no_ends else {}),
             "methods": {
                 label: self._method(label, best)
                 for label in sorted(self.methods, key=lambda label: -self._mean(label))

@@ -42,6 +42,7 @@ from fedtailor.params import to_device
 from fedtailor.report.read import Evaluation, Trial, read
 from fedtailor.report.select import ATTACK_SUCCESS, select_round, summary
 from fedtailor.runs.build import Inputs
+from fedtailor.runs.files import write_atomically
 
 from .shown import shown
 
@@ -152,6 +153,18 @@ def lines(path: Path = RESULTS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+# What pages say where a line has none.
+NO_ENDS = """\
+The perplexities count no end-of-text token: these runs are older than that token, which a run now
+adds to each text."""
+
+
+def has_ends(line: Mapping[str, Any]) -> bool:
+    """Whether the result is of texts as they are now: a language model's texts end with an
+    end-of-text token, and had none where the line does not say so."""
+    return "ends" in line or line.get("results", {}).get("metric") != "loss"
+
+
 def execute(run: Run, folder: Path) -> dict[str, Any]:
     """Run, or go on with, one run below ``folder``; its line of results."""
     experiment = run.experiment()
@@ -179,6 +192,8 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
     line["seconds"] = round(time.monotonic() - begun, 1)
     line["cpu_seconds"] = round(time.process_time() - cpu, 1)
     if "results" in line:
+        if line["results"]["metric"] == "loss":
+            line["ends"] = True
         line["results"]["flops"] = round(flops_of_step(experiment) * line["results"].pop("steps"))
     if goes_on:
         line["resumed"] = True  # and these seconds are not all
@@ -330,7 +345,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list what is left, and stop")
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
-    done = {line["digest"] for line in lines(options.results)}
+    done = {line["digest"] for line in lines(options.results) if has_ends(line)}
     begun = time.monotonic()
     within = None if options.within is None else 60 * options.within
     if missing := [path for path in options.manifest or () if not path.is_file()]:
@@ -361,6 +376,11 @@ def main() -> None:
             print(f"stopped after {options.within:g} minutes; the same command goes on after the "
                   "last round that has ended", file=sys.stderr)  # fmt: skip
             break
+        old = lines(options.results)
+        others = [one for one in old if one["digest"] != line["digest"]]
+        if len(others) < len(old):  # it takes the place of one whose texts had no end
+            content = "".join(json.dumps(one) + "\n" for one in others)
+            write_atomically(options.results, content.encode())
         with options.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         done.add(line["digest"])

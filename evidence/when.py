@@ -14,7 +14,7 @@ from evidence import cross_cells, map_tuning
 from evidence.map_cells import ALONE, cells, language_models, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
-from evidence.run import HERE, run_folder
+from evidence.run import HERE, NO_ENDS, run_folder
 from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/when.md"
@@ -127,9 +127,12 @@ def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
         of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
         if of:
             said.append(f"- **{about}:** first try {_chosen_most(of, folder)}")
-    best, second = map(_in_words, _best_language_models())
+    models = _best_language_models()
+    best, second = map(_in_words, models)
+    ended = all(cell.has_ends for cell in models)
+    no_ends = "" if ended else "\n  " + NO_ENDS.replace("\n", "\n  ")
     up = "" if folder else "../"
-    said.append(_OTHERS.format(folder=folder, up=up, best=best, second=second))
+    said.append(_OTHERS.format(folder=folder, up=up, best=best, second=second, no_ends=no_ends))
     return "\n".join(said)
 
 
@@ -285,7 +288,7 @@ _KINDS = {
 _OTHERS = """\
 - **Language models** were measured in
   [one setting]({up}cross.md#chat-messages-smollm2-135m-8-senders): {best} has the lowest perplexity
-  there; {second} comes next.
+  there; {second} comes next.{no_ends}
 - **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
   by the settings with texts, and says that their order is a hint.
 - **In every case** add [`local`]({folder}local.md), training alone.

@@ -1,9 +1,11 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from fedtailor.data.tokens import tokenise
+from fedtailor.data.tokens import encode, tokenise
 from fedtailor.errors import InputError
 
 TEXTS = ["Grain prices rose.", "", "oil " * 50]
@@ -29,7 +31,7 @@ def test_the_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
     assert np.array_equal(first.values, second.values)
 
 
-@pytest.mark.parametrize("change", ["texts", "joined", "length", "least", "tokenizer"])
+@pytest.mark.parametrize("change", ["texts", "joined", "length", "ends", "tokenizer"])
 def test_the_key_covers_what_the_result_depends_on(change, tokenizer, tmp_path):
     tokenise(["ab", "c"], tokenizer, 8, tmp_path)
     other = PreTrainedTokenizerFast(
@@ -40,21 +42,51 @@ def test_the_key_covers_what_the_result_depends_on(change, tokenizer, tmp_path):
         other if change == "tokenizer" else tokenizer,
         9 if change == "length" else 8,
         tmp_path,
-        min_tokens=2 if change == "least" else 1,
+        ends=change == "ends",
     )
     assert len(list((tmp_path / "tokens").iterdir())) == 2
 
 
-def test_texts_with_too_few_tokens_are_left_out(tmp_path):
-    plain = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"?": 0, "word": 1}, unk_token="?")),
-        eos_token="word",
-    )
-    tokens, rows = tokenise(["", "word"], plain, 8, tmp_path)
+def words(*, adds_end=False, **special) -> PreTrainedTokenizerFast:
+    """A tokenizer of a few words; its post-processor may add the end, as Llama's can."""
+    known = {"[UNK]": 0, "[END]": 1, "a": 2, "b": 3}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if adds_end:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A [END]", special_tokens=[("[END]", 1)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def sequences(tokens) -> list[list[int]]:
+    return [tokens.values[a:b].tolist() for a, b in pairwise(tokens.offsets)]
+
+
+def test_a_text_without_tokens_is_its_first_special_one(tmp_path):
+    tokens, rows = tokenise(["", "a"], words(eos_token="[END]"), 8, tmp_path)
     assert rows.tolist() == [0, 1]
-    assert tokens.values.tolist() == [1, 1]
-    tokens, rows = tokenise(["", "word"], plain, 8, tmp_path, min_tokens=2)
-    assert len(tokens) == len(rows) == len(tokens.values) == 0
+    assert sequences(tokens) == [[1], [2]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("adds_end", [False, True])
+def test_a_text_to_learn_ends_once_unless_it_is_cut(adds_end, side, tmp_path):
+    tokenizer = words(adds_end=adds_end, eos_token="[END]", truncation_side=side)
+    texts = ["a b", "", " ", "a", "b a [END]", "a b a b", "a b a b a b"]
+    tokens, rows = tokenise(texts, tokenizer, 4, tmp_path, ends=True)
+    assert rows.tolist() == [0, 3, 4, 5, 6]
+    assert sequences(tokens) == [[2, 3, 1], [2, 1], [3, 2, 1], [2, 3, 2, 3], [2, 3, 2, 3]]
+    assert tokens.cut.tolist() == [3, 4]
+    prompts = encode(["a b", "", "a b a b a b"], tokenizer, 4, prompts=True)
+    assert sequences(prompts) == [[2, 3], [1], [2, 3, 2, 3]]
+    assert prompts.cut.tolist() == [2]
+
+
+def test_without_an_end_of_text_token_texts_of_two_tokens_are_learnt(tmp_path):
+    tokens, rows = tokenise(["a", "a b"], words(unk_token="[UNK]"), 4, tmp_path, ends=True)
+    assert rows.tolist() == [1]
+    assert sequences(tokens) == [[2, 3]]
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from evidence.rates import TUNED, best
-from evidence.run import Run, alone, digest, execute, lines, planned, resolved
+from evidence.run import Run, alone, digest, execute, has_ends, lines, planned, resolved
 
 
 def test_every_planned_run_is_a_run_of_its_own() -> None:
@@ -24,6 +24,13 @@ def test_no_line_has_settings_that_its_file_no_longer_has() -> None:
 def test_no_run_has_two_lines() -> None:
     runs = [(li["file"], tuple(li["set"]), li["method"], li["seed"]) for li in lines()]
     assert len(set(runs)) == len(runs)
+
+
+def test_perplexities_of_texts_without_an_end_are_known() -> None:
+    old = {"digest": "a", "results": {"metric": "loss"}}
+    assert not has_ends(old)
+    assert has_ends({**old, "ends": True})
+    assert has_ends({"digest": "b", "results": {"metric": "accuracy"}})
 
 
 def test_no_result_is_of_a_seed_that_has_decided_a_rate() -> None:

@@ -18,9 +18,9 @@ def counting(batch: Batch) -> Tensor:
 
 def test_each_prompt_goes_on_from_its_own_end() -> None:
     prompts = [[1], [4, 5, 6], [2, 2]]
-    assert generate(counting, prompts, 4, END, None) == [[2, 3, 4, 5], [7, 8], [3, 4, 5, 6]]
-    assert generate(counting, prompts, 4, END, 4) == [[2, 3, 4], [7], [3, 4]]
-    assert generate(counting, prompts, 0, END, None) == [[], [], []]
+    assert generate(counting, prompts, 4, {END}, None) == [[2, 3, 4, 5], [7, 8], [3, 4, 5, 6]]
+    assert generate(counting, prompts, 4, {END}, 4) == [[2, 3, 4], [7], [3, 4]]
+    assert generate(counting, prompts, 0, {END}, None) == [[], [], []]
 
 
 def test_a_prompt_as_long_as_the_model_reads_stays_as_it_is() -> None:
@@ -28,5 +28,5 @@ def test_a_prompt_as_long_as_the_model_reads_stays_as_it_is() -> None:
         assert batch["input_ids"].shape[1] <= 3
         return counting(batch)
 
-    assert generate(short, [[1, 2, 3], [1, 2]], 4, END, 3) == [[], [3]]
-    assert generate(short, [[1, 2, 3]], 4, END, 3) == [[]]
+    assert generate(short, [[1, 2, 3], [1, 2]], 4, {END}, 3) == [[], [3]]
+    assert generate(short, [[1, 2, 3]], 4, {END}, 3) == [[]]

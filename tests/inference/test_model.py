@@ -188,10 +188,10 @@ def test_inputs_of_another_kind_are_refused(of_pictures: PersonalModel) -> None:
     with pytest.raises(InputError, match=r"an input is a int; this model reads pictures"):
         of_pictures.predict([3])
     with pytest.raises(InputError, match=r"input 1 is a int; this model reads texts"):
-        text_examples(["a", 3], None, 8)
+        text_examples(["a", 3], None, 8, prompts=False)
     with pytest.raises(InputError, match="has no tokenizer"):
-        text_examples(["a"], None, 8)
+        text_examples(["a"], None, 8, prompts=False)
     tokens = Tokens(np.arange(3), np.array([0, 1, 3]))
-    assert text_examples(tokens, None, 8) is tokens
+    assert text_examples(tokens, None, 8, prompts=False) is tokens
     images = Images(np.zeros((0, 1, 8, 8), np.uint8))
     assert of_pictures.predict(replace(NEW, inputs=images)) == []

@@ -161,6 +161,8 @@ class Advice:
             yield "measured: take the order below as a guess."
         if self.is_like_yours and self.is_only_one:
             yield f"No other setting was measured with {self.kind}."
+        if self.is_like_yours and not setting.has_ends:
+            yield "The perplexities count no end-of-text token, as those of your run will."
         if setting.num_seeds < _FULL:
             seeds = _NUMBERS[setting.num_seeds]
             yield f"The figures rest on {seeds}: with other seeds they may differ."

@@ -85,7 +85,8 @@ class Measured:
 @dataclass(frozen=True)
 class Setting:
     """A setting that was measured: its clients, and its methods, the best on test data first.
-    ``chosen`` is the best on validation data. ``alpha`` is that of the Dirichlet distribution by
+    ``chosen`` is the best on validation data. Without ``has_ends`` a language model's texts had no
+    end-of-text token, as they have in a run now. ``alpha`` is that of the Dirichlet distribution by
     which the data were divided; None: the clients are those of the data set."""
 
     data: str
@@ -100,6 +101,7 @@ class Setting:
     chosen: str
     methods: Mapping[str, Measured]
     task: Task = "classification"
+    has_ends: bool = True
 
     @property
     def kind(self) -> Kind:

@@ -22,6 +22,7 @@ Kind = Literal[
     "label-like-none",
     "no-text",
     "cut-text",
+    "no-end",
     "repeated",
     "min-examples",
     "not-drawn",

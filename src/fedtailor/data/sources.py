@@ -34,6 +34,10 @@ Task = Literal["classification", "causal-lm"]
 _REPEATS = (
     "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
 )
+_NO_END = (
+    "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
+    "where a text ends"
+)
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
@@ -185,6 +189,8 @@ def load_data(
         *_like_none(labels, classes, rows, config, groups, client_names),
         *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
     ]
+    if task == "causal-lm" and tokenizer is not None and tokenizer.eos_token_id is None:
+        omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
         raise InputError(f"{config.name or config.path} has no training examples; one is needed")
@@ -249,7 +255,8 @@ def _text_omissions(
     is_empty = np.array([not text.strip() for text in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
-    limit = f"cut to {config.max_length} tokens, the rest is ignored (data.max_length)"
+    rest = "the rest is" if task_of_data(config) == "classification" else "the rest and the end are"
+    limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
     return [
         *of_rows(
             "no-text", too_short, "with too little text to learn from, left out", groups, names
@@ -386,6 +393,6 @@ def _inputs(
         return Images(values), rows
     if tokenizer is None:
         raise InputError("this data set holds text; it needs a model with a tokenizer")
-    min_tokens = 2 if task == "causal-lm" else 1
-    tokens, texts = tokenise(values, tokenizer, config.max_length, cache, min_tokens=min_tokens)
+    ends = task == "causal-lm"
+    tokens, texts = tokenise(values, tokenizer, config.max_length, cache, ends=ends)
     return tokens, rows[texts]

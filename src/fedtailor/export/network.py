@@ -218,6 +218,10 @@ class Network:
             like: Any = auto.from_config(config)
         config.architectures = [type(like).__name__]
         config.save_pretrained(str(folder))
+        if ends := sorted(self.backbone.ends) if self.data["task"] == "causal-lm" else []:
+            pad = config.pad_token_id
+            generation = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=pad)
+            generation.save_pretrained(str(folder))
         if not weights:
             return
         if self.pooling:

@@ -22,9 +22,10 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def text_examples(
-    values: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int
+    values: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int, *, prompts: bool
 ) -> Tokens:
-    """Texts as token sequences of at most ``max_length``; `Tokens` as they are.
+    """Texts as token sequences of at most ``max_length``; `Tokens` as they are. A language model
+    goes on from ``prompts``.
 
     Raises:
         InputError: these are no texts, or there is no tokenizer for them.
@@ -41,7 +42,7 @@ def text_examples(
         raise InputError(
             "this model has no tokenizer; give its inputs as fedtailor.data.table.Tokens"
         )
-    return encode(texts, tokenizer, max_length)
+    return encode(texts, tokenizer, max_length, prompts=prompts)
 
 
 def picture_examples(values: Any, shape: Sequence[int]) -> Images:

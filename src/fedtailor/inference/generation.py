@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,7 @@ def generate(
     logits: Callable[[Batch], Tensor],
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    end: int | None,
+    ends: Collection[int],
     longest: int | None,
 ) -> list[list[int]]:
     """The tokens that follow each of a batch's ``prompts``.
@@ -24,7 +24,7 @@ def generate(
         logits: from a batch to ``[b, L, vocabulary]``.
         prompts: token ids, one or more each.
         max_new_tokens: how many at most.
-        end: the token after which a text ends; it is left out.
+        ends: the tokens after which a text ends; they are left out.
         longest: how many tokens a prompt and its text have at most; None: any number.
     """
     texts = [list(prompt) for prompt in prompts]
@@ -43,7 +43,7 @@ def generate(
             if not open_[row]:
                 continue
             token = int(scores[row, len(text) - 1].argmax())
-            if token == end:
+            if token in ends:
                 open_[row] = False
                 continue
             text.append(token)

@@ -124,7 +124,6 @@ class PersonalModel:
         backbone = self.trained.task.backbone
         if backbone.tokenizer is None:
             raise InputError("this language model has no tokenizer, so it can't generate text")
-        end = backbone.tokenizer.eos_token_id
         longest = getattr(backbone.prepare, "max_length", None)
         size = self.trained.experiment.evaluate.batch_size
         texts = [""] * len(prompts)
@@ -133,7 +132,7 @@ class PersonalModel:
                 prompts.values[prompts.offsets[row] : prompts.offsets[row + 1]].tolist()
                 for row in rows
             ]
-            new = generate(self.logits, ids, max_new_tokens, end, longest)
+            new = generate(self.logits, ids, max_new_tokens, backbone.ends, longest)
             for row, tokens in zip(rows, new, strict=True):
                 texts[row] = backbone.tokenizer.decode(tokens, skip_special_tokens=True)
         return texts
@@ -186,7 +185,9 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
     if data["modality"] == "image":
         return picture_examples(inputs, data["picture"])
     max_length = trained.experiment.data.max_length
-    return text_examples(inputs, trained.task.backbone.tokenizer, max_length)
+    backbone = trained.task.backbone
+    prompts = backbone.kind == "causal-lm"
+    return text_examples(inputs, backbone.tokenizer, max_length, prompts=prompts)
 
 
 def count_trained_on(

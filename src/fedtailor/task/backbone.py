@@ -47,3 +47,14 @@ class Backbone:
     tokenizer: Any = field(default=None, repr=False)
     pretrained: bool = True
     batch_norm: BatchNormMode = "train"
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and of those that the model's generation
+        config names the special ones. None without a tokenizer."""
+        if self.tokenizer is None:
+            return frozenset()
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        special = {*(named if isinstance(named, list) else [named])}
+        special &= self.tokenizer.added_tokens_decoder.keys()
+        return frozenset(special | {self.tokenizer.eos_token_id} - {None})

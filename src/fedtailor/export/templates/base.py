@@ -98,9 +98,13 @@ class Base(ABC):
         }
 
     def _ids(self, text: str) -> list[int]:
-        length = self.about["max_length"]
-        ids: list[int] = self.tokenizer(text, truncation=True, max_length=length)["input_ids"]
-        return ids or [next(iter(self.tokenizer.all_special_ids), 0)]
+        length, prompts = self.about["max_length"], self.about["task"] == "causal-lm"
+        encoded = self.tokenizer(text, truncation=not prompts, max_length=length, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        added = encoded.encodings[0].special_tokens_mask
+        if prompts and ids and ids[-1] == self.tokenizer.eos_token_id and added[-1]:
+            del ids[-1]  # some tokenizers end each text; this one goes on
+        return ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)]
 
     def _picture(self, path: str) -> Tensor:
         channels, *size = self.about["picture"]
@@ -164,7 +168,7 @@ class Base(ABC):
         for _ in range(room):
             logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
             following = logits[:, -1].argmax(-1)
-            if int(following) == self.tokenizer.eos_token_id:
+            if int(following) in self.about["ends"]:
                 break
             ids = torch.cat([ids, following[:, None]], 1)
         return str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
