@@ -95,3 +95,20 @@ def test_two_columns_of_texts_without_a_usual_name_are_not_chosen_between(
     new, *_ = outcomes({"left": ONE, "right": TWO, "label": [0, 1]}, tmp_path, cache)
     assert "may each be the input" in new
     assert "--text" in new
+
+
+def test_a_test_file_may_have_whole_numbers_as_floats(tmp_path: Path, cache: Path) -> None:
+    """As pandas makes them; the same in a csv file, where a cell is 1.0."""
+    train = pd.DataFrame({"text": ONE, "label": [-1, 1, 1]})
+    test = train.assign(label=[1.0, -1.0, 1.0])
+    for suffix, write in ((".parquet", "to_parquet"), (".csv", "to_csv")):
+        paths = [str(tmp_path / f"{name}{suffix}") for name in ("train", "test")]
+        for frame, path in zip((train, test), paths, strict=True):
+            getattr(frame, write)(path, index=False)
+        columns = read_columns(DataConfig(path=paths[0], test_path=paths[1]), cache)
+        numbers, names = encode_labels(columns)
+        assert (names, numbers.tolist()) == (("-1", "1"), [0, 1, 1, 1, 0, 1])
+    test.assign(label=[1.5, 1.0, 1.0]).to_parquet(tmp_path / "test.parquet")
+    paths = [str(tmp_path / f"{name}.parquet") for name in ("train", "test")]
+    with pytest.raises(InputError, match="is int64 in the training split but float64"):
+        read_columns(DataConfig(path=paths[0], test_path=paths[1]), cache)

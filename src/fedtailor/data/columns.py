@@ -162,12 +162,27 @@ def _join(train: Any, test: Any | None, names: list[str]) -> Any:
         if name not in test.column_names:
             listed = ", ".join(test.column_names)
             raise InputError(f"no column {name!r} in the test split; columns: {listed}")
+        test = _as_whole_numbers(train, test, name)
         if train.features[name] != test.features[name]:
             raise InputError(
                 f"column {name!r} is {_kind(train, name)} in the training split but "
                 f"{_kind(test, name)} in the test split"
             )
     return concatenate_datasets([train.select_columns(names), test.select_columns(names)])
+
+
+def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
+    """The test rows; floats that are whole, which pandas makes beside empty cells, are integers
+    as in the training rows, and integers are floats where those are."""
+    kinds = tuple(_kind(table, name) for table in (train, test))
+    numbers = {*kinds} <= {"int64", "int32", "float64", "float32"} and len({*kinds}) == 2
+    if (
+        not numbers
+        or hasattr(train.features[name], "names")
+        or any(x is not None and x % 1 for x in test[name][:])
+    ):
+        return test
+    return test.cast_column(name, train.features[name])
 
 
 def _check_input(table: Any, column: str) -> bool:
