@@ -25,12 +25,10 @@ from typing import Any
 
 from .errors import InputError
 
-_FAULTS = (  # what loading a file with a mistake in it raises
-    ArithmeticError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
-    ValueError,
-)  # fmt: skip
+_OF_VALUES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _MODULE = re.compile(r"\w+(\.\w+)*")
 _sources: dict[str, bytes] = {}  # by module; a file's bytes as they were when it was first read
+_files: set[str] = set()  # the user's own files that have been loaded
 
 
 @dataclass(frozen=True)
@@ -101,15 +99,36 @@ def load(reference: str, sha256: str | None = None) -> Any:
 
 
 @contextmanager
-def faults_of(reference: str) -> Iterator[None]:
-    """Raise InputError, with the line, where the code that ``reference`` names has a mistake."""
+def own_faults() -> Iterator[None]:
+    """Raise InputError, with file and line, where code of the user's own has raised anything else,
+    `SystemExit` too; or where something else fails because of what that code has returned."""
     try:
         yield
-    except InputError:
+    except (InputError, KeyboardInterrupt, GeneratorExit, ConnectionError):
         raise
-    except (*_FAULTS, RuntimeError) as error:
-        path = file_of(reference)
-        raise InputError(f"{_shown(path)}{_line(error, path)}: {_text(error)}") from error
+    except BaseException as error:
+        place = _own_place(error)
+        if place is None and not (_files and isinstance(error, _OF_VALUES)):
+            raise
+        if place is None:
+            files = ", ".join(map(_shown, sorted(_files)))
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{files} (or what uses its values: {Path(frame.filename).name}, line "
+            place += f"{frame.lineno})"
+        raise InputError(f"{place}: {_text(error)}") from error
+
+
+def _own_place(error: BaseException) -> str | None:
+    """The user's own file and the line in which an error has its cause; None: there is none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SyntaxError) and cause.filename in _files:
+            return f"{_shown(cause.filename)}, line {cause.lineno}"
+        frames = [f for f in traceback.extract_tb(cause.__traceback__) if f.filename in _files]
+        if frames:
+            return f"{_shown(frames[-1].filename)}, line {frames[-1].lineno}"
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def stored(reference: str, folder: Path, sha256: str | None) -> str:
@@ -268,14 +287,15 @@ def _load_file(path: Path, sha256: str | None) -> ModuleType:
     assert spec is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while they are made
+    _files.add(str(path))
     try:
-        exec(compile(source, str(path), "exec"), vars(module))
-    except _FAULTS as error:
-        del sys.modules[name]
-        raise InputError(f"{_shown(path)}{_line(error, path)}: {_text(error)}") from error
+        with own_faults():
+            exec(compile(source, str(path), "exec"), vars(module))
+        _sources[name] = source
     finally:
+        if name not in _sources:
+            del sys.modules[name]
         sys.modules.update(others)
-    _sources[name] = source
     return module
 
 
@@ -288,6 +308,7 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         _sources[fullname] = self._source
+        _files.add(self.path)
         return self.source_to_code(self._source, self.path)
 
 
@@ -365,12 +386,6 @@ def _shown(place: str | Path) -> str:
     return str(place).removeprefix(f"{Path().absolute()}/")
 
 
-def _line(error: BaseException, path: Path) -> str:
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f", line {error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f", line {frames[-1].lineno}" if frames else ""
-
-
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

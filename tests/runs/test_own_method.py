@@ -96,6 +96,71 @@ def logs(out: Path, label: str) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("history.jsonl", "clients.jsonl")]
 
 
+FAULTY = """
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import fedtailor as ft
+
+@dataclass(frozen=True)
+class Mine(ft.FedAvg):
+    name: ClassVar[str] = "mine"
+
+    def {hook}(self, *arguments):
+        {body}
+"""
+DIGITS = """
+rounds = 1
+data = {name = "digits", limit = 40}
+split = {clients = 2}
+model = {name = "cnn", pretrained = false, width = 0.1, image_size = 16}
+methods.mine.class = "mine.py:Mine"
+engine.executor = "%s"
+"""
+HERE = "mine.py, line 13: "
+
+
+@pytest.mark.parametrize(
+    ("hook", "body", "said", "executor"),
+    [
+        ("local", "assert False", f"{HERE}AssertionError", "processes"),
+        ("local", "raise StopIteration", f"{HERE}RuntimeError: generator", "vectorised"),
+        ("aggregate", "sys.exit(3)", f"{HERE}SystemExit: 3", "sequential"),
+        ("adapt", "import no_such", f"{HERE}ModuleNotFoundError", "sequential"),
+        ("send", "return None", "mine.py (or what uses its values: params.py", "sequential"),
+        ("local", "return {}", "mine.local returns {}; it must return a state", "sequential"),
+        (
+            "local",
+            "state, loss = super().local(*arguments); state.pop('head.weight'); return state, loss",
+            "mine.local returns a state that lacks head.weight",
+            "processes",
+        ),
+        ("aggregate", "return {}", "mine.aggregate returns a state that lacks", "sequential"),
+        (
+            "aggregate",
+            "return {n: v.double() for n, v in super().aggregate(*arguments).items()}",
+            "mine.aggregate returns conv1.weight as torch.float64",
+            "sequential",
+        ),
+        ("init_server", "return {}", "a client of mine receives no tensor", "sequential"),
+        ("upload", "return {'x': 1}", "mine.upload returns a state with 'x': 1", "sequential"),
+    ],
+)
+def test_a_faulty_hook_is_said_in_one_line(
+    hook: str, body: str, said: str, executor: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(FAULTY.format(hook=hook, body=body))
+    Path("mine.toml").write_text(DIGITS % executor)
+    assert main(["run", "mine.toml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("fedtailor: ")
+    assert said in lines[-1]
+    assert not any(line.startswith("Traceback") for line in lines)
+
+
 @pytest.mark.slow
 def test_it_runs_and_goes_on_as_the_built_in_ones_do(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -11,6 +11,7 @@ from typing import NoReturn
 import fedtailor
 
 from ..errors import InputError, one_line, unknown
+from ..user_code import own_faults
 from . import (
     advise,
     check,
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         command = options.command.__module__.rpartition(".")[2]
-        options.command(options)
+        with own_faults():
+            options.command(options)
         sys.stdout.flush()
     except InputError as error:
         print(f"fedtailor: {one_line(error)}", file=sys.stderr)

@@ -25,6 +25,7 @@ from ..robustness.rules import Robust
 from ..stacked import GROUP, accumulation_dtype, weighted_sum
 from ..task.task import Task
 from .config import Plan
+from .forms import check_like
 
 MOST = 1e18  # of a value of the server's state
 
@@ -366,6 +367,8 @@ def _aggregate(
         state = method.aggregate(task, to_device(server, device), uploads, cohort)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
         return server, "the server's next state can't be computed"
+    if cohort.round == 1:
+        check_like(method, "aggregate", state, server)
     return aligned(to_device(state, task.device)), _problem(state)
 
 

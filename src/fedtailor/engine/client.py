@@ -27,6 +27,7 @@ from ..robustness.backdoor import Trigger
 from ..task.task import Task
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
+from .forms import check_state, check_trained
 from .metrics import Metrics, MetricValues
 from .scoring import SPLITS, metric_values, num_sums, score, stamped
 
@@ -41,10 +42,20 @@ def client_round(
     batches: Sequence[Batch],
     context: ClientContext,
 ) -> tuple[Params, Params, Tensor]:
-    """Train for one round: (what is sent up, the new private state, the mean loss)."""
-    trained, loss = method.local(task, {**received, **private}, batches, context)
+    """Train for one round: (what is sent up, the new private state, the mean loss).
+
+    Raises:
+        InputError: in round 1, what the method returns has not the form that it must have.
+    """
+    outcome = method.local(task, {**received, **private}, batches, context)
+    if context.round == 1:
+        check_trained(method, task, received, private, outcome)
+    trained, loss = outcome
     kept, shared = split(trained, partial(method.is_private, task))
-    return method.upload(task, received, shared), kept, loss
+    upload = method.upload(task, received, shared)
+    if context.round == 1:
+        check_state(method, "upload", upload)
+    return upload, kept, loss
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, unknown
 from ..task.backbone import Kind
-from ..user_code import faults_of, load
+from ..user_code import load, own_faults
 from .config import EvaluateConfig
 
 Labels = NDArray[np.int64]
@@ -179,8 +178,7 @@ class Metrics:
         self, spec: str, function: MetricFunction, labels: Labels, probabilities: Probabilities
     ) -> float | None:
         """None for NaN: the metric is undefined for this client."""
-        is_own = ":" in spec and spec not in self.given
-        with faults_of(spec) if is_own else nullcontext():
+        with own_faults():
             value: object = function(labels, probabilities)
         try:
             number = float(value)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from .client_store import ClientStore
 from .config import EngineConfig, Plan
 from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
+from .forms import check_state
 from .joining import Joining
 from .metrics import MetricFunction, Metrics
 from .participants import draw_cohort
@@ -35,7 +36,9 @@ def new_store(
 
     def initial(client: int) -> Params:
         key = random.key(federation.seed, "client", client)
-        return aligned(method.init_client(task, client, key))
+        state = method.init_client(task, client, key)
+        check_state(method, "init_client", state)
+        return aligned(state)
 
     return ClientStore(federation.num_clients, initial, path)
 
@@ -43,7 +46,9 @@ def new_store(
 def first_server(method: Method, task: Task, federation: Federation) -> Server:
     """The server's state before the first round."""
     key = random.key(federation.seed, "server")
-    return aligned(method.init_server(task, federation.num_clients, key))
+    server = method.init_server(task, federation.num_clients, key)
+    check_state(method, "init_server", server)
+    return aligned(server)
 
 
 def cohort_of(federation: Federation, number: int, clients: tuple[int, ...]) -> Cohort:

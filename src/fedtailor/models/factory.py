@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..task.backbone import Backbone
-from ..user_code import faults_of, load
+from ..user_code import load, own_faults
 
 
 def call_factory(factory: str) -> nn.Module | Backbone:
@@ -30,7 +30,7 @@ def call_factory(factory: str) -> nn.Module | Backbone:
             f"model.factory = {factory!r} needs {', '.join(needed)}; it is called without "
             "arguments: give each of them a default"
         )
-    with faults_of(factory):
+    with own_faults():
         made = function()
     if not isinstance(made, nn.Module | Backbone):
         raise InputError(

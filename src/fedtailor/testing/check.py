@@ -13,14 +13,12 @@ from ..errors import InputError
 from ..method import Method
 from ..task.task import Task
 from ..temporary_folder import temporary_folder
+from ..user_code import own_faults
 from .case import Case, CheckFailedError
 from .checks import CHECKS, runs
 from .subjects import Subject, pictures, texts
 
-_FAULTS = (  # what a method with a mistake in it raises
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,10 @@ def outcomes(method: Method, on: Sequence[Subject] = ()) -> Iterator[Outcome]:
 def _refusal(method: Method, subject: Subject) -> str:
     """Why the method does not work on the subject's model; empty if it may."""
     try:
-        task = Task(subject.backbone, method.adapt)
-        check(method, task, subject.federation, subject.plan)
-        method.check_batch(task, subject.federation.dataset.batch(np.arange(2)))
+        with own_faults():
+            task = Task(subject.backbone, method.adapt)
+            check(method, task, subject.federation, subject.plan)
+            method.check_batch(task, subject.federation.dataset.batch(np.arange(2)))
     except InputError as error:
         return str(error)
     return ""
@@ -97,10 +96,13 @@ def _refusal(method: Method, subject: Subject) -> str:
 def _outcome(check: Callable[[Case], None], case: Case) -> Outcome:
     name = check.__name__.replace("_", " ")
     try:
-        check(case)
+        with own_faults():
+            check(case)
     except CheckFailedError as error:
         return Outcome(name, case.subject.name, str(error))
-    except _FAULTS as error:
-        text = " ".join(str(error).split())
-        return Outcome(name, case.subject.name, f"{type(error).__name__}: {text[:300]}")
+    except (InputError, *_FAULTS) as error:
+        text = " ".join(str(error).split())[:300]
+        is_named = isinstance(error, InputError)
+        problem = text if is_named else f"{type(error).__name__}: {text}"
+        return Outcome(name, case.subject.name, problem)
     return Outcome(name, case.subject.name)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...params import Params, same_tensors
+from ...user_code import own_faults
 from .messages import Place, pack, unpack
 from .work import Work
 
@@ -263,7 +264,8 @@ def _serve(
         try:
             if new_server is not None:
                 server = shared.unpack(new_server)
-            result = works[name].one(server, inputs.unpack(item))
+            with own_faults():
+                result = works[name].one(server, inputs.unpack(item))
             count += 1
             answer = True, results[count % 2].pack(result)
         except InputError as error:
