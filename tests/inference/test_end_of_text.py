@@ -86,6 +86,14 @@ def test_a_text_that_is_generated_ends(run: Path, tmp_path: Path) -> None:
     assert generation.eos_token_id == [0, 1]
 
 
+def test_a_prompt_that_is_cut_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ft.load_model(run, "fedavg", "a").predict(["patient fever " * 9, "patient"])
+    assert capsys.readouterr().err == (
+        "fedtailor: 1 of 2 texts are longer than 8 tokens (the run's data.max_length): only their "
+        "first 8 are read\n"
+    )
+
+
 def test_a_client_that_joins_has_texts_of_the_same_form(run: Path, tmp_path: Path) -> None:
     rows = [(text, "c") for text in TEXTS * 3]
     result = ft.onboard(run, "fedavg", write(tmp_path / "new.csv", rows), "c")

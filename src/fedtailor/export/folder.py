@@ -248,7 +248,7 @@ def _portable(model: ClientModel) -> Portable:
 
 def _is_smaller(tensors: Params, own: Params) -> bool:
     """Whether any of the base model's tensors has fewer units."""
-    return any(value.shape != own[name].shape for name, value in tensors.items())
+    return any(value.shape != own.get(name, value).shape for name, value in tensors.items())
 
 
 def _write_parts(
@@ -275,9 +275,11 @@ def _merged(model: ClientModel, portable: Portable) -> Portable:
             f"{model.method.name} needs more than one set of weights, which no merged model has; "
             f"leave out --merge"
         )
-    own, tensors = model.network.tensors, dict(portable.tensors)
+    tensors = dict(portable.tensors)
+    all_names = dict(model.network.model.named_parameters(remove_duplicate=False))
+    own = {**model.network.tensors, **{name: value.detach() for name, value in all_names.items()}}
     for path, (A, B) in portable.lora.items():
-        name = f"{path}.weight"
+        name = f"{path}.weight"  # of a tied head, too, which then has weights of its own
         tensors[name] = tensors.get(name, own[name]) + B @ A
     return Portable("plain", padded(tensors, own))
 

@@ -208,6 +208,8 @@ class Network:
         config = copy.deepcopy(part.config)
         if hasattr(config, "use_cache"):
             config.use_cache = True
+        if tensors.keys() - self.tensors.keys():
+            config.tie_word_embeddings = False  # a merged adapter on the tied head
         if self.data["task"] == "classification":
             config.id2label = dict(enumerate(self.data["classes"]))
             config.label2id = {name: number for number, name in enumerate(self.data["classes"])}

@@ -21,6 +21,7 @@ from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import MetricFunction, Metrics
 from ..engine.prepare import client_works, first_server, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
+from ..models.inputs import check_ids
 from ..params import Params, to_device
 from ..run_format import seal_json
 from ..runs.build import (
@@ -364,6 +365,7 @@ class Site:
         # what work says of a client may reach the server, and the names of clients must not
         federation = replace(federation, partition=replace(federation.partition, names=None))
         backbone = backbone_of(experiment, dataset, self._backbone, seed)
+        check_ids(dataset.inputs, backbone)
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from ..data.names import listed
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError
+from ..models.inputs import check_ids
 from ..params import Batch, Params, to_device
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_rows, trained_rows_file
@@ -97,6 +99,11 @@ class PersonalModel:
             InputError: the model reads inputs of another kind, or one of them can't be read.
         """
         examples = self.examples(inputs)
+        say_cut(self.trained, [examples])
+        return self.predict_examples(examples, max_new_tokens)
+
+    def predict_examples(self, examples: Tokens | Images, max_new_tokens: int) -> list[Any]:
+        """The same of `examples`."""
         if isinstance(examples, Tokens) and self.kind == "causal-lm":
             return self._texts(examples, max_new_tokens)
         size = self.trained.experiment.evaluate.batch_size
@@ -163,14 +170,29 @@ def predict_by_client(
         if trained.onboarded(client) is None:
             trained.number(client)
     results: list[Any] = [None] * len(inputs)
+    read = []
     for client in dict.fromkeys(clients):
         state = to_device(trained.client_state(client), trained.task.device)
         rows = [row for row, name in enumerate(clients) if name == client]
         model = PersonalModel(trained, client, state)
-        found = model.predict([inputs[row] for row in rows], max_new_tokens=max_new_tokens)
+        read.append(model.examples([inputs[row] for row in rows]))
+        found = model.predict_examples(read[-1], max_new_tokens)
         for row, result in zip(rows, found, strict=True):
             results[row] = result
+    say_cut(trained, read)
     return results
+
+
+def say_cut(trained: TrainedMethod, examples: Sequence[Tokens | Images]) -> None:
+    """Say on stderr how many texts were cut, if any was."""
+    tokens = [one for one in examples if isinstance(one, Tokens)]
+    if count := sum(len(one.cut) for one in tokens if one.cut is not None):
+        most = trained.experiment.data.max_length
+        print(
+            f"fedtailor: {count} of {sum(map(len, tokens))} texts are longer than {most} tokens "
+            f"(the run's data.max_length): only their first {most} are read",
+            file=sys.stderr,
+        )
 
 
 def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
@@ -187,7 +209,9 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
     max_length = trained.experiment.data.max_length
     backbone = trained.task.backbone
     prompts = backbone.kind == "causal-lm"
-    return text_examples(inputs, backbone.tokenizer, max_length, prompts=prompts)
+    examples = text_examples(inputs, backbone.tokenizer, max_length, prompts=prompts)
+    check_ids(examples, backbone)
+    return examples
 
 
 def count_trained_on(

@@ -26,6 +26,7 @@ from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
+from ..models.inputs import check_ids
 from ..params import Params, aligned, clone, to_device
 from ..run_format import seal_json
 from ..runs.build import federation_of, public_of, with_new_clients
@@ -190,6 +191,7 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
         data = dataset_of_client(data, client, "the data set")
     else:
         data = _loaded(trained, data, client)
+    check_ids(data.inputs, trained.task.backbone)
     for what in ("task", "modality", "classes"):
         value = list(data.classes) if what == "classes" else getattr(data, what)
         if value != wanted[what]:

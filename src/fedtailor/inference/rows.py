@@ -190,26 +190,26 @@ def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
 def accuracy(
     predictions: Sequence[Prediction], labels: Sequence[str], classes: Sequence[str]
 ) -> str:
-    """In words, how many predictions are right; labels may be class names or their numbers.
-
-    Raises:
-        InputError: a label is none of the model's classes.
-    """
+    """In words, how many predictions are right, and which labels are no class of the model, whose
+    rows don't count; labels may be class names or their numbers."""
     numbers = class_numbers(labels, classes)
+    others = [name for name, at in zip(labels, numbers, strict=True) if at < 0 and name.strip()]
+    left_out = ""
+    if others:
+        rows = "1 row has a label" if len(others) == 1 else f"{len(others)} rows have labels"
+        shown, known = listed([*dict.fromkeys(map(brief, others))]), listed(classes)
+        left_out = f"; {rows} that the model does not know, left out: {shown}; it knows {known}"
     known = [(p.label, at) for p, at in zip(predictions, numbers, strict=True) if at >= 0]
     right = sum(label == classes[at] for label, at in known)
     if not known:
-        return "no row has a label"
-    return f"accuracy {100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
+        return f"no row has a label{' that the model knows' if others else ''}{left_out}"
+    share = f"{100 * right / len(known):.1f} %: {right} of {len(known)} rows are right"
+    return f"accuracy {share}{left_out}"
 
 
 def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """The number of each label's class; -1 where there is no label. Labels may be class names or
-    their numbers, unless a class is called by a number.
-
-    Raises:
-        InputError: a label is none of the classes.
-    """
+    """The number of each label's class; -1 where there is no label, or none of the classes. Labels
+    may be class names or their numbers, unless a class is called by a number."""
     names = [label.strip() and label for label in labels]
     if all(_WHOLE.fullmatch(name) for name in classes):  # then 1.0 is 1, and no number of a class
         classes = [_whole(name) for name in classes]
@@ -218,9 +218,7 @@ def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     else:
         known = {"": -1} | {str(number): number for number in range(len(classes))}
     known |= {name: number for number, name in enumerate(classes)}
-    if wrong := next((name for name in names if name not in known), None):
-        raise unknown("label", wrong, classes)
-    return [known[name] for name in names]
+    return [known.get(name, -1) for name in names]
 
 
 def _whole(name: str) -> str:

@@ -5,6 +5,7 @@ A is ``[r, d_in]`` and B ``[d_out, r]``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any
 
@@ -56,9 +57,11 @@ def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
 
     check_rank(backbone, rank)
     targets = projections(backbone)
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=lora_alpha, target_modules=targets), backbone.model
-    )
+    with warnings.catch_warnings():  # an export unties an adapted head
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+        inject_adapter_in_model(
+            LoraConfig(r=rank, lora_alpha=lora_alpha, target_modules=targets), backbone.model
+        )
     for path in targets:
         layer: Any = backbone.model.get_submodule(path)
         nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)

@@ -85,6 +85,11 @@ def load_model(
             prepare = _lite0_inputs(config)
         else:
             model, prepare, new = build_transformer(config, source, kind, modality, num_classes)
+    if config.dropout and not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
+        raise InputError(
+            f"model.dropout = {config.dropout} has no effect: {type(model).__name__} has no "
+            "dropout but that of attention weights, which is always off; leave it out"
+        )
     return Backbone(
         model.eval(),
         kind,

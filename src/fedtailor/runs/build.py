@@ -24,6 +24,7 @@ from ..engine.metrics import MetricFunction, Metrics
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
+from ..models.inputs import check_ids
 from ..models.source import first_line
 from ..params import Batch
 from ..run_format import FROM_PYTHON
@@ -83,6 +84,9 @@ class Inputs:
                 f"the data are for {federation.dataset.task}, and the model is for {kind}; give "
                 "another model, or another data.task"
             )
+        for dataset in (federation.dataset, federation.public):
+            if dataset is not None:
+                check_ids(dataset.inputs, self.backbone(seed))
         for method in self.experiment.methods.values():
             task = self.task(method, seed)
             check(method, task, self.federations[seed], self.experiment.plan)

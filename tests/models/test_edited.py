@@ -1,0 +1,93 @@
+"""Models whose files do not fit together are refused in one line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from transformers import PreTrainedTokenizerFast
+
+import fedtailor as ft
+from fedtailor.errors import InputError
+from fedtailor.export.folder import export_model
+from fedtailor.export.templates.plain import Model
+from fedtailor.models import load_model
+from fedtailor.runs.experiment import parse
+from fedtailor.runs.trained import open_trained
+
+from .small import CAUSAL, DECODERS, save
+
+WORDS = ["[END]", *(f"w{number}" for number in range(1, 20)), "<patient>"]
+
+
+def folder_of(path: Path, rows: int, **fields: Any) -> Path:
+    """A tiny Llama with ``rows`` embeddings, and a tokenizer of 21 tokens."""
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[END]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    content = {**DECODERS["llama"].to_dict(), "vocab_size": rows, **fields}
+    out = save(path, transformers.LlamaConfig.from_dict(content), CAUSAL)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[END]").save_pretrained(out)
+    return out
+
+
+def experiment(tmp_path: Path, model: Path, texts: list[str], **fields: Any) -> ft.Experiment:
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "ward"), *((t, w) for t in texts for w in "ab")])
+    return parse({
+        "rounds": 1,
+        "methods": {"fedavg": {"trainable": "lora", "optimiser": {"name": "adam", "lr": 0.1}}},
+        "data": {"path": str(tmp_path / "a.csv"), "client": "ward", "task": "causal-lm"},
+        "split": {"scheme": "natural", "min_examples": 1},
+        "model": {"name": str(model), **fields},
+    })  # fmt: skip
+
+
+def test_tokens_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "llama", rows=20)
+    told = "the tokenizer has ids up to 20, the embedding table of .* has 20 rows, for ids 0 to 19"
+    beyond = experiment(tmp_path, model, ["w1 <patient> w2"] * 6)
+    with pytest.raises(InputError, match=told):
+        ft.run(beyond, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    within = experiment(tmp_path, model, ["w1 w2"] * 6)  # a token that no text has does no harm
+    run = ft.run(within, tmp_path / "run")
+    personal = ft.load_model(run, "fedavg", "a")
+    with pytest.raises(InputError, match=told):
+        personal.predict(["w1 <patient>"])
+    (tmp_path / "new.csv").write_text("text\n" + "w1 <patient> w3\n" * 6)
+    with pytest.raises(InputError, match=told):
+        ft.onboard(run, "fedavg", tmp_path / "new.csv", "c")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_on_the_output_layer_is_merged(tied: bool, tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "llama", rows=21, tie_word_embeddings=tied)
+    of = experiment(tmp_path, model, ["w1 w2 w3"] * 6, targets=["lm_head", "*.down_proj"])
+    run = ft.run(of, tmp_path / "run")
+    trained = open_trained(run, "fedavg")
+    state = trained.client_state("a")
+    assert any("lm_head" in name for name in state)
+    merged = Model(export_model(run, "fedavg", tmp_path / "out", client="a", merge=True))
+    ids = torch.tensor([[1, 2, 3, 4]])
+    ours = {"input_ids": ids, "attention_mask": torch.ones(1, 4)}
+    with torch.no_grad():
+        expected = trained.method.predict(trained.task, state, ours)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
+    np.testing.assert_allclose(merged.logits(ours).numpy(), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(plain.numpy(), expected.numpy(), atol=1e-5)
+
+
+def test_dropout_without_effect_is_refused(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "llama", rows=21)
+    config = ft.ModelConfig(str(model), dropout=0.3)
+    with pytest.raises(InputError, match=r"model.dropout = 0.3 has no effect: LlamaForCausalLM"):
+        load_model(config, "causal-lm", 0, seed=0)
+    load_model(config, "classification", 3, seed=0)  # the head has one
