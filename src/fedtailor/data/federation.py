@@ -214,9 +214,9 @@ class Federation:
 
 def num_turns(round_: int, rounds: int, size: int, clients: int) -> int:
     """Return how many turns have ended after a round, where ``clients`` train equally often (see
-    `Federation.turns`)."""
+    `Federation.turns`). The first round has one at least; others may have none."""
     each = max(1, round(rounds * size / clients))
-    return clients * each * round_ // rounds
+    return -(-clients * each * round_ // rounds)
 
 
 def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
