@@ -207,7 +207,11 @@ def test_splits_must_fit_together(stories, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "x", r"can't read '.*a.txt'; allowed: .csv, .jsonl, .json, .parquet, .arrow files"),
+        (
+            "a.txt",
+            "x",
+            r"can't read '.*a.txt'; allowed: .csv, .jsonl, .json, .parquet, .arrow files",
+        ),
         ("a.parquet", "x", "can't read .*a.parquet"),
         ("a.arrow", "x", "can't read .*a.arrow"),
         ("a.jsonl", '{"text": ', "can't read .*a.jsonl"),

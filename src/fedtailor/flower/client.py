@@ -21,11 +21,11 @@ from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import MetricFunction, Metrics
 from ..engine.prepare import client_works, first_server, new_store, with_example_cache
 from ..errors import DivergedError, InputError, unknown
-from ..models.inputs import check_ids
 from ..params import Params, to_device
 from ..run_format import seal_json
 from ..runs.build import (
     backbone_of,
+    check_ids,
     dataset_of,
     federation_of,
     named,

@@ -18,8 +18,8 @@ from ..data.names import listed
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError
-from ..models.inputs import check_ids
 from ..params import Batch, Params, to_device
+from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..runs.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone

@@ -26,10 +26,9 @@ from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
-from ..models.inputs import check_ids
 from ..params import Params, aligned, clone, to_device
 from ..run_format import seal_json
-from ..runs.build import federation_of, public_of, with_new_clients
+from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.directory import locked
 from ..runs.files import read_record, save_tensors, write_atomically
 from ..runs.held_out import without_trained

@@ -198,7 +198,9 @@ def accuracy(
     if others:
         rows = "1 row has a label" if len(others) == 1 else f"{len(others)} rows have labels"
         shown = listed([*dict.fromkeys(map(brief, others))])
-        left_out = f"; {rows} that the model does not know, left out: {shown}; it knows {listed(classes)}"
+        left_out = (
+            f"; {rows} that the model does not know, left out: {shown}; it knows {listed(classes)}"
+        )
     known = [(p.label, at) for p, at in zip(predictions, numbers, strict=True) if at >= 0]
     right = sum(label == classes[at] for label, at in known)
     if not known:

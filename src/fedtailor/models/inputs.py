@@ -16,12 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.table import Images, Tokens
-from ..data.tokens import num_ids
 from ..errors import InputError
 from ..params import Batch
-from ..task.backbone import Backbone
-from .pooled import Pooled
 
 Prepare = Callable[[Batch], dict[str, Any]]
 
@@ -100,26 +96,6 @@ class TextInputs:
             return full
         sliding = (1.0 - visible * (distance < self.window)) * _HIDDEN
         return {"full_attention": full, "sliding_attention": sliding} if self.by_layer else sliding
-
-
-def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
-    """Check that the model's table of embeddings has a row for each token.
-
-    Raises:
-        InputError: it has not.
-    """
-    model: Any = backbone.model.encoder if isinstance(backbone.model, Pooled) else backbone.model
-    if not isinstance(inputs, Tokens) or not hasattr(model, "get_input_embeddings"):
-        return
-    rows = len(model.get_input_embeddings().weight)
-    if inputs.values.max(initial=0) >= rows:
-        of = backbone.tokenizer
-        most = "" if of is None else f"the tokenizer has ids up to {num_ids(of) - 1}, "
-        raise InputError(
-            f"a text has a token that the model can't read: {most}the embedding table of "
-            f"{backbone.name} has {rows} rows, for ids 0 to {rows - 1}; leave such tokens out of "
-            "the texts, or give a model whose embeddings were resized for its tokenizer"
-        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from ..data.federation import Federation
 from ..data.rotated import rotate_pictures
 from ..data.shuffled import shuffle_labels
 from ..data.sources import read_columns
-from ..data.table import Dataset, Images
+from ..data.table import Dataset, Images, Tokens
+from ..data.tokens import num_ids
 from ..disk_cache import cache_dir
 from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
@@ -24,7 +25,8 @@ from ..engine.metrics import MetricFunction, Metrics
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
-from ..models.inputs import check_ids
+from ..models.inputs import ModuleInputs, TextInputs
+from ..models.pooled import Pooled
 from ..models.source import first_line
 from ..params import Batch
 from ..run_format import FROM_PYTHON
@@ -121,6 +123,27 @@ class Inputs:
                 f"the model {name} gives logits {list(logits.shape)} for {rows} examples of "
                 f"{classes} classes; they must be [{rows}, {classes}]"
             )
+
+
+def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
+    """Check that the model's table of embeddings has a row for each token.
+
+    Raises:
+        InputError: it has not.
+    """
+    model: Any = backbone.model.encoder if isinstance(backbone.model, Pooled) else backbone.model
+    as_they_are = isinstance(backbone.prepare, TextInputs | ModuleInputs)
+    if not (isinstance(inputs, Tokens) and as_they_are and hasattr(model, "get_input_embeddings")):
+        return
+    rows = len(model.get_input_embeddings().weight)
+    if inputs.values.max(initial=0) >= rows:
+        of = backbone.tokenizer
+        most = "" if of is None else f"the tokenizer has ids up to {num_ids(of) - 1}, "
+        raise InputError(
+            f"a text has a token that the model can't read: {most}the embedding table of "
+            f"{backbone.name} has {rows} rows, for ids 0 to {rows - 1}; leave such tokens out of "
+            "the texts, or give a model whose embeddings were resized for its tokenizer"
+        )
 
 
 def named(
