@@ -69,6 +69,22 @@ def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> No
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 
 
+def test_training_alone_has_the_same_turns_at_the_same_rates(tmp_path: Path) -> None:
+    chosen = experiment(
+        "local", rounds=4, cohort={"size": 3}, schedule={"name": "linear"}, evaluate={"every": 2}
+    )
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    direct = grid(chosen, tmp_path / "clients")
+    far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
+    near, far = (out / "methods/local/seed-0" for out in (near, far))
+    history = lines(near / "history.jsonl")
+    assert history == lines(far / "history.jsonl")
+    assert [len(line["cohort"]) for line in history] == [3, 2, 3, 2]
+    assert len({line["lr_scale"] for line in history}) == 2
+    _assert_same_evaluations(lines(near / "clients.jsonl"), lines(far / "clients.jsonl"))
+    _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
+
+
 def _assert_same_evaluations(near: list[dict[str, Any]], far: list[dict[str, Any]]) -> None:
     """A global model's examples share other batches: equal up to rounding."""
     assert len(near) == len(far)
