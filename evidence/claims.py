@@ -133,6 +133,8 @@ Accuracies are those of each client's own model on its own test examples, in per
 that validation chose: the mean over clients, then over seeds. The spread is a difference with its
 interval, each seed's difference, or "±", the standard deviation over seeds. "A against B" has the
 methods in the order of the claim, and a difference is A minus B. Of rounds fewer are better.
+Training alone trains every client equally often, also where a round has a part of the clients
+([how](methods/local.md#what-it-does)).
 
 A claim **holds** if this is so:
 
