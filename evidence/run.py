@@ -36,7 +36,7 @@ from fedtailor.data.overlap import label_counts, label_overlap
 from fedtailor.engine.client import Training
 from fedtailor.engine.costs import count_flops
 from fedtailor.engine.executors.work import ClientRequest
-from fedtailor.engine.prepare import client_works, first_server, new_store, with_example_cache
+from fedtailor.engine.prepare import as_trained, client_works, first_server, new_store
 from fedtailor.errors import DivergedError
 from fedtailor.params import to_device
 from fedtailor.report.read import Evaluation, Trial, read
@@ -251,7 +251,7 @@ def flops_of_step(experiment: ft.Experiment) -> float:
     ((seed, federation),) = inputs.federations.items()
     (method,) = experiment.methods.values()
     task = inputs.task(method, seed)
-    federation = with_example_cache(method, task, federation, plan.engine)
+    federation = as_trained(method, task, federation, plan)
     clients = sorted(range(federation.num_clients), key=federation.num_examples)
     client = clients[len(clients) // 2]
     train = client_works(method, task, federation, plan)["train"]

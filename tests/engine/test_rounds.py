@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor import random
 from fedtailor.data.config import LocalConfig
@@ -21,6 +21,7 @@ from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Batch, Params, encode
 from fedtailor.robustness.faults import FaultConfig
 from fedtailor.robustness.rules import Robust
+from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
 
@@ -344,3 +345,35 @@ class Plain(FedAvg):
 
     def client_weights(self, cohort: Cohort) -> Tensor:
         return cohort.uniform
+
+
+class Normed(nn.Module):
+    """Batch normalisation that gets one value of a channel from each picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(64, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.hidden(pixel_values.flatten(1)))))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_batch_normalisation_does_not_train_on_one_example(
+    executor: Literal["sequential", "vectorised"],
+) -> None:
+    """Two clients with 9 and 8 examples: the ninth is left out of each epoch, and counted."""
+    federation = digits_federation((9, 8, 1))
+    task = Task(Backbone(Normed(), name="normed"))
+    method = FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    plan = Plan(1, LocalConfig(batch_size=4, epochs=2), engine=EngineConfig(executor))
+    with pytest.raises(InputError, match=r"1 clients have no more: 2; raise split\.min_examples"):
+        next(rounds(method, task, federation, plan))
+    federation = digits_federation((9, 8))
+    with pytest.raises(InputError, match=r"batch_size = 1: .*allowed: 2 or more"):
+        next(rounds(method, task, federation, replace(plan, local=LocalConfig(batch_size=1))))
+    assert next(rounds(method, task, federation, plan)).steps == (4, 4)
+    maps = next(rounds(method, Task(digits_backbone()), federation, plan))
+    assert maps.steps == (6, 4)  # a picture has several values of each channel there

@@ -15,6 +15,8 @@ from fedtailor.data.table import Dataset
 from fedtailor.runs import estimate
 from fedtailor.runs.estimate import rounds_left
 from fedtailor.runs.run import dry_run
+from fedtailor.task.backbone import Backbone
+from tests.engine.test_rounds import Normed
 from tests.runs.conftest import EXPERIMENT, FOLDER
 from tests.small import digits, digits_backbone, without_checksum
 
@@ -136,3 +138,18 @@ def test_a_metric_that_is_undefined_for_all_is_said_before_and_null_after(tmp_pa
     assert ft.write_report(out, out / "report.html").exists()
     for path in out.rglob("*.json*"):
         assert b"NaN" not in path.read_bytes()
+
+
+def test_batches_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    nine = replace(
+        NAMED,
+        methods={"fedavg": ft.FedAvg()},
+        split=ft.SplitConfig(3, max_examples=9, validation=0.0),
+        local=ft.LocalConfig(batch_size=4),
+    )
+    backbone = Backbone(Normed(), name="normed")
+    hints = dry_run(nine, tmp_path / "run", data=digits(), backbone=backbone).hints
+    assert hints == [
+        "fedavg: one batch of each epoch is left out at 3 clients, since it has one example, too "
+        "few for batch normalisation"
+    ]

@@ -31,7 +31,8 @@ class Federation:
     the server and all clients have. With ``remote`` the clients' examples lie at
     their sites, and only the numbers of examples are known here. ``trained_before`` are the rows
     that the models were trained on before this run, ascending; None: they were not, or it is not
-    known. ``told_labels`` ``[K, classes]`` are what all sites have told of theirs.
+    known. ``told_labels`` ``[K, classes]`` are what all sites have told of theirs. Training
+    leaves out batches of fewer than ``least_batch`` examples.
     """
 
     dataset: Dataset
@@ -42,6 +43,7 @@ class Federation:
     remote: bool = False
     trained_before: Fingerprints | None = None
     told_labels: Indices | None = None
+    least_batch: int = 1
 
     @property
     def num_clients(self) -> int:
@@ -131,7 +133,8 @@ class Federation:
         passes = local.passes if passes is None else passes
         if local.steps is not None:
             return passes * local.steps
-        return passes * -(-self.num_examples(client) // local.batch_size)
+        whole, rest = divmod(self.num_examples(client), local.batch_size)
+        return passes * (whole + (rest >= self.least_batch))
 
     def batches(
         self,
@@ -145,7 +148,7 @@ class Federation:
         """Yield the client's training batches of a round.
 
         Every epoch is a new shuffle; examples of similar length share a batch. The last batch of an
-        epoch may be smaller.
+        epoch may be smaller; with fewer than ``least_batch`` examples it is left out.
 
         Args:
             client: its number.
@@ -173,7 +176,8 @@ class Federation:
             bucket = rows[start : start + size * _BUCKET]
             bucket = bucket[np.argsort(self.dataset.inputs.lengths(bucket), kind="stable")]
             batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
-        return [batches[i] for i in rng.permutation(len(batches))]
+        order = rng.permutation(len(batches))
+        return [batches[i] for i in order if len(batches[i]) >= self.least_batch]
 
     def rows(self, client: int, split: Split) -> Indices:
         """Return the rows of one of the client's splits."""

@@ -13,13 +13,16 @@ from .. import random
 from ..data.config import LocalConfig
 from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
+from ..data.names import listed
+from ..data.table import Images
+from ..errors import InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
 from ..robustness.faults import TimeModel
 from ..task.task import Task
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore
-from .config import EngineConfig, Plan
+from .config import Plan
 from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
 from .forms import check_state
@@ -91,7 +94,7 @@ def first_steps(
 def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) -> Costs:
     """The costs of a client, the floating-point operations of a step included: their mean over at
     most four `first_steps`. What is computed once for each example is not counted."""
-    federation = with_example_cache(method, task, federation, plan.engine)
+    federation = as_trained(method, task, federation, plan)
     works, server, request = first_steps(method, task, federation, plan, limit=4)
     train = works["train"]
     assert isinstance(train, Training)
@@ -131,10 +134,44 @@ def public_batch(federation: Federation, task: Task) -> Batch:
     return to_device(federation.public.batch(rows), task.device)
 
 
-def with_example_cache(
-    method: Method, task: Task, federation: Federation, engine: EngineConfig
+def with_least_batch(
+    method: Method, task: Task, federation: Federation, batch_size: int
 ) -> Federation:
-    """``federation``, with what the method works out once an example, if it fits into memory."""
+    """``federation`` without batches that are too small for the method or the model.
+
+    Raises:
+        InputError: a client has no others.
+    """
+    inputs, least = federation.dataset.inputs, method.min_batch_size
+    if federation.remote and isinstance(inputs, Images):
+        inputs = Images(np.zeros((1, *inputs.values.shape[1:]), np.uint8))
+    if len(inputs):
+        one = to_device(inputs.batch(np.arange(1)), task.device)
+        least = max(least, task.least_examples(one))
+    if least == 1:
+        return federation
+    why = f"{method.name} with this model can't train on one example (batch normalisation)"
+    if batch_size < least:
+        raise InputError(f"local.batch_size = {batch_size}: {why}; allowed: {least} or more")
+    sizes = federation.partition.train.sizes()
+    if len(few := np.flatnonzero((sizes > 0) & (sizes < least))):
+        names = listed([federation.name(int(client)) for client in few], few=5)
+        raise InputError(
+            f"{why}, and {len(few)} clients have no more: {names}; raise split.min_examples, or "
+            "set model.batch_norm = 'frozen'"
+        )
+    return replace(federation, least_batch=least)
+
+
+def as_trained(method: Method, task: Task, federation: Federation, plan: Plan) -> Federation:
+    """``federation`` without batches that are too small, and with what the method works out once an
+    example, if it fits into memory.
+
+    Raises:
+        InputError: all batches of a client are too small.
+    """
+    federation = with_least_batch(method, task, federation, plan.local.batch_size)
+    engine = plan.engine
     if engine.cache_mb == 0 or federation.remote:
         return federation
 

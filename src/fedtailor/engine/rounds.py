@@ -21,7 +21,7 @@ from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
 from .participants import draw_cohort
-from .prepare import client_works, first_server, new_store, time_model, with_example_cache
+from .prepare import as_trained, client_works, first_server, new_store, time_model
 from .results import Round
 
 
@@ -85,7 +85,7 @@ def rounds(
     if plan.engine.on_divergence == "skip":
         quorum = min(quorum, LEAST)
     time = time_model(method, task, federation, plan)
-    federation = with_example_cache(method, task, federation, plan.engine)
+    federation = as_trained(method, task, federation, plan)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
         runner = make_executor(works)

@@ -19,7 +19,7 @@ from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import MetricFunction, Metrics
-from ..engine.prepare import client_works, first_server, new_store, with_example_cache
+from ..engine.prepare import as_trained, client_works, first_server, new_store
 from ..errors import DivergedError, InputError, unknown
 from ..params import Params, to_device
 from ..run_format import seal_json
@@ -370,7 +370,7 @@ class Site:
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))
         first = new_store(method, task, federation)
-        federation = with_example_cache(method, task, federation, plan.engine)
+        federation = as_trained(method, task, federation, plan)
         works = client_works(method, task, federation, plan, self._metrics)
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)

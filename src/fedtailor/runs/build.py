@@ -22,6 +22,7 @@ from ..disk_cache import cache_dir
 from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import MetricFunction, Metrics
+from ..engine.prepare import with_least_batch
 from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
@@ -98,6 +99,7 @@ class Inputs:
             two = {name: value.to(task.device) for name, value in two.items()}
             self._check_own_model(task, two)
             method.check_batch(task, two)
+            with_least_batch(method, task, self.federations[seed], self.experiment.local.batch_size)
         return task.device
 
     def _check_own_model(self, task: Task, batch: Batch) -> None:

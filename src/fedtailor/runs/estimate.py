@@ -16,7 +16,7 @@ from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
 from ..engine.participants import draw_cohort
-from ..engine.prepare import first_steps, with_example_cache
+from ..engine.prepare import as_trained, first_steps
 from ..method import FineTuning, Method
 from ..run_format import has_commit
 from ..task.backbone import Backbone
@@ -80,6 +80,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         hints=[
             *_hints(experiment, labels, backbone, parameters),
             *_undefined_auc(experiment, federation),
+            *_short_batches(methods),
         ],
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
@@ -105,6 +106,17 @@ def _hints(
         f"{', '.join(whole)} {what} the whole model; a small adapter is trained with "
         f'methods.{whole[0]}.trainable = "lora"'
     ]
+
+
+def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
+    """Say of how many clients a batch is left out."""
+    labels = [one.label for one in methods if one.short_batches]
+    count = max((one.short_batches for one in methods), default=0)
+    line = (
+        f"{', '.join(labels)}: one batch of each epoch is left out at {count} clients, since it "
+        "has one example, too few for batch normalisation"
+    )
+    return [line] if labels else []
 
 
 def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
@@ -151,7 +163,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     experiment = inputs.experiment
     method, plan = experiment.methods[label], experiment.plan
     federation = inputs.federations[experiment.seeds[0]]
-    costs, step, cached = _step(inputs, method, federation)
+    costs, step, cached, short = _step(inputs, method, federation)
     rounds_by_seed = [left.get((label, seed), 0) for seed in experiment.seeds]
     rounds = sum(rounds_by_seed)
     cohort = len(draw_cohort(method, federation, plan, 1))
@@ -170,17 +182,20 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
         cache_seconds=cached * sum(number > 0 for number in rounds_by_seed),
         bytes_total=float(rounds * cohort * (down + up)),
         upload_bytes=float(up if method.needs_only_mean else cohort * up),
+        short_batches=short,
         private_bytes=4.0 * costs.private * federation.num_clients * len(experiment.seeds),
     )
 
 
-def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs, float, float]:
-    """Return what a client's round costs, the seconds of one of its steps, and those of what is
-    worked out once an example. The first step also warms up, so it is the second one that is
+def _step(
+    inputs: Inputs, method: Method, federation: Federation
+) -> tuple[Costs, float, float, int]:
+    """Return what a client's round costs, the seconds of one of its steps, those of what is worked
+    out once an example, and how many clients have a batch that is too small to train on. The first step also warms up, so it is the second one that is
     measured."""
     plan = inputs.experiment.plan
     task = inputs.task(method, federation.seed)
-    federation = with_example_cache(method, task, federation, plan.engine)
+    federation = as_trained(method, task, federation, plan)
     works, server, request = first_steps(method, task, federation, plan)
     # one thread, as `processes` has it: a pool of threads would not survive a fork
     threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
@@ -195,7 +210,9 @@ def _step(inputs: Inputs, method: Method, federation: Federation) -> tuple[Costs
     if seconds <= _LONG_STEP:
         costs, seconds = timed()
     cache = federation.example_cache
-    return costs, seconds, 0.0 if cache is None else cache.seconds
+    rest = federation.partition.train.sizes() % plan.local.batch_size
+    short = int(((rest > 0) & (rest < federation.least_batch)).sum())
+    return costs, seconds, 0.0 if cache is None else cache.seconds, short
 
 
 def _round_seconds(

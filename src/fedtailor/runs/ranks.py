@@ -19,7 +19,7 @@ from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.ranks import RankExecutor, follow
 from ..engine.executors.work import Work
 from ..engine.malloc import keep_freed_memory
-from ..engine.prepare import client_works, with_example_cache
+from ..engine.prepare import as_trained, client_works
 from ..errors import InputError
 from .build import Inputs
 from .manifest import PACKAGES, data_manifest
@@ -68,7 +68,7 @@ def follow_parts(inputs: Inputs, group: ProcessGroup) -> None:
         method, federation = inputs.experiment.methods[label], inputs.federations[seed]
         task = inputs.task(method, model_seed)
         keep_freed_memory()
-        federation = with_example_cache(method, task, federation, plan.engine)
+        federation = as_trained(method, task, federation, plan)
         works = client_works(method, task, federation, plan, inputs.metrics)
         follow(group, share_executor(plan.engine, works, task.device, group.local_size))
 

@@ -30,6 +30,7 @@ class MethodSummary:
     bytes_total: float
     upload_bytes: float  # that the server holds in a round
     private_bytes: float  # on disk, for all clients and seeds
+    short_batches: int = 0  # clients with a batch that is too small to train on
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..data.table import Dataset
 from ..engine.client import ClientEvaluation
 from ..engine.executors.work import ClientRequest, Work
 from ..engine.joining import Joining, fits_anything, join_requests
-from ..engine.prepare import client_works, with_example_cache
+from ..engine.prepare import as_trained, client_works
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, aligned, pick
@@ -233,7 +233,7 @@ class TrainedMethod:
     @cached_property
     def _works(self) -> dict[str, Work]:
         context, plan = (self.method, self.task), self.experiment.plan
-        federation = with_example_cache(*context, self.federation, plan.engine)
+        federation = as_trained(*context, self.federation, plan)
         return client_works(*context, federation, plan)
 
 

@@ -50,6 +50,7 @@ class FunctionalBatchNorm(StepModule):
     bias: nn.Parameter | None
     running_mean: Tensor
     running_var: Tensor
+    per_example: int | None = None  # values of a channel in one example, once that is known
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, trained: bool) -> None:
         super().__init__()
@@ -69,6 +70,7 @@ class FunctionalBatchNorm(StepModule):
                 getattr(self, name).data.fill_(initial)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.per_example = x[0, 0].numel()
         if not (self.trained and self.step.training):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps

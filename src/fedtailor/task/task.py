@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from .. import random
 from ..params import CACHED, Batch, Params, strip_prefix
 from .backbone import Backbone
-from .batch_norm import use_functional_batch_norm
+from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
 from .step import StepContext, bind, key_dropout
@@ -118,6 +118,20 @@ class Task:
     def in_head(self, name: str) -> bool:
         """Say whether the tensor ``name`` of the state belongs to the task head."""
         return any(name.startswith(path + ".") for path in self.backbone.head)
+
+    def least_examples(self, batch: Batch) -> int:
+        """How many examples a batch needs in training. It is two where a batch normalisation gets
+        one value of a channel from an example: the variance of one value is 0.
+
+        Args:
+            batch: any examples ``[b, ...]``.
+        """
+        norms = [one for one in self.model.modules() if isinstance(one, FunctionalBatchNorm)]
+        if not any(norm.trained for norm in norms):
+            return 1
+        with torch.no_grad():
+            self.logits(self.state, batch)
+        return 2 if any(norm.trained and norm.per_example == 1 for norm in norms) else 1
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """Return the keyword arguments of the model's forward: masks, positions, pictures."""
