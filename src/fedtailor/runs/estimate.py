@@ -191,8 +191,8 @@ def _step(
     inputs: Inputs, method: Method, federation: Federation
 ) -> tuple[Costs, float, float, int]:
     """Return what a client's round costs, the seconds of one of its steps, those of what is worked
-    out once an example, and how many clients have a batch that is too small to train on. The first step also warms up, so it is the second one that is
-    measured."""
+    out once an example, and how many clients have a batch that is too small to train on. The first
+    step also warms up, so it is the second one that is measured."""
     plan = inputs.experiment.plan
     task = inputs.task(method, federation.seed)
     federation = as_trained(method, task, federation, plan)
