@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedtailor.data.config import DataConfig
+from fedtailor.data.local_files import local_table
 from fedtailor.data.sources import load_data
 from fedtailor.data.survey import survey
 from fedtailor.data.table import Dataset
@@ -101,3 +102,15 @@ def test_a_file_of_the_same_time_and_size_is_read_anew(tokenizer, tmp_path: Path
     write(path, *(row.replace("x", "z") for row in rows))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert load(str(path), tokenizer, tmp_path).classes == ("y", "z")
+
+
+def test_of_very_many_columns_those_that_are_needed_are_read(tokenizer, tmp_path: Path) -> None:
+    more = ",".join(f"c{number}" for number in range(1000))
+    rows = [f"good word,{label},oslo,{','.join('1' * 1000)}" for label in "xyxy"]
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join([f"text,label,site,{more}", *rows]) + "\n")
+    assert local_table(str(path), tmp_path / "cache", {"text", "c7"}).column_names == ["text", "c7"]
+    assert load(str(path), tokenizer, tmp_path).classes == ("x", "y")
+    assert len(survey(str(path), tmp_path / "cache").columns) == 1003
+    with pytest.raises(InputError, match="wide.csv': no column 'c1000'"):
+        load(str(path), tokenizer, tmp_path, label="c1000")

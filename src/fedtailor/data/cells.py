@@ -19,6 +19,10 @@ _EXACT = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it: "7", but no
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 
+# how pandas reads the cells of a csv file: as texts, and none of them but the empty one as a gap
+AS_TEXT: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+
+
 def is_csv(path: str) -> bool:
     """Whether a file is read as a csv."""
     return Path(path).suffix == ".csv"

@@ -19,6 +19,7 @@ from .table import Indices
 TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
 LABEL_NAMES = ("label", "labels", "target", "category")
+USUAL_NAMES = (*TEXT_NAMES, *_IMAGE, *LABEL_NAMES)
 _MANY_CLASSES = 200
 _FEW_ROWS = 20
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, missing_file
+from ..errors import InputError, brief, missing_file
 from . import cells
 from .by_user import files_of, rows_by_user, splits_of
+from .columns import USUAL_NAMES
 from .config import DataConfig
 from .names import check_names
 from .text_files import check_text_file, message_of, reason_of
 
+_MANY = 200  # columns
 FORMATS = {
     ".csv": "csv",
     ".jsonl": "json",
@@ -31,7 +34,8 @@ def local_tables(
     if test is None and (splits := splits_of(Path(train).expanduser())):
         train, test = map(str, splits)
     paths = [train] if test is None else [train, test]
-    tables = [local_table(path, cache) for path in paths]
+    named = (config.text, config.image, config.label, config.client)
+    tables = [local_table(path, cache, {*USUAL_NAMES, *named}) for path in paths]
     of_csv = [number for number, path in enumerate(paths) if cells.is_csv(path)]
     if of_csv:
         converted = cells.with_numbers([tables[number] for number in of_csv], config)
@@ -40,9 +44,10 @@ def local_tables(
     return tables[0], None if test is None else tables[1]
 
 
-def local_table(name: str, cache: Path) -> Any:
+def local_table(name: str, cache: Path, needed: Collection[str | None] | None = None) -> Any:
     """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty;
-    a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first.
+    a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first. Of
+    a csv file with very many columns only those that are ``needed`` are read, if they are given.
 
     Raises:
         InputError: there is no such file, it has another format, it can't be read, or a column's
@@ -81,9 +86,14 @@ def local_table(name: str, cache: Path) -> Any:
         try:
             options: dict[str, Any] = {}
             if cells.is_csv(name):
-                features = Features({column: Value("string") for column in cells.header(path)})
-                options = {"features": features, "keep_default_na": False, "na_values": [""]}
-                options["sep"] = cells.separator(path)
+                names = cells.header(path)
+                if needed is not None and len(names) > _MANY:  # datasets takes their square
+                    if lacking := {*needed} - {*names, *USUAL_NAMES, None}:
+                        raise ValueError(f"no column {brief(min(map(str, lacking)))}")
+                    names = [column for column in names if column in needed] or names[:1]
+                    options["usecols"] = names
+                options |= {"features": Features({column: Value("string") for column in names})}
+                options |= {"sep": cells.separator(path), **cells.AS_TEXT}
             table = load_dataset(
                 FORMATS[path.suffix],
                 data_files=str(path.resolve()),

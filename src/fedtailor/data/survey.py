@@ -304,12 +304,12 @@ def survey(path: str, cache: Path | None = None) -> Survey:
     Raises:
         InputError: there is no such file, it can't be read, or it has no rows.
     """
-    table = local_table(path, cache_dir() if cache is None else cache)
+    is_csv = cells.is_csv(path)
+    table = local_table(path, cache_dir() if cache is None else cache, () if is_csv else None)
     if len(table) == 0:
         raise InputError(f"{path} has no rows; give a file with at least one row")
-    if cells.is_csv(path):
-        table = _typed(table)
-    arrow = table.with_format("arrow")[:]
+    arrow = _typed(Path(path).expanduser()) if is_csv else table.with_format("arrow")[:]
+    features = {} if is_csv else table.features
 
     def counts(name: str, beside: str | None = None) -> Mapping[Any, int]:
         rows = arrow
@@ -322,7 +322,9 @@ def survey(path: str, cache: Path | None = None) -> Survey:
                 merged[value] = merged.get(value, 0) + count
         return merged
 
-    columns = tuple(_column(table, arrow, name) for name in table.column_names)
+    columns = tuple(
+        _column(features.get(name), arrow.column(name), name) for name in arrow.column_names
+    )
     return Survey(path, len(table), columns, counts)
 
 
@@ -331,27 +333,27 @@ def _pairs(arrow: Any, name: str) -> Sequence[Any]:
     return pairs
 
 
-def _typed(table: Any) -> Any:
-    """A csv file's table, with numbers in the columns that hold nothing else."""
-    from datasets import Dataset, Features, Value
+def _typed(path: Path) -> Any:
+    """A csv file's Arrow table, with numbers in the columns that hold nothing else."""
+    import pandas
+    import pyarrow
 
     types = {"integer": "int64", "number": "float64", "text": "string"}
-    columns, features = {}, {}
-    for name in table.column_names:
-        texts = table[name][:]
+    read = pandas.read_csv(path, dtype=str, sep=cells.separator(path), **cells.AS_TEXT)
+    columns = {}
+    for name, texts in pyarrow.Table.from_pandas(read, preserve_index=False).to_pydict().items():
         kind = cells.kind_of(texts, exact=True)
-        columns[name], features[name] = cells.values(texts, kind), Value(types[kind])
-    return Dataset.from_dict(columns, features=Features(features))
+        columns[name] = pyarrow.array(cells.values(texts, kind), types[kind])
+    return pyarrow.table(columns)
 
 
-def _column(table: Any, arrow: Any, name: str) -> Column:
+def _column(feature: Any, values: Any, name: str) -> Column:
     from datasets import Image
 
-    feature, values = table.features[name], arrow.column(name)
     column = Column(name, "other", 0, values.null_count)
     if isinstance(feature, Image):
-        return replace(column, kind="picture", distinct=len(table))
-    dtype = str(getattr(feature, "dtype", ""))
+        return replace(column, kind="picture", distinct=len(values))
+    dtype = str(values.type if feature is None else getattr(feature, "dtype", ""))
     if dtype in ("string", "large_string"):
         lengths = sorted(len(text or "") for text in values.to_pylist())
         long = lengths[int(0.95 * (len(lengths) - 1))]
