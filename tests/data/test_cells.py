@@ -112,5 +112,5 @@ def test_of_very_many_columns_those_that_are_needed_are_read(tokenizer, tmp_path
     assert local_table(str(path), tmp_path / "cache", {"text", "c7"}).column_names == ["text", "c7"]
     assert load(str(path), tokenizer, tmp_path).classes == ("x", "y")
     assert len(survey(str(path), tmp_path / "cache").columns) == 1003
-    with pytest.raises(InputError, match="wide.csv': no column 'c1000'"):
+    with pytest.raises(InputError, match=r"wide\.csv': no column 'c1000'"):
         load(str(path), tokenizer, tmp_path, label="c1000")
