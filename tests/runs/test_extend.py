@@ -121,15 +121,15 @@ def test_rounds_are_added_to_training_alone_where_clients_stay_equally_trained(
     tmp_path: Path,
 ) -> None:
     """One client of three in each of three rounds is one training each, and in six rounds two. In
-    four it is one, too: rounds that are done would have had other clients."""
+    five it is two, too: rounds that are done would have had other clients."""
     alone = replace(
         EXPERIMENT, methods={"local": ft.Local()}, rounds=3, cohort=ft.CohortConfig(size=1)
     )
     out = run(alone, tmp_path / "out")
     with pytest.raises(
-        ft.InputError, match=r"local has 3 rounds in .*, and 4 now: it trains every"
+        ft.InputError, match=r"local has 3 rounds in .*, and 5 now: it trains every"
     ):
-        run(replace(alone, rounds=4), out)
+        run(replace(alone, rounds=5), out)
     run(replace(alone, rounds=6), out)
     run(replace(alone, rounds=6), tmp_path / "whole")
     assert contents(out) == contents(tmp_path / "whole")
