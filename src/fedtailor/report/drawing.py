@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ RC: dict[str, Any] = {
     "legend.frameon": False,
     "image.cmap": "cividis",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names are drawn as they are: with $ in them, too
 }
 
 
@@ -112,6 +114,15 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(9, height), layout="constrained")
 
 
+def short(name: str, most: int = 40) -> str:
+    """Return a name that leaves room for the figure.
+
+    >>> short("fedavg"), short("ward", 3)
+    ('fedavg', 'wa…')
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def shared_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
     """Draw one legend under all axes, in as many columns as fit."""
     longest = max(map(len, labels), default=1)
@@ -126,7 +137,11 @@ def svg(drawing: Drawing, name: str) -> str:
     """
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with (
+        matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts have it
         buffer = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         drawing.figure.savefig(buffer, format="svg", metadata=no_metadata)

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from .costs import COSTS, costs_of, front, is_wide
 from .differences import Difference, too_few
-from .drawing import COLOURS, INK, PAPER, Drawing, hollow, marker, new_figure, shared_legend, style
+from .drawing import (
+    COLOURS,
+    INK,
+    PAPER,
+    Drawing,
+    hollow,
+    marker,
+    new_figure,
+    shared_legend,
+    short,
+    style,
+)
 from .metrics import box_of
 from .read import Run
 from .records import Counts, Partition
@@ -88,7 +99,7 @@ def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
         axis.grid(visible=True)
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel(f"mean {_axis(metric)}")
-    shared_legend(figure, handles, [entry.label for entry in entries])
+    shared_legend(figure, handles, [short(entry.label) for entry in entries])
     return Drawing(
         "Convergence",
         figure,
@@ -117,6 +128,7 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
     """Draw the test results of single clients at the selected round."""
     figure = new_figure(max(3.4, 1.6 + 0.48 * len(entries)))
     box, curve = figure.subplots(1, 2)
+    lines = {}
     for index, entry in enumerate(entries):
         x = _all_clients(entry, metric)
         if not len(x):
@@ -139,14 +151,16 @@ def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
             jitter = 0.2 * np.sin(2.4 * np.arange(len(x)))
             box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
         share = np.linspace(0, 100, min(len(x), 201)) if len(x) > 1 else np.array([50.0])
-        curve.plot(share, np.percentile(x, share), label=entry.label, linewidth=1.6, **style(index))
-    box.set_yticks(range(len(entries)), [entry.label for entry in entries])
+        (lines[entry.label],) = curve.plot(
+            share, np.percentile(x, share), linewidth=1.6, **style(index)
+        )
+    box.set_yticks(range(len(entries)), [short(entry.label) for entry in entries])
     box.set_ylim(len(entries) - 0.5, -0.5)
     box.set_xlabel(f"test {_axis(metric)}")
     box.grid(visible=True, axis="x")
     curve.set(xlabel="share of clients (%), sorted", ylabel=f"test {_axis(metric)}", xlim=(0, 100))
     curve.grid(visible=True)
-    shared_legend(figure, *curve.get_legend_handles_labels())
+    shared_legend(figure, list(lines.values()), list(map(short, lines)))
     return Drawing(
         "Clients",
         figure,
@@ -170,13 +184,14 @@ def cost(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Draw
     figure = new_figure(0.6 + 0.07 * len(entries) + (3.2 if len(costs) == 1 else 2.7 * rows))
     columns = min(2, len(costs))
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    marks: dict[str, Any] = {}
     for axis, name in zip(axes, costs, strict=False):
-        _draw_cost(axis, entries, metric, name)
+        marks |= _draw_cost(axis, entries, metric, name)
     for axis in axes[len(costs) :]:
         axis.set_axis_off()
     for axis in axes[::columns]:
         axis.set_ylabel(f"mean test {_axis(metric)}")
-    shared_legend(figure, *axes[0].get_legend_handles_labels())
+    shared_legend(figure, list(marks.values()), list(map(short, marks)))
     return Drawing(
         "Cost against result",
         figure,
@@ -188,10 +203,11 @@ def cost(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Draw
     )
 
 
-def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -> None:
+def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -> dict[str, Any]:
+    """Draw the marks, and return the large one of each method."""
     from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-    means, every = [], []
+    means, every, marks = [], [], {}
     for index, entry in enumerate(entries):
         points = [
             (spent, _scale(metric) * summary(selection.test, metric).mean)
@@ -206,14 +222,13 @@ def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -
         every += x.tolist()
         colour = style(index)["color"]
         axis.scatter(x, y, s=34, marker=marker(index), color=colour, alpha=0.4, linewidth=0)
-        axis.scatter(
+        marks[entry.label] = axis.scatter(
             *means[-1],
             s=75,
             marker=marker(index),
             facecolor=colour if index < len(COLOURS) else PAPER,
             edgecolor=colour,
             linewidth=1.5,
-            label=entry.label,
         )
     on_front = front(means, higher_is_better=higher_is_better(metric))
     joined = np.array(sorted(p for p, on in zip(means, on_front, strict=True) if on)).T
@@ -232,6 +247,7 @@ def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -
     axis.tick_params(axis="x", labelsize="small")
     axis.set_xlabel(text)
     axis.grid(visible=True)
+    return marks
 
 
 def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
@@ -252,7 +268,7 @@ def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
         if one.has_interval and math.isfinite(one.high - one.low):
             axis.hlines(y, factor * one.low, factor * one.high, color=colour, linewidth=2.4)
         axis.plot(factor * one.value, y, marker=marker(index), markersize=7, color=colour)
-    axis.set_yticks(range(len(shown)), shown)
+    axis.set_yticks(range(len(shown)), [short(label) for label in shown])
     axis.set_ylim(len(shown) - 0.5, -0.5)
     unit = " (points)" if is_percentage(comparison.metric) else unit_of(comparison.metric)
     axis.set_xlabel(f"ahead of training alone{unit}")
@@ -296,7 +312,7 @@ def confusion(entry: Entry) -> Drawing | None:
     axis = figure.subplots()
     image = axis.imshow(shares, aspect="auto", cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
     if len(classes) <= 24:
-        names = [name[:24] for name in classes]
+        names = [short(name, 24) for name in classes]
         axis.set_yticks(range(len(names)), names)
         axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
     if len(classes) <= 12:
@@ -320,7 +336,7 @@ def confusion(entry: Entry) -> Drawing | None:
 def client_ticks(axis: object, order: Sequence[int], partition: Partition) -> None:
     """Write the clients' names, or else numbers, along x if there is room for them."""
     if len(order) <= 40:
-        names = [partition.name(client)[:24] for client in order]
+        names = [short(partition.name(client), 24) for client in order]
         turned = {"rotation": 45, "ha": "right"} if max(map(len, names), default=0) > 3 else {}
         axis.set_xticks(range(len(order)), names, **turned)  # type: ignore[attr-defined]
     else:
@@ -369,7 +385,8 @@ def labels(run: Run) -> Drawing:
         norm=PowerNorm(0.5, vmin=0, vmax=counts.max()),
     )
     if counts.shape[1] <= 24:
-        axis.set_yticks(range(counts.shape[1]), [name[:24] for name in partition.classes])
+        names = [short(name, 24) for name in partition.classes]
+        axis.set_yticks(range(counts.shape[1]), names)
     client_ticks(axis, clients[order].tolist(), partition)
     axis.set(xlabel=f"{count} clients", ylabel="class")
     figure.colorbar(image, ax=axis, label="examples")

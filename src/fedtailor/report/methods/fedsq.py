@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drawing import Drawing, hollow, new_figure, shared_legend, style
+from ..drawing import Drawing, hollow, new_figure, shared_legend, short, style
 from ..read import Trial
 from ..select import Entry, Metric, by_round, higher_is_better, is_percentage, metric_of, summary
 
@@ -56,7 +56,7 @@ def rounds_to_best(entry: Entry) -> Drawing | None:
             number, value = np.mean(best_rounds, axis=0)
             unit = "%" if is_percentage(metric) else ""
             handles.append(line)
-            names.append(f"{label}: {value:.1f}{unit} at round {number:.3g}")
+            names.append(f"{short(label)}: {value:.1f}{unit} at round {number:.3g}")
     if not handles:
         return None
     unit = " (%)" if is_percentage(metric) else ""

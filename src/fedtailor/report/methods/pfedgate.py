@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..checked import record
-from ..drawing import COLOURS, INK, Drawing, new_figure
+from ..drawing import COLOURS, INK, Drawing, new_figure, short
 from ..figures import client_ticks
 from ..read import Trial
 from ..records import Counts, Partition, Sparsity
@@ -185,7 +185,7 @@ def _strip(axis: Any, shares: Floats, classes: Sequence[str]) -> Any:
         vmax=1,
     )
     if len(classes) <= 24:
-        axis.set_yticks(range(len(classes)), [name[:24] for name in classes])
+        axis.set_yticks(range(len(classes)), [short(name, 24) for name in classes])
     axis.set_ylabel("class")
     return image
 
