@@ -41,6 +41,7 @@ from fedtailor.run_format import checksum, seal_json
 
 from .fuzz_images import images
 from .fuzz_messages import answers, requests, wire
+from .fuzz_models import model_folders
 from .mutations import (
     Attempt,
     Change,
@@ -277,6 +278,7 @@ _START: dict[str, Start] = {
     "store": stores,
     "damage": damage,
     "images": images,
+    "models": model_folders,
 }
 
 

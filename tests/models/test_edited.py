@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +93,38 @@ def test_dropout_without_effect_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model.dropout = 0.3 has no effect: LlamaForCausalLM"):
         load_model(config, "causal-lm", 0, seed=0)
     load_model(config, "classification", 3, seed=0)  # the head has one
+
+
+EDITS: list[tuple[str, Any]] = [
+    ("num_attention_heads", 0), ("num_attention_heads", "two"), ("hidden_act", "nothing"),
+    ("hidden_size", "16"), ("hidden_size", 24), ("hidden_size", -16), ("num_hidden_layers", -1),
+    ("num_hidden_layers", 10**6), ("num_hidden_layers", "2"), ("num_hidden_layers", 1),
+    ("num_hidden_layers", 3), ("vocab_size", 10**12), ("vocab_size", None),
+    ("intermediate_size", 10**10), ("model_type", "none"), ("model_type", 3),
+    ("rope_parameters", {"rope_type": "none"}), ("quantization_config", {"quant_method": "gptq"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), EDITS)
+def test_an_edited_config_is_refused_in_one_line(field: str, value: Any, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "llama", rows=21)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, field: value}))
+    begun = time.process_time()
+    with pytest.raises(InputError) as refused:
+        load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)
+    assert "\n" not in str(refused.value)
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"{}", b"[1]", None])
+def test_a_damaged_file_is_refused_in_one_line(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "llama", rows=21)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(InputError) as refused:
+        load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)
+    assert "\n" not in str(refused.value)

@@ -21,7 +21,7 @@ from .factory import call_factory
 from .inputs import FixedSize, ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
-from .source import check_revision, first_line, locate, origin, transformers_config
+from .source import check_revision, faults_of_files, locate, origin, transformers_config
 from .transformer import build_transformer
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def load_model(
             model = builtin.build(Path(source), config.pretrained, num_classes, config.dropout)
             prepare = _lite0_inputs(config)
         else:
-            model, prepare, new = build_transformer(config, source, kind, modality, num_classes)
+            with faults_of_files(f"can't load model {config.name!r}"):
+                model, prepare, new = build_transformer(config, source, kind, modality, num_classes)
     if config.dropout and not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
         raise InputError(
             f"model.dropout = {config.dropout} has no effect: {type(model).__name__} has no "
@@ -142,16 +143,13 @@ def load_tokenizer(
     )
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None
-    try:
+    with faults_of_files(f"can't load the tokenizer of {config.name!r}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, **origin(source, config.revision)
         )
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"can't load the tokenizer of {config.name!r}: {first_line(error)}"
-        ) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer("a")  # what is wrong with some shows in use alone
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     return tokenizer
 

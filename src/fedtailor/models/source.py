@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +91,37 @@ def transformers_config(source: str, config: ModelConfig) -> Any:
     """
     from transformers import AutoConfig
 
-    try:
+    what = f"can't read model {config.name!r}"
+    if not Path(source).is_dir():
+        what = (
+            f"model {config.name!r}{_at(config)} is not a folder, was not downloaded before, and "
+            "can't be read from the Hugging Face hub"
+        )
+    with faults_of_files(what):
         return AutoConfig.from_pretrained(source, **origin(source, config.revision))
-    except (OSError, ValueError) as error:
-        if not Path(source).is_dir():
-            raise InputError(
-                f"model {config.name!r}{_at(config)} is not a folder, was not downloaded before, "
-                f"and can't be read from the Hugging Face hub: {first_line(error)}"
-            ) from error
-        raise InputError(f"can't read model {config.name!r}: {first_line(error)}") from error
 
 
 def _at(config: ModelConfig) -> str:
     return "" if config.revision is None else f" at revision {brief(config.revision)}"
+
+
+@contextmanager
+def faults_of_files(what: str) -> Iterator[None]:
+    """Raise InputError, as ``what`` and one line, for whatever goes wrong while transformers and
+    its like build a model or a tokenizer from files. The files may say anything, and these
+    libraries raise anything, so this one place takes every exception.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # see above
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise InputError(f"{what}: {kind}{first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the tokenizers, written in Rust
+            raise
+        raise InputError(f"{what}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:

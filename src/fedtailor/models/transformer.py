@@ -6,27 +6,33 @@ Configurations, weights and image processors come from a folder or the Hugging F
 from __future__ import annotations
 
 import inspect
+import os
+import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, brief
 from ..task.backbone import Kind
 from .blocks import find_head, linearise
 from .config import ModelConfig
 from .inputs import ENCODERS, FixedSize, ImageInputs, Prepare, TextInputs
 from .packages import BUILTIN, Modality, new_head
 from .pooled import Pooled
-from .source import first_line, origin, transformers_config
+from .source import origin, transformers_config
 
 _AUTO_CLASSES = {
     ("text", "classification"): "AutoModelForSequenceClassification",
     ("image", "classification"): "AutoModelForImageClassification",
     ("text", "causal-lm"): "AutoModelForCausalLM",
 }
+_MOST_LAYERS = 1000
+_COUNTS = re.compile(r"(layers?|experts|depths)$")  # fields that say how many modules there are
+_NUMBER = re.compile(r"\.\d+\.")
 _SIDE = 224  # pixels, for a model that names no size
 
 
@@ -96,7 +102,6 @@ def _load_weights(
 ) -> tuple[nn.Module, frozenset[str]]:
     """Return the model and the names of its new parameters."""
     import transformers
-    from safetensors import SafetensorError
 
     if auto_class == "AutoModelForCausalLM" and hf.model_type in ENCODERS:
         raise InputError(
@@ -106,20 +111,26 @@ def _load_weights(
     if hasattr(hf, "use_cache"):
         hf.use_cache = False
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
-    try:
-        if not config.pretrained:
-            model: nn.Module = getattr(transformers, auto_class).from_config(hf, **options)
-            return linearise(model), frozenset(name for name, _ in model.named_parameters())
-        model, info = getattr(transformers, auto_class).from_pretrained(
-            source,
-            config=hf,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-            **origin(source, config.revision),
+    kind = getattr(transformers, auto_class)
+    _check_size(config, source, hf, kind)
+    if not config.pretrained:
+        model: nn.Module = kind.from_config(hf, **options)
+        return linearise(model), frozenset(name for name, _ in model.named_parameters())
+    model, info = kind.from_pretrained(
+        source,
+        config=hf,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+        **origin(source, config.revision),
+    )
+    used = {_NUMBER.sub(".*.", name) for name in model.state_dict()}
+    others = sorted(n for n in info["unexpected_keys"] if _NUMBER.sub(".*.", n) in used)
+    if others:
+        raise InputError(
+            f"{config.name!r} has weights of more layers than its config.json describes, "
+            f"{others[0]!r} among others"
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"can't load model {config.name!r}: {first_line(error)}") from error
     new = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     head = {name for name in new if _in_head(name, find_head(model), config.head)}
     missing = sorted(name for name in new - head if ".pooler." not in f".{name}")
@@ -135,6 +146,40 @@ def _load_weights(
         elif name.endswith(".bias"):
             nn.init.zeros_(parameter)
     return linearise(model), frozenset(new)
+
+
+def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> None:
+    """Check a configuration's numbers of layers, and then that of its parameters, on PyTorch's meta
+    device, before anything is built.
+
+    Raises:
+        InputError: they can't be, are more than the files of weights hold, or than fit in memory.
+    """
+    for field, value in hf.to_dict().items():
+        if _COUNTS.search(field) and isinstance(value, int | str | float | list):
+            for count in value if isinstance(value, list) else [value]:
+                if type(count) is not int or not 0 <= count <= _MOST_LAYERS:
+                    raise InputError(
+                        f"config.json of {config.name!r} has {field} = {brief(value)}; allowed: 0 "
+                        f"to {_MOST_LAYERS}"
+                    )
+    if config.name in BUILTIN:
+        return
+    with torch.device("meta"):
+        count = sum(p.numel() for p in auto_class.from_config(hf).parameters())
+    text = f"config.json of {config.name!r} describes {count:,} parameters"
+    stored = sum(
+        file.stat().st_size
+        for file in (Path(source).iterdir() if Path(source).is_dir() else ())
+        if file.suffix in (".safetensors", ".bin")
+    )
+    if config.pretrained and stored and count > 2 * stored:
+        raise InputError(f"{text}, and its files of weights have {stored:,} bytes; they are others")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * count > memory:
+        raise InputError(
+            f"{text} of 4 bytes; this machine has a memory of {memory:,} bytes: take a smaller one"
+        )
 
 
 def _in_head(name: str, head: tuple[str, ...], patterns: tuple[str, ...]) -> bool:

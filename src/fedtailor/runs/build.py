@@ -27,8 +27,9 @@ from ..errors import InputError
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
 from ..models.inputs import ModuleInputs, TextInputs
+from ..models.packages import BUILTIN
 from ..models.pooled import Pooled
-from ..models.source import first_line
+from ..models.source import faults_of_files
 from ..params import Batch
 from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
@@ -107,16 +108,11 @@ class Inputs:
         of another shape than the data need."""
         model = self.experiment.model
         name = portable(model.factory) if model.factory else str(model.name)
-        if not (model.factory or name.startswith(FROM_PYTHON)):
+        if name in BUILTIN:
             return
         received = ", ".join(f"{key} {list(value.shape)}" for key, value in batch.items())
-        try:
-            with torch.no_grad():
-                logits = task.logits(task.state, batch)
-        except (RuntimeError, LookupError, TypeError, ValueError) as error:
-            raise InputError(
-                f"the model {name} fails on these data ({received}): {first_line(error)}"
-            ) from error
+        with faults_of_files(f"the model {name} fails on these data ({received})"), torch.no_grad():
+            logits = task.logits(task.state, batch)
         if task.backbone.kind != "classification":
             return
         rows, classes = len(next(iter(batch.values()))), self.dataset.num_classes
