@@ -18,6 +18,7 @@ from fedtailor.data import load_data
 from fedtailor.export.folder import export_model
 from fedtailor.export.templates.plain import Model
 from fedtailor.models import load_model, load_tokenizer
+from fedtailor.models.packages import quiet
 from fedtailor.runs.experiment import parse
 from fedtailor.runs.trained import open_trained
 from tests.models.small import CAUSAL, DECODERS, save
@@ -80,7 +81,8 @@ def test_a_text_that_is_generated_ends(run: Path, tmp_path: Path) -> None:
     (text,) = ft.load_model(run, "fedavg", "a").predict(["patient fever"])
     assert text == "since two days"
     out = export_model(run, "fedavg", tmp_path / "out", client="a", merge=True)
-    model = Model(out)
+    with quiet():  # an exported model switches progress bars off for good
+        model = Model(out)
     assert model.answer("patient fever") == "patient fever since two days"
     generation = transformers.GenerationConfig.from_pretrained(out)
     assert generation.eos_token_id == [0, 1]

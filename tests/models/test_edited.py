@@ -20,6 +20,7 @@ from fedtailor.errors import InputError
 from fedtailor.export.folder import export_model
 from fedtailor.export.templates.plain import Model
 from fedtailor.models import load_model
+from fedtailor.models.packages import quiet
 from fedtailor.runs.experiment import parse
 from fedtailor.runs.trained import open_trained
 
@@ -77,7 +78,9 @@ def test_an_adapter_on_the_output_layer_is_merged(tied: bool, tmp_path: Path) ->
     trained = open_trained(run, "fedavg")
     state = trained.client_state("a")
     assert any("lm_head" in name for name in state)
-    merged = Model(export_model(run, "fedavg", tmp_path / "out", client="a", merge=True))
+    out = export_model(run, "fedavg", tmp_path / "out", client="a", merge=True)
+    with quiet():  # an exported model switches progress bars off for good
+        merged = Model(out)
     ids = torch.tensor([[1, 2, 3, 4]])
     ours = {"input_ids": ids, "attention_mask": torch.ones(1, 4)}
     with torch.no_grad():
