@@ -25,6 +25,7 @@ from ..run_format import (
     damaged,
     has_commit,
 )
+from .base_model import MODEL_FILE, check_model
 from .committed import (
     PRIVATE_FILE,
     Commit,
@@ -94,6 +95,8 @@ def _tests(out: Path) -> Iterator[Test]:
     yield out / "experiment.json", partial(_json, out / "experiment.json")
     yield out / "environment.json", partial(_json, out / "environment.json")
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files
+    if (out / MODEL_FILE).exists():
+        yield out / MODEL_FILE, lambda: check_model(open_run(out).model, out)
     begun = {folder.name for folder in out.glob("methods/*/seed-*")}
     seeds = begun | {path.stem for path in out.glob("partitions/seed-*.json")}
     for path in (out / "partitions" / f"{seed}.json" for seed in sorted(seeds)):

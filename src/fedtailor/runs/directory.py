@@ -81,6 +81,7 @@ OWN_FILES = frozenset(
         "experiment.json",
         "factory",
         "methods",
+        "model.json",
         "metrics",
         "partitions",
         "report.html",

@@ -30,6 +30,7 @@ from ..run_format import (
     seal_json,
 )
 from ..user_code import stored
+from .base_model import MODEL_FILE, check_model, record_model
 from .experiment import Experiment, by_label, parse, source_place
 from .extend import check_extends, extended
 from .files import make_folder, write_atomically
@@ -73,7 +74,7 @@ def check_same(
         if place.exists() and not place.is_dir():
             raise InputError(f"{place} is a file; the output must be a directory")
     if not (out / "experiment.json").exists():
-        places = [".lock", "experiment.json", *copies(experiment)]
+        places = [".lock", "experiment.json", MODEL_FILE, *copies(experiment)]
         ours = {out / place for name in places for place in (name, f"{name}.new")}
         if any(path not in ours and not path.is_dir() for path in out.rglob("*")):
             raise InputError(
@@ -84,6 +85,7 @@ def check_same(
     check_regular(out)
     present = read_experiment(out)
     _check_sources(present, wanted, out)
+    check_model(experiment.model, out)
     check_extends(present, wanted, experiment, out)
     return extended(present, wanted, out, parts)
 
@@ -205,6 +207,8 @@ def write_manifest(
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     write_copies(copies(experiment), out)
     file = out / "experiment.json"
+    if not file.exists():
+        record_model(experiment.model, out)
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
     if not (out / "environment.json").exists():

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import InputError, naming
 from ..run_format import has_commit, seal_json, stored_parts
 from ..temporary_folder import temporary_folder
+from .base_model import MODEL_FILE, same_models
 from .committed import read_commit
 from .experiment import by_label, parse
 from .extend import differences, united
@@ -94,6 +95,9 @@ def _copy(runs: Sequence[_Run], parts: Mapping[tuple[str, int], Path], out: Path
         target = out / "methods" / label / f"seed-{seed}"
         shutil.copytree(folder, target, copy_function=copy_sparse)
     shutil.copyfile(runs[0].path / "environment.json", out / "environment.json")
+    for run in runs:
+        if (run.path / MODEL_FILE).exists():
+            shutil.copyfile(run.path / MODEL_FILE, out / MODEL_FILE)
 
 
 def _check_same(runs: Sequence[_Run]) -> None:
@@ -105,6 +109,12 @@ def _check_same(runs: Sequence[_Run]) -> None:
             differing.append(f"rounds is {a} {where[0]} and {b} {where[1]}")
         if differing:
             raise InputError(f"different experiments can't be merged: {'; '.join(differing)}")
+    models = [run.path / MODEL_FILE for run in runs if (run.path / MODEL_FILE).exists()]
+    for path in models[1:]:
+        if not same_models(models[0], path):
+            raise InputError(
+                f"runs of different base models can't be merged: {models[0]} and {path} differ"
+            )
     manifests: dict[str, Path] = {}
     for run in runs:
         for path in sorted((run.path / "partitions").glob("seed-*.json")):

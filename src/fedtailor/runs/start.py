@@ -28,6 +28,7 @@ from ..report.bounds import shown
 from ..run_format import has_commit, seal_json
 from ..task.task import Task
 from ..user_code import origin_of
+from .base_model import check_model
 from .build import Inputs
 from .committed import START_FILE, StartRecord, model_seed
 from .experiment import Experiment
@@ -121,6 +122,7 @@ def _old_part(experiment: Experiment, label: str, seed: int) -> tuple[Path, str,
     assert config.run is not None
     run = Path(config.run)
     old = open_run(run)
+    check_model(old.model, run)
     old_label = config.method or label
     if old_label not in old.methods:
         raise unknown("method", old_label, old.methods, where=f"{run} (start_from)")

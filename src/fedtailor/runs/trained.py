@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from ..params import Params, aligned, pick
 from ..run_format import check_there, has_commit
 from ..task.backbone import Backbone
 from ..task.task import Task
+from .base_model import check_model, pinned
 from .build import Inputs, named, task_again
 from .committed import (
     Commit,
@@ -277,6 +278,9 @@ def open_trained(
     rows = trained_rows_file(run, seed)
     if rows.exists():  # predictions don't need it: whoever passes a run on may leave it out
         check_trained_rows(rows, manifest.get("trained"))
+    if backbone is None:
+        check_model(experiment.model, run)
+        experiment = replace(experiment, model=pinned(experiment.model, run))
     start = model_seed(folder, seed)
     task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(
