@@ -62,6 +62,8 @@ def test_what_a_notebook_defines_is_found_while_it_runs(monkeypatch: pytest.Monk
         ("class Mine\n", "mine.py:Mine", r"mine\.py, line 1: SyntaxError: "),
         ("x = 1\ny = z\n", "mine.py:Mine", r"mine\.py, line 2: NameError: name 'z' is not defined"),
         ("import no_such\n", "mine.py:Mine", r"mine\.py, line 1: ModuleNotFoundError: "),
+        ("x = 1\nraise GeneratorExit\n", "mine.py:Mine", r"mine\.py, line 2: GeneratorExit"),
+        ("import sys\nsys.exit()\n", "mine.py:Mine", r"mine\.py, line 2: SystemExit"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_in_one_line(

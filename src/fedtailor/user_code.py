@@ -104,7 +104,7 @@ def own_faults() -> Iterator[None]:
     `SystemExit` too; or where something else fails because of what that code has returned."""
     try:
         yield
-    except (InputError, KeyboardInterrupt, GeneratorExit, ConnectionError):
+    except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
         place = _own_place(error)
