@@ -66,6 +66,18 @@ def test_clients_of_one_size(
     assert "# 2 clients of 12 rows\n" in Path("food.toml").read_text()
 
 
+def test_many_clients_of_few_rows_are_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"the food {row} was fine,{row % 2},user{row // 5}" for row in range(1500)]
+    Path("food.csv").write_text("\n".join(["text,label,user", *rows]) + "\n")
+    assert main(["new", "food.csv"]) == 0
+    experiment = load(Path("food.toml"))
+    assert (experiment.data.client, experiment.split.min_examples) == ("user", 3)
+    assert (experiment.cohort.size, experiment.evaluate.every) == (20, 5)
+
+
 @pytest.mark.slow
 def test_the_file_runs_as_it_is(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", str(visits)]) == 0

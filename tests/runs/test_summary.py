@@ -153,3 +153,17 @@ def test_batches_that_are_left_out_are_counted(tmp_path: Path) -> None:
         "fedavg: one batch of each epoch is left out at 3 clients, since it has one example, too "
         "few for batch normalisation"
     ]
+
+
+def test_it_is_said_where_evaluation_takes_most_of_the_time(tmp_path: Path) -> None:
+    many = replace(
+        NAMED,
+        methods={"fedavg": ft.FedAvg()},
+        split=ft.SplitConfig(120, min_examples=3),
+        cohort=ft.CohortConfig(size=2),
+        local=ft.LocalConfig(batch_size=8),
+    )
+    arguments: dict[str, Any] = {"data": digits(), "backbone": digits_backbone()}
+    (hint,) = dry_run(many, tmp_path / "run", **arguments).hints
+    assert "% of the time goes into evaluating 120 clients; a larger evaluate.every" in hint
+    assert not dry_run(replace(many, cohort=ft.CohortConfig()), tmp_path / "run", **arguments).hints

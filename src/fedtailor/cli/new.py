@@ -187,7 +187,7 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield from _doubts("clients", table.counts(roles.client))
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
-        yield f"left out, with fewer than 10 rows: {_listed(small)}"
+        yield f"left out, with fewer than {clients.least} rows: {_listed(small)}"
 
 
 def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> str:

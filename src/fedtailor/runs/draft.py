@@ -18,6 +18,8 @@ from ..models.source import locate
 from .experiment import parse
 
 _MIN_EXAMPLES = SplitConfig.min_examples
+_FEWEST = 3  # rows of a client: one each to train, to validate and to test
+_MANY = 200  # clients, whose evaluation takes most of the time
 _CLIENTS, _PER_CLIENT = 20, 50  # as many clients as there are rows for, where no column names them
 _COHORT = 20  # clients a round
 _ADAM = 'optimiser = {{name = "adam", lr = {lr}, clip = 1.0, eps = 1e-3}}'
@@ -54,6 +56,7 @@ class Clients:
 
     sizes: Mapping[str, int]  # rows of each; empty: no column names the clients
     too_small: Mapping[str, int]  # left out
+    least: int = _MIN_EXAMPLES  # rows of those that are not too small
 
     @classmethod
     def of(cls, survey: Survey, roles: Roles) -> Clients:
@@ -68,14 +71,16 @@ class Clients:
             return cls({}, {})
         rows = survey.counts(column, roles.label)
         counts = {str(name): count for name, count in sorted(rows.items())}
-        sizes = {name: count for name, count in counts.items() if count >= _MIN_EXAMPLES}
-        if len(sizes) < 2:
-            raise InputError(
-                f"column {column!r} of {survey.path} has {len(counts)} clients, {len(sizes)} of "
-                f"them with {_MIN_EXAMPLES} rows or more; two are needed (--client none divides "
-                "the rows at random)"
-            )
-        return cls(sizes, {name: n for name, n in counts.items() if name not in sizes})
+        for least in (_MIN_EXAMPLES, _FEWEST):
+            sizes = {name: count for name, count in counts.items() if count >= least}
+            if len(sizes) >= 2:
+                too_small = {name: n for name, n in counts.items() if name not in sizes}
+                return cls(sizes, too_small, least)
+        raise InputError(
+            f"column {column!r} of {survey.path} has {len(counts)} clients, {len(sizes)} of them "
+            f"with {_FEWEST} rows or more; two are needed (--client none divides the rows at "
+            "random)"
+        )
 
     @property
     def rows(self) -> str:
@@ -203,7 +208,7 @@ def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     if roles.client is not None:
         comment = f"{len(clients.sizes)} clients of {clients.rows}"
         yield _line("scheme", "natural", comment)
-        yield _line("min_examples", _MIN_EXAMPLES, "clients with fewer rows are left out")
+        yield _line("min_examples", clients.least, "clients with fewer rows are left out")
     else:
         number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))
         scheme = "iid" if roles.label is None else "dirichlet"
@@ -233,6 +238,9 @@ def _model(model: str, is_text: bool, is_language_model: bool) -> Iterator[str]:
 def _cohort(clients: int) -> Iterator[str]:
     if clients > _COHORT:
         yield "[cohort]\n" + _line("size", _COHORT, f"of {clients} clients take part in a round")
+    if clients > _MANY:
+        comment = f"rounds: evaluating {clients} clients takes most of the time"
+        yield "[evaluate]\n" + _line("every", 5, comment)
 
 
 def _method(name: str, is_text: bool, is_language_model: bool) -> str:

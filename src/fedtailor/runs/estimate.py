@@ -27,6 +27,7 @@ from .experiment import Experiment
 from .manifest import evaluated_clients
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
 
+_MANY = 100  # clients, whose evaluation may take long
 _LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up
 _LARGE = 1_000_000  # parameters; all of a smaller model train in little time
 _FORWARD = 1 / 3  # of a training step's time
@@ -81,6 +82,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
             *_hints(experiment, labels, backbone, parameters),
             *_undefined_auc(experiment, federation),
             *_short_batches(methods),
+            *_long_evaluation(experiment, labels, federation),
         ],
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
@@ -105,6 +107,25 @@ def _hints(
     return [
         f"{', '.join(whole)} {what} the whole model; a small adapter is trained with "
         f'methods.{whole[0]}.trainable = "lora"'
+    ]
+
+
+def _long_evaluation(
+    experiment: Experiment, labels: Sequence[str], federation: Federation
+) -> list[str]:
+    """Say where evaluating the clients takes most of the time, and what shortens it."""
+    if not labels or federation.remote:
+        return []
+    methods = [experiment.methods[label] for label in labels]
+    steps = [_round_steps(experiment, method, federation) for method in methods]
+    training, scoring = (sum(values) for values in zip(*steps, strict=True))
+    clients = len(evaluated_clients(experiment, federation))
+    if clients < _MANY or scoring < training:
+        return []
+    share = scoring / (training + scoring)
+    return [
+        f"about {share:.0%} of the time goes into evaluating {clients:,} clients; a larger "
+        "evaluate.every, or evaluate.clients = 100 (a sample), shortens it"
     ]
 
 
@@ -168,7 +189,8 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     rounds = sum(rounds_by_seed)
     cohort = len(draw_cohort(method, federation, plan, 1))
     down, up = sum(costs.down.values()), sum(costs.up.values())
-    seconds = _round_seconds(experiment, method, federation, step) / _at_once(plan, cohort, ranks)
+    seconds = step * sum(_round_steps(experiment, method, federation))
+    seconds /= _at_once(plan, cohort, ranks)
     return MethodSummary(
         label=label,
         trained=costs.trained,
@@ -215,11 +237,11 @@ def _step(
     return costs, seconds, 0.0 if cache is None else cache.seconds, short
 
 
-def _round_seconds(
-    experiment: Experiment, method: Method, federation: Federation, step: float
-) -> float:
-    """Return the seconds of a round, one client after the other, with its share of the
-    evaluations."""
+def _round_steps(
+    experiment: Experiment, method: Method, federation: Federation
+) -> tuple[float, float]:
+    """Return how many steps of training a round has, one client after the other, and how many its
+    share of the evaluations is worth."""
     plan, parts = experiment.plan, federation.partition
     local, evaluate = plan.local, plan.evaluate
     sizes = parts.train.sizes()
@@ -230,7 +252,7 @@ def _round_seconds(
     models = 1 + evaluate.global_model
     batches = models * held_out / plan.local.batch_size
     scoring = evaluated * (batches * _FORWARD + method.finetune_passes * steps)
-    return step * (cohort * steps + scoring / evaluate.every)
+    return cohort * steps, scoring / evaluate.every
 
 
 def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
