@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ def _add_site(options: argparse.Namespace) -> None:
     own_files = "".join(f" {file}" for file in deployment.own_files)
     print(f"site {options.name} needs: deploy.toml experiment.toml{own_files}{keys}")
     print(f"there: fedtailor deploy client DIR --site {options.name} --data FILE")
-    print(f"then here: fedtailor deploy run {options.folder}")
+    print(f"then here: fedtailor deploy run {shlex.quote(str(options.folder))}")
 
 
 def _server(options: argparse.Namespace) -> None:
@@ -178,8 +179,8 @@ def _status(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(content, indent=2))
         return
-    print(tabulate(content["sites"], headers="keys"))
-    print(f"\n{tabulate(content['progress'], headers='keys')}")
+    print(tabulate(content["sites"], "keys", disable_numparse=[0]))
+    print(f"\n{tabulate(content['progress'], 'keys', disable_numparse=[0])}")
     if state.run is not None:
         print(f"\nFlower's run {state.run}: {state.state}")
 

@@ -60,5 +60,6 @@ def _layers(options: argparse.Namespace) -> None:
         }
         for trial in trials
     ]
-    print(tabulate(table, headers="keys", colalign=("left", "right", "right", "left")))
+    align = ("left", "right", "right", "left")
+    print(tabulate(table, "keys", colalign=align, disable_numparse=True))
     print(f"\nlayers = {json.dumps(list(best.layers))}")

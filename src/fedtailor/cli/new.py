@@ -103,7 +103,7 @@ def _new(options: argparse.Namespace) -> None:
                 f"model: {model}, which has learned from English texts; for another language give "
                 "one of the hub (--model owner/model)"
             )
-        print(f"\nwrote {out}; now: fedtailor run {out}")
+        print(f"\nwrote {out}; now: fedtailor run {shlex.quote(str(out))}")
 
 
 def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
@@ -152,8 +152,8 @@ def _columns(table: Survey, roles: Roles | None = None) -> str:
     ]
     headers = ["column", "holds", "values", "empty", "used as"]
     if roles is None:
-        return tabulate([row[:4] for row in rows], headers[:4])
-    return tabulate(rows, headers)
+        return tabulate([row[:4] for row in rows], headers[:4], disable_numparse=[0])
+    return tabulate(rows, headers, disable_numparse=[0])
 
 
 def _taken(roles: Roles) -> dict[str | None, str]:
@@ -196,11 +196,13 @@ def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> st
     found = [c.name for c in table.client_candidates({roles.source, roles.label})]
     if roles.client is not None or options.client is not None or not found:
         return ""
+    from ..report.text import option
+
     words = ["fedtailor", "new", str(options.data)]
     for name in ("text", "label", "model", "methods", "out"):
         if (value := getattr(options, name)) is not None:
-            words += [f"--{name}", str(value)]
-    again = shlex.join([*words, "--client", found[0], "--overwrite"])
+            words += option(f"--{name}", str(value))
+    again = shlex.join([*words, *option("--client", found[0]), "--overwrite"])
     others = f" (or {_listed(found[1:])})" if found[1:] else ""
     return f"if column {found[0]}{others} names the clients: {again}"
 

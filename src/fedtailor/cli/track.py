@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ class _Follower:
         pipe.close()
         if self._process.wait():
             print(
-                f"{self._to} lacks a part of the run; fedtailor track {self._out} --to {self._to} "
-                "adds it",
+                f"{self._to} lacks a part of the run; fedtailor track "
+                f"{shlex.quote(str(self._out))} --to {self._to} adds it",
                 file=sys.stderr,
             )

@@ -54,7 +54,8 @@ def _tune(options: argparse.Namespace) -> None:
         }
         for outcome in outcomes
     ]
-    print(tabulate(table, headers="keys", colalign=("left", "left", "right", "right", "left")))
+    align = ("left", "left", "right", "right", "left")
+    print(tabulate(table, "keys", colalign=align, disable_numparse=True))
     run = shlex.join(["fedtailor", "run", str(out / "best.toml")])
     print(f"\nthe experiment with the chosen settings: {run}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import signal
 import sys
 import time
@@ -60,7 +61,8 @@ def server_environment(deployment: Deployment) -> dict[str, str]:
         InputError: no server was ever started from this folder.
     """
     if not (deployment.server / "flower" / "config.toml").exists():
-        raise InputError(f"no server was started here: fedtailor deploy server {deployment.folder}")
+        where = shlex.quote(str(deployment.folder))
+        raise InputError(f"no server was started here: fedtailor deploy server {where}")
     return environment(deployment.server, **{FOLDER: str(deployment.folder)})
 
 
@@ -300,7 +302,7 @@ def _warn() -> None:
 def _check_files(deployment: Deployment, paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.is_file():
-            command = f"fedtailor deploy certs {deployment.folder}"
+            command = f"fedtailor deploy certs {shlex.quote(str(deployment.folder))}"
             raise InputError(f"{path} is missing; {command}, on the server, makes it")
 
 

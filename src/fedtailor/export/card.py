@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
 from ..report.names import client_name
+from ..report.text import markdown
 from ..runs.experiment import Experiment
 from .scores import Score
 
@@ -70,34 +73,34 @@ def card(
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
     is_global = about["client"] is None
-    whose = "all clients (global)" if is_global else client_name(str(about["client"]), None)
+    whose = "all clients (global)" if is_global else _client(about)
     owner, client = whose, whose
     if is_shared:
         owner, client = "all clients (global)", f"{whose}; all clients have this same model"
     lines = [
         "---",
-        f"base_model: {about['base']['name']}",
-        f"license: {about['base']['licence']}",
+        f"base_model: {_yaml(about['base']['name'])}",
+        f"license: {_yaml(about['base']['licence'])}",
         f"library_name: {'peft' if about['form'] == 'adapter' else library}",
         "---",
         "",
-        f"# {experiment.name}: the model of {owner}",
+        f"# {markdown(experiment.name)}: the model of {owner}",
         "",
         _origin(experiment, about, joined),
         "",
         "| | |",
         "|---|---|",
         f"| method | {about['method']}{cited} |",
-        f"| data | {_data(experiment, about, joined)} |",
+        f"| data | {markdown(_data(experiment, about, joined))} |",
         f"| client | {client} |",
         f"| seed | {about['seed']} |",
-        f"| base model | {about['base']['name']} |",
-        f"| licence of the base model | {about['base']['licence']} |",
+        f"| base model | {markdown(about['base']['name'])} |",
+        f"| licence of the base model | {markdown(about['base']['licence'])} |",
     ]
     if (get := about["base"]["get"] or "").startswith("pip "):
         lines.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
     if about["id2label"]:
-        lines.append(f"| classes | {', '.join(about['id2label'].values())} |")
+        lines.append(f"| classes | {', '.join(map(markdown, about['id2label'].values()))} |")
     if about["max_length"]:
         lines.append(f"| longest input | {about['max_length']} tokens |")
     lines += ["", "## Results", ""]
@@ -116,9 +119,19 @@ def card(
     return "\n".join(lines)
 
 
+def _client(about: Mapping[str, Any]) -> str:
+    return markdown(client_name(str(about["client"]), None))
+
+
+def _yaml(text: str) -> str:
+    """A text of the front matter, in quotes where YAML would read more in it, or another type."""
+    plain = re.fullmatch(r"(?!(?:null|true|false|yes|no|on|off)$)[A-Za-z][\w./-]*", text, re.I)
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
 def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
     """Who trained the model, in a sentence."""
-    client = client_name(str(about["client"]), None)
+    client = _client(about)
     together = f"{about['clients']} clients trained together, each on its own data, with federated"
     if experiment.methods[about["label"]].trains_alone:
         if joined == "guess":
@@ -184,7 +197,7 @@ def _baseline(results: list[Score]) -> list[str]:
     """What the test result is worth."""
     for score in results:
         if score.split == "test" and score.majority is not None:
-            answer = f", {score.answer}," if score.answer else ""
+            answer = f", {markdown(score.answer)}," if score.answer else ""
             poor = " This model is no better." if score.is_no_better else ""
             text = (
                 f"Always answering the most frequent class of a client's training examples"

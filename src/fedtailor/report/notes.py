@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -117,7 +118,7 @@ def _fewer_rounds(run: Run) -> list[str]:
     rounds = run.experiment["rounds"]
     return [
         f"Different rounds: {trial.label}, seed {trial.seed} has {trial.commit.rounds} of {rounds}"
-        f"; fedtailor run {run.path} adds the others"
+        f"; fedtailor run {shlex.quote(str(run.path))} adds the others"
         for trial in run.trials
         if trial.commit.finished and trial.commit.rounds < rounds
     ]

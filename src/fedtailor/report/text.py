@@ -32,7 +32,7 @@ class TextTable:
         return [name.replace("\n", " ") for name in self.header]
 
     def csv(self) -> str:
-        """Return the table as CSV; names that a spreadsheet would compute begin with a '."""
+        """Return the table as CSV; names that a spreadsheet would compute get a '."""
         text = io.StringIO()
         rows = ([inert(cell) for cell in row] for row in [self.flat_header, *self.cells])
         csv.writer(text, lineterminator="\n").writerows(rows)
@@ -53,12 +53,14 @@ class TextTable:
         lines = text.replace("±", "$\\pm$").splitlines()
         first = lines.index("\\midrule") + 1
         for y, row in enumerate(self.cells):
-            parts = lines[first + y].removesuffix("\\\\").split("&")
+            # LaTeX takes a [ or a * for an argument of the line's end or rule before it
+            line = re.sub(r"^ ([\[*])", r" {\1}", lines[first + y])
+            parts = re.split(r"(?<!\\)&", line.removesuffix("\\\\"))
             if len(parts) == len(row):
                 for x, part in enumerate(parts):
                     if (y, x) in self.best:
                         parts[x] = f" \\textbf{{{part.strip()}}} "
-                lines[first + y] = "&".join(parts) + "\\\\"
+            lines[first + y] = "&".join(parts) + "\\\\"
         return "\n".join(lines) + "\n"
 
     def marked(self) -> list[list[str]]:
@@ -77,13 +79,32 @@ _NUMBER = re.compile(r"[+-]?(\d[\d,]*(\.\d*)?(±[\d.]+)?( ?[kMGT]?(B|FLOP|s)?| ?
 
 
 def inert(text: str) -> str:
-    """Put a ' before a name that a spreadsheet would compute: clients choose their names.
+    """Put a ' before a name that a spreadsheet would compute: clients choose their names. A name
+    that begins with a ' gets one, too, so that a program can take it away again.
 
-    >>> [inert(text) for text in ("=1+1", "@SUM(A1)", "-2+3", "-3.2", "+1.5±0.2", "-")]
-    ["'=1+1", "'@SUM(A1)", "'-2+3", '-3.2', '+1.5±0.2', '-']
+    >>> [inert(text) for text in ("=1+1", "@SUM(A1)", "'a", "-3.2", "+1.5±0.2", "-")]
+    ["'=1+1", "'@SUM(A1)", "''a", '-3.2', '+1.5±0.2', '-']
     """
-    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    is_formula = text.startswith(("=", "+", "-", "@", "'", "\t", "\r"))
     return f"'{text}" if is_formula and not _NUMBER.fullmatch(text) else text
+
+
+def markdown(text: str) -> str:
+    """Put a \\ before what Markdown would read as more than text, in a cell of a table, too.
+
+    >>> print(markdown("a|b_c <i> [x](y)"), markdown("_x_ *y* $5 &lt; R&D"))
+    a\\|b_c \\<i\\> \\[x\\](y) \\_x\\_ \\*y\\* \\$5 \\&lt; R&D
+    """
+    return re.sub(r"[\\`*\[\]<>|~$#]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)", r"\\\g<0>", text)
+
+
+def option(name: str, value: str) -> list[str]:
+    """Return the words of a command that give an option its value.
+
+    >>> option("--client", "ward 7"), option("--client", "-7a")
+    (['--client', 'ward 7'], ['--client=-7a'])
+    """
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 def whole(text: str) -> str:

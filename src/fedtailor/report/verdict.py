@@ -12,6 +12,7 @@ from .majority import AtMajority
 from .names import at_majority_names, client_name, listed
 from .numbers import amount, bare, seconds_text, si
 from .select import Metric, is_percentage
+from .text import option
 from .untrained import Untrained
 
 # times another method's cost, before it is worth saying; the same work varies in time
@@ -432,7 +433,7 @@ def _predict(model: Trained | None, client: str | None = "CLIENT", seed: int | N
     """The command that uses a client's model; ``client`` None: the global one."""
     if model is None:
         return "fedtailor predict"
-    words = ["fedtailor", "predict", model.run, "--method", model.method]
+    words = ["fedtailor", "predict", model.run, *option("--method", model.method)]
     words += [] if seed is None else ["--seed", str(seed)]
-    words += [] if client is None else ["--client", client]
+    words += [] if client is None else option("--client", client)
     return shlex.join([*words, "--input", "FILE"])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..data.config import SplitConfig
+from ..data.names import check_names
 from ..data.survey import Roles, Survey
 from ..errors import InputError, unknown
 from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
+from ..run_format import check_folder_name
 from .experiment import parse
 
 _MIN_EXAMPLES = SplitConfig.min_examples
@@ -127,8 +130,11 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         TOML that `fedtailor.load` takes.
 
     Raises:
-        InputError: an unknown method or model, one that needs public examples, too few clients.
+        InputError: an unknown method or model, one that needs public examples, too few clients, a
+            name that can't be printed.
     """
+    check_folder_name("experiment", name)
+    check_names("file", [survey.path])
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -181,7 +187,7 @@ name = "cosine"                 # learning rates fall from round to round"""
 
 def _head(name: str) -> str:
     return f"""\
-# fedtailor run {name}.toml      runs it; the table and the report go to runs/{name}
+# fedtailor run {shlex.quote(name)}.toml      runs it; the table and the report go to runs/{name}
 # fedtailor describe METHOD      lists a method's settings; fedtailor list methods lists all methods
 {_line("name", name)}
 {_line("rounds", 10, "fixed once the run has begun; for more, begin anew with --out")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,9 +258,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise missing_file(path, what="experiment file")
     if path.suffix in (".csv", ".jsonl", ".parquet", ".arrow"):
-        raise InputError(
-            f"{path} is a table; write an experiment file for it: fedtailor new {path}"
-        )
+        new = f"fedtailor new {shlex.quote(str(path))}"
+        raise InputError(f"{path} is a table; write an experiment file for it: {new}")
     try:
         text = path.read_text(encoding="utf-8")
         dots = max((line.count(".") for line in text.splitlines()), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -300,7 +301,8 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
     folder = run / "methods" / label / f"seed-{seed}"
     commit = read_commit(folder) if has_commit(folder) else None
     if commit is None or not (commit.ended or commit.stopped):
-        raise InputError(f"{label} with seed {seed} is not finished; fedtailor run {run} goes on")
+        again = f"fedtailor run {shlex.quote(str(run))}"
+        raise InputError(f"{label} with seed {seed} is not finished; {again} goes on")
     if not commit.has_model:
         raise InputError(f"{label} with seed {seed} has no model: {commit.diverged}")
     return commit

@@ -16,6 +16,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from ..errors import InputError
+from ..report.text import markdown
 from .part import Part, Values
 
 ERRORS = (OSError,)
@@ -48,7 +49,9 @@ class TensorBoard:
             path.unlink()
         self._writer = EventFileWriter(str(folder), filename_suffix=_SUFFIX)
         config = part.config()
-        rows = "".join(f"| {name} | {value} |\n" for name, value in config.items())
+        rows = "".join(
+            f"| {markdown(name)} | {markdown(str(value))} |\n" for name, value in config.items()
+        )
         self._add(hparams_pb(config, trial_id=part.name), 0)
         self._add(text_pb("settings", f"| setting | value |\n|---|---|\n{rows}"), 0)
         return 0

@@ -125,7 +125,7 @@ def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
         *(("s/round",) if has_refused and not is_usual else ()),
     }
     table = Table(box=None, padding=(0, 1), header_style="dim", caption_style="dim")
-    table.title, table.title_justify, table.title_style = state.measure, "left", "dim"
+    table.title, table.title_justify = Text(state.measure, style="dim"), "left"
     shown = [name for name in rows[0] if name not in left_out] if rows else []
     for name in shown:
         if name == "method":
@@ -134,7 +134,8 @@ def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
             is_text = name in ("curve", "state")
             table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(row[name] for name in shown))
+        cells = (row[name] for name in shown)  # rich would read [bold] in a text, Text doesn't
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
 
 
