@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import tomli_w
 from markdown_it import MarkdownIt
 from rich.console import Console
 
 import fedtailor as ft
+from fedtailor.cli import main
 from fedtailor.cli.new import _columns
 from fedtailor.data.survey import Roles, survey
 from fedtailor.errors import InputError
@@ -249,3 +251,47 @@ def test_watch_shows_names_in_lines_and_in_the_terminal() -> None:
     for one in NAMES:
         assert f"{one}, seed 0: {one}: slow" in lines
         assert re.search(rf"^ *{re.escape(one)} +0 +1/2 ", shown, re.M), one
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_its_file_to_predictions_and_exports(tmp_path: Path) -> None:
+    rows = [
+        (f"{one} is {label}, {k}", label, one)
+        for one in NAMES
+        for k, label in enumerate((*CLASSES[:4], *CLASSES[:4], *CLASSES[4:]))
+        if k < 8 or one == NAMES[0]
+    ]
+    data = tmp_path / "rows.csv"
+    pd.DataFrame(rows, columns=["te|xt", "=label", "-client"]).to_csv(data, index=False)
+    run = tmp_path / "runs $(x)"
+    methods = {label: {"name": "local", "trainable": "head"} for label in ("_$5_$", "--help")}
+    experiment = {
+        "name": "$5$ <b>", "rounds": 1, "seeds": [0], "methods": methods,
+        "data": {"path": str(data), "text": "te|xt", "label": "=label", "client": "-client",
+                 "max_length": 16},
+        "split": {"scheme": "natural", "min_examples": 5}, "model": {"name": "minilm"},
+        "local": {"steps": 1},
+    }  # fmt: skip
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(experiment), "utf-8")
+    assert main(["run", str(file), "--out", str(run)]) == 0
+    for command in ("report", "compare", "compare --csv", "compare --latex", "compare --json",
+                    "watch --once", "watch --once --json", "check"):  # fmt: skip
+        words = command.split()
+        assert main([words[0], str(run), *words[1:]]) == 0
+    assert set(NAMES) <= Elements((run / "report.html").read_text("utf-8")).texts
+    out = tmp_path / "predicted.csv"
+    method = ["predict", str(run), "--method=--help", "--input", str(data), "--out", str(out)]
+    assert main([*method, "--by-client", "--keep", "te|xt"]) == 0
+    back = pd.read_csv(out, dtype=str, keep_default_na=False)
+    assert list(zip(back["te|xt"], back["client"], strict=True)) == [(x, c) for x, _, c in rows]
+    assert set(back["label"]) <= set(CLASSES)
+    every = tmp_path / "every"
+    assert main(["export", str(run), "--method=_$5_$", "--all-clients", "--out", str(every)]) == 0
+    assert len(list(every.iterdir())) == len(NAMES) + 1  # and the base model
+    for one in ("-1+2", "../x"):
+        assert main([*method, *option("--client", one)]) == 0
+        folder = tmp_path / f"export-{NAMES.index(one)}"
+        whose = ["--method=_$5_$", *option("--client", one)]
+        assert main(["export", str(run), *whose, "--out", str(folder)]) == 0
+        assert f"the model of {markdown(one)}\n" in (folder / "README.md").read_text("utf-8")
