@@ -10,9 +10,10 @@ kind "damage" are bits and ends of a run's files that `fedtailor check` must not
 experiment that goes through all checks of ``fedtailor run --dry-run``. An "answer" is a site's
 message that the server reads in the middle of a round, which goes on; a "request" is a message of
 the server that a site works on. "Images" are pictures of every mode and depth, whose mean must be
-right. A mutation depends on the seed, the kind and its number alone. The
-script prints every traceback and every hang once, with the number of the mutation, and exits with 1
-if there is one. It counts values of another type that were accepted without a word, by their place.
+right. "Names" go through every output, which must give them back. A mutation depends on the seed,
+the kind and its number alone. The script prints every traceback and every hang once, with the
+number of the mutation, and exits with 1 if there is one. It counts values of another type that were
+accepted without a word, by their place.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from fedtailor.run_format import checksum, seal_json
 from .fuzz_images import images
 from .fuzz_messages import answers, requests, wire
 from .fuzz_models import model_folders
+from .fuzz_names import names
 from .mutations import (
     Attempt,
     Change,
@@ -279,6 +281,7 @@ _START: dict[str, Start] = {
     "damage": damage,
     "images": images,
     "models": model_folders,
+    "names": names,
 }
 
 

@@ -12,7 +12,7 @@ from benchmarks.mutations import Attempt, Change, RefusedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzz, fuzz_images, fuzz_messages
+from benchmarks import fuzz, fuzz_images, fuzz_messages, fuzz_names
 from tests.report.conftest import write_run
 
 
@@ -39,6 +39,7 @@ def check(attempt: Attempt, examples: int) -> None:
         (fuzz.stores, 60),
         (fuzz.damage, 60),
         (fuzz_images.images, 60),
+        (fuzz_names.names, 20),
     ],
 )
 def test_a_mutation_gives_a_result_or_an_input_error(
