@@ -241,6 +241,13 @@ def test_a_printed_command_gives_names_to_its_options() -> None:
         assert parser.parse_args(shlex.split(command)).client == one
 
 
+def test_an_options_value_that_argparse_drops_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["predict", "run", "--client=--", "--input", "x.csv"]) == 2
+    assert capsys.readouterr().err.startswith("fedtailor: --client=--: -- can't be an option's")
+
+
 def test_watch_shows_names_in_lines_and_in_the_terminal() -> None:
     parts = tuple(PartState(one, 0, "running", 1, 2, lately=(f"{one}: slow",)) for one in NAMES)
     state = RunState("r", "[/]", "running", "accuracy", 1, 2, None, parts, NAMES, None)

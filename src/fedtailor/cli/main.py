@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -100,6 +101,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
         raise unknown("command", arguments[0], _COMMANDS)
+    if found := next((word for word in arguments if re.fullmatch("--[a-z-]+=--", word)), None):
+        raise InputError(f"{found}: -- can't be an option's value; give a client by its number")
     options, unrecognised = _parser().parse_known_args(arguments or ["--help"])
     if unrecognised:
         options.parser.error(f"unrecognized arguments: {' '.join(unrecognised)}")
