@@ -25,7 +25,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from .errors import InputError, brief, naming
@@ -305,6 +304,8 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
     Raises:
         InputError: the file is missing or damaged.
     """
+    import numpy as np  # here: every command imports this module, and few of them need it
+
     header = _header(path)
     if header is None:
         columns(path)  # it may only look as if it had no checksum
@@ -374,6 +375,8 @@ def _is_of_rows(header: bytes) -> bool:
 
 def _check_rows(path: Path, header: dict[str, Any], start: int, unsettled: Collection[int]) -> None:
     """Check the rows that are not zero, in a file whose data begin at ``start``."""
+    import numpy as np
+
     data, rows = np.memmap(path, np.uint8, "r")[start:], header[CHECKSUMS]["shape"][0]
     places = dict(zip(header, _places(header), strict=True))
     found = {
