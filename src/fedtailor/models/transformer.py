@@ -167,7 +167,7 @@ def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> N
         return
     with torch.device("meta"):
         count = sum(p.numel() for p in auto_class.from_config(hf).parameters())
-    text = f"config.json of {config.name!r} describes {count:,} parameters"
+    text = f"can't load model {config.name!r}: its config.json describes {count:,} parameters"
     stored = sum(
         file.stat().st_size
         for file in (Path(source).iterdir() if Path(source).is_dir() else ())
