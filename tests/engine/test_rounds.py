@@ -364,16 +364,21 @@ class Normed(nn.Module):
 def test_batch_normalisation_does_not_train_on_one_example(
     executor: Literal["sequential", "vectorised"],
 ) -> None:
-    """Two clients with 9 and 8 examples: the ninth is left out of each epoch, and counted."""
+    """Clients with 9, 8 and 1 examples: the ninth is left out of each epoch, and the third client
+    trains nothing."""
     federation = digits_federation((9, 8, 1))
     task = Task(Backbone(Normed(), name="normed"))
-    method = FedAvg(optimiser=Optimiser("sgd", lr=0.1))
+    method = Local(optimiser=Optimiser("sgd", lr=0.1))
     plan = Plan(1, LocalConfig(batch_size=4, epochs=2), engine=EngineConfig(executor))
-    with pytest.raises(InputError, match=r"1 clients have no more: 2; raise split\.min_examples"):
-        next(rounds(method, task, federation, plan))
-    federation = digits_federation((9, 8))
+    store = new_store(method, task, federation)
+    done = next(rounds(method, task, federation, plan, store=store))
+    store.commit()
+    assert done.steps == (4, 4, 2)
+    before, after = task.state["head.weight"], [store.read(k)["head.weight"] for k in range(3)]
+    assert [value.equal(before) for value in after] == [False, False, True]
     with pytest.raises(InputError, match=r"batch_size = 1: .*allowed: 2 or more"):
         next(rounds(method, task, federation, replace(plan, local=LocalConfig(batch_size=1))))
-    assert next(rounds(method, task, federation, plan)).steps == (4, 4)
+    with pytest.raises(InputError, match="and no client has more; give clients more rows"):
+        next(rounds(method, task, digits_federation((1, 1)), plan))
     maps = next(rounds(method, Task(digits_backbone()), federation, plan))
-    assert maps.steps == (6, 4)  # a picture has several values of each channel there
+    assert maps.steps == (6, 4, 2)  # a picture has several values of each channel there

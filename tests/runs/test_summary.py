@@ -150,8 +150,8 @@ def test_batches_that_are_left_out_are_counted(tmp_path: Path) -> None:
     backbone = Backbone(Normed(), name="normed")
     hints = dry_run(nine, tmp_path / "run", data=digits(), backbone=backbone).hints
     assert hints == [
-        "fedavg: one batch of each epoch is left out at 3 clients, since it has one example, too "
-        "few for batch normalisation"
+        "fedavg: the last batch of each epoch is left out at 3 clients, since it has one example, "
+        "too few for batch normalisation"
     ]
 
 

@@ -327,7 +327,10 @@ def _check_labels(
     unknown = next((label for label in labels if label not in numbers), None)
     if unknown is None:
         return
-    is_range = [*numbers] == [*range(len(names))]
+    numbered = [*range(len(names))]
+    is_range = isinstance(unknown, int) and (
+        [*numbers] == numbered or [*names] == [*map(str, numbered)]
+    )
     allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
     raise UnknownLabelError(unknown, split, allowed, names)
 

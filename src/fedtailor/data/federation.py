@@ -134,7 +134,7 @@ class Federation:
         if local.steps is not None:
             return passes * local.steps
         whole, rest = divmod(self.num_examples(client), local.batch_size)
-        return passes * (whole + (rest >= self.least_batch))
+        return passes * max(1, whole + (rest >= self.least_batch))
 
     def batches(
         self,
@@ -148,7 +148,8 @@ class Federation:
         """Yield the client's training batches of a round.
 
         Every epoch is a new shuffle; examples of similar length share a batch. The last batch of an
-        epoch may be smaller; with fewer than ``least_batch`` examples it is left out.
+        epoch may be smaller; with fewer than ``least_batch`` examples it is left out, or, if it is
+        the only one, is padding (``weight`` 0), on which nothing is trained.
 
         Args:
             client: its number.
@@ -162,7 +163,10 @@ class Federation:
         while steps_left > 0:
             batches = self._epoch(client, round_, epoch, local.batch_size, purpose)
             for rows in batches[:steps_left]:
-                yield self.batch(rows)
+                batch = self.batch(rows)
+                if len(rows) < self.least_batch:
+                    batch["weight"] = torch.zeros(len(rows))
+                yield batch
             steps_left -= len(batches)
             epoch += 1
 
@@ -176,8 +180,8 @@ class Federation:
             bucket = rows[start : start + size * _BUCKET]
             bucket = bucket[np.argsort(self.dataset.inputs.lengths(bucket), kind="stable")]
             batches += [bucket[i : i + size] for i in range(0, len(bucket), size)]
-        order = rng.permutation(len(batches))
-        return [batches[i] for i in order if len(batches[i]) >= self.least_batch]
+        drawn = [batches[i] for i in rng.permutation(len(batches))]
+        return [one for one in drawn if len(one) >= self.least_batch] or drawn
 
     def rows(self, client: int, split: Split) -> Indices:
         """Return the rows of one of the client's splits."""
@@ -246,15 +250,20 @@ def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
     sizes = [0 if batch is None else len(next(iter(batch.values()))) for batch in batches]
     stacked: Batch = {}
     for name, example in like.items():
+        if name == "weight":
+            continue
         values = [
             example.new_zeros((0, *example.shape[1:])) if b is None else b[name] for b in batches
         ]
         shape = [max(dims) for dims in zip(*(value.shape for value in values), strict=True)]
         stacked[name] = torch.stack([_pad(value, shape) for value in values])
-    if min(sizes) < max(sizes):
-        device = next(iter(like.values())).device
-        real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]  # [c, b]
-        stacked["weight"] = real.float().to(device)
+    device = next(iter(like.values())).device
+    weights = [
+        torch.ones(size, device=device) if b is None or "weight" not in b else b["weight"]
+        for size, b in zip(sizes, batches, strict=True)
+    ]
+    if min(sizes) < max(sizes) or not all(weight.all() for weight in weights):
+        stacked["weight"] = torch.stack([_pad(weight, [max(sizes)]) for weight in weights])
     return stacked
 
 

@@ -13,7 +13,6 @@ from .. import random
 from ..data.config import LocalConfig
 from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
-from ..data.names import listed
 from ..data.table import Images
 from ..errors import InputError
 from ..method import Cohort, Method, Server
@@ -140,7 +139,7 @@ def with_least_batch(
     """``federation`` without batches that are too small for the method or the model.
 
     Raises:
-        InputError: a client has no others.
+        InputError: there are no others.
     """
     inputs, least = federation.dataset.inputs, method.min_batch_size
     if federation.remote and isinstance(inputs, Images):
@@ -154,11 +153,10 @@ def with_least_batch(
     if batch_size < least:
         raise InputError(f"local.batch_size = {batch_size}: {why}; allowed: {least} or more")
     sizes = federation.partition.train.sizes()
-    if len(few := np.flatnonzero((sizes > 0) & (sizes < least))):
-        names = listed([federation.name(int(client)) for client in few], few=5)
+    if sizes.max() < least:
         raise InputError(
-            f"{why}, and {len(few)} clients have no more: {names}; raise split.min_examples, or "
-            "set model.batch_norm = 'frozen'"
+            f"{why}, and no client has more; give clients more rows, or set model.batch_norm = "
+            "'frozen'"
         )
     return replace(federation, least_batch=least)
 
@@ -168,7 +166,7 @@ def as_trained(method: Method, task: Task, federation: Federation, plan: Plan) -
     example, if it fits into memory.
 
     Raises:
-        InputError: all batches of a client are too small.
+        InputError: all batches are too small.
     """
     federation = with_least_batch(method, task, federation, plan.local.batch_size)
     engine = plan.engine

@@ -134,8 +134,8 @@ def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
     labels = [one.label for one in methods if one.short_batches]
     count = max((one.short_batches for one in methods), default=0)
     line = (
-        f"{', '.join(labels)}: one batch of each epoch is left out at {count} clients, since it "
-        "has one example, too few for batch normalisation"
+        f"{', '.join(labels)}: the last batch of each epoch is left out at {count} clients, since "
+        "it has one example, too few for batch normalisation"
     )
     return [line] if labels else []
 
