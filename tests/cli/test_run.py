@@ -110,7 +110,6 @@ def test_bad_input(
     [
         ([], [], "data.csv"),
         (["text,label", "a,0", "b,1"], ["data.label=topic"], "topic"),
-        (["text,label", "a,0", "b,-1"], [], "-1"),
         (["text,label", "a,0"], [], "it needs a model with a tokenizer"),
     ],
 )

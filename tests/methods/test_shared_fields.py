@@ -72,7 +72,7 @@ def personal_models() -> list[str]:
 
 @pytest.mark.parametrize("name", personal_models())
 def test_what_is_portable_is_what_predicts(name: str) -> None:
-    """For a client that took part, and one that did not."""
+    """For a client that took part, and one that did not, if there is one."""
     method, task = made(name, trainable="lora")
     federation = digits_federation()
     store = new_store(method, task, federation)
@@ -80,7 +80,7 @@ def test_what_is_portable_is_what_predicts(name: str) -> None:
     done = next(rounds(method, task, federation, plan, store=store))
     batch = federation.batch(federation.rows(0, "test"))
     plain = Task(digits_backbone())
-    for client in (done.cohort.clients[0], min({*range(5)} - {*done.cohort.clients})):
+    for client in (done.cohort.clients[0], *sorted({*range(5)} - {*done.cohort.clients})[:1]):
         state = {**method.send(task, done.server, client), **store.read(client)}
         portable = method.portable(task, state)
         ((path, (A, B)),) = portable.lora.items()

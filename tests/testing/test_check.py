@@ -103,6 +103,9 @@ class ThrowsDice(Own):
 
 @dataclass(frozen=True)
 class Grows(Own):
+    def init_server(self, task: Task, num_clients: int, key: Tensor) -> Params:
+        return {**super().init_server(task, num_clients, key), "more": torch.zeros(0)}
+
     def send(self, task: Task, server: Params, client: int) -> Params:
         more = torch.zeros(0 if server["head.bias"].equal(task.state["head.bias"]) else 3)
         return {**server, "more": more}
