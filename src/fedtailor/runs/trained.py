@@ -280,8 +280,8 @@ def open_trained(
     if rows.exists():  # predictions don't need it: whoever passes a run on may leave it out
         check_trained_rows(rows, manifest.get("trained"))
     if backbone is None:
-        check_model(experiment.model, run)
         experiment = replace(experiment, model=pinned(experiment.model, run))
+        check_model(experiment.model, run)
     start = model_seed(folder, seed)
     task = task_again(experiment, experiment.methods[label], manifest, start, backbone)
     return TrainedMethod(
