@@ -99,16 +99,17 @@ def load(reference: str, sha256: str | None = None) -> Any:
 
 
 @contextmanager
-def own_faults() -> Iterator[None]:
+def own_faults(of_values: bool = False) -> Iterator[None]:
     """Raise InputError, with file and line, where code of the user's own has raised anything else,
-    `SystemExit` too; or where something else fails because of what that code has returned."""
+    `SystemExit` too; with ``of_values``, also where something else fails, since it may have failed
+    because of what that code has returned."""
     try:
         yield
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
         place = _own_place(error)
-        if place is None and not (_files and isinstance(error, _OF_VALUES)):
+        if place is None and not (of_values and _files and isinstance(error, _OF_VALUES)):
             raise
         if place is None:
             files = ", ".join(map(_shown, sorted(_files)))

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         command = options.command.__module__.rpartition(".")[2]
-        with own_faults():
+        with own_faults(of_values=True):
             options.command(options)
         sys.stdout.flush()
     except InputError as error:

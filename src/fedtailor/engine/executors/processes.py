@@ -264,7 +264,7 @@ def _serve(
         try:
             if new_server is not None:
                 server = shared.unpack(new_server)
-            with own_faults():
+            with own_faults(of_values=True):
                 result = works[name].one(server, inputs.unpack(item))
             count += 1
             answer = True, results[count % 2].pack(result)
