@@ -104,6 +104,19 @@ def test_another_base_model_is_refused_and_the_old_one_goes_on(
     assert main(["predict", run, "--client", "g", "--input", "rows.csv"]) == 0
 
 
+def test_check_says_that_a_run_without_hashes_has_nothing_to_compare(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(begun / "run", run)
+    (run / "model.json").unlink()
+    capsys.readouterr()
+    assert main(["check", str(run)]) == 0
+    note, last = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"{run} has no model.json") and note.endswith("can't be checked")
+    assert last.endswith("0 damaged")
+
+
 def test_a_large_file_is_read_again_where_a_time_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

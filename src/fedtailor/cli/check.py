@@ -29,6 +29,8 @@ def _check(options: argparse.Namespace) -> None:
     else:
         for problem in found.problems:
             print(problem)
+        for note in found.notes:
+            print(note)
         print(f"{options.run}: {found.intact} files intact, {len(found.problems)} damaged")
         if found.problems and (again := _again(options.run, found.problems)):
             print(f"without a copy, these commands train the damaged methods again:\n{again}")

@@ -111,13 +111,18 @@ def _read(path: Path) -> tuple[ModelFiles, dict[str, FileHash]]:
     return files, {n: record(FileHash, one, str(path)) for n, one in files.files.items()}
 
 
+def has_files(config: ModelConfig) -> bool:
+    """Whether the model is read from files, and not built by code."""
+    builtin = BUILTIN.get(config.name)
+    from_code = config.factory is not None or config.name.startswith(FROM_PYTHON)
+    return not from_code and (builtin is None or builtin.network is None)
+
+
 def _files(config: ModelConfig) -> dict[str, Path]:
     """The files of a model, by name; none of one that has no files, or is not on this machine."""
+    if not has_files(config):
+        return {}
     builtin = BUILTIN.get(config.name)
-    if config.factory is not None or config.name.startswith(FROM_PYTHON):
-        return {}
-    if builtin is not None and builtin.network is not None:
-        return {}
     folder = Path(locate(config, None))
     if not folder.exists():  # a name of the hub
         from huggingface_hub import try_to_load_from_cache

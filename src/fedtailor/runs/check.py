@@ -25,7 +25,7 @@ from ..run_format import (
     damaged,
     has_commit,
 )
-from .base_model import MODEL_FILE, check_model
+from .base_model import MODEL_FILE, check_model, has_files
 from .committed import (
     PRIVATE_FILE,
     Commit,
@@ -50,10 +50,11 @@ Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 @dataclass
 class Checked:
     """How many files are as they were written, and for each one that is damaged, or lacks what it
-    should have, a line that names it."""
+    should have, a line that names it. ``notes`` say what could not be checked."""
 
     intact: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def check(out: Path) -> Checked:
@@ -78,6 +79,11 @@ def check(out: Path) -> Checked:
         if not has_checksum:
             problems[f"{path} has no checksum: it is damaged, or was changed by hand"] = None
     found.problems += problems
+    if not (out / MODEL_FILE).exists() and not found.problems and has_files(open_run(out).model):
+        found.notes.append(
+            f"{out} has no {MODEL_FILE}, as runs of older versions: whether its base model is still "
+            "the one that it was trained with can't be checked"
+        )
     return found
 
 
