@@ -65,6 +65,9 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
     (tmp_path / "two.csv").write_text("id;text\n1;Wheat prices rose.\n2;The bank cut its rate.\n")
     of_csv = subprocess.run([*use, tmp_path / "two.csv"], capture_output=True, text=True)
     assert of_csv.stdout == lines
+    long = subprocess.run([*use, "wheat " * 40], capture_output=True, text=True)
+    cut = "1 of 1 texts are longer than 16 tokens: only their first 16 are read\n"
+    assert (of_csv.stderr, long.stderr) == ("", cut)
     refused = subprocess.run([*use, "missing.jsonl"], capture_output=True, text=True)
     assert refused.returncode == 2
     told = (

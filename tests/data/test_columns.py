@@ -37,7 +37,9 @@ def test_integer_labels_are_counted(train, classes, expected, numbers):
 def test_an_id_column_is_no_label():
     with pytest.raises(InputError, match="500 labels in 500 rows, as many classes as rows"):
         encode_labels(columns([*range(500)]))
-    with pytest.raises(InputError, match="unknown label 0 in the training rows; allowed: 1, 2"):
+    with pytest.raises(
+        InputError, match="unknown label 0 in row 1 of the training rows; allowed: 1, 2"
+    ):
         encode_labels(columns([0, 1]), ("1", "2"))  # a part of them is named: none is a position
     encode_labels(columns([*range(21)]), tuple(map(str, range(21))))
 
@@ -59,9 +61,9 @@ def test_declared_classes_count_even_if_absent():
 @pytest.mark.parametrize(
     ("train", "classes", "message"),
     [
-        (["acq", "tin"], (), "'tin' in the training rows; allowed: acq, ship"),
-        ([0, 2], (), "2 in the training rows; allowed: 0 to 1"),
-        ([0, 1], ("acq", "tin"), "'tin' in the training rows; allowed: acq, ship"),
+        (["acq", "tin"], (), "'tin' in row 2 of the training rows; allowed: acq, ship"),
+        ([0, 2], (), "2 in row 2 of the training rows; allowed: 0 to 1"),
+        ([0, 1], ("acq", "tin"), "'tin' in row 2 of the training rows; allowed: acq, ship"),
     ],
 )
 def test_labels_outside_of_the_declared_classes_are_refused(train, classes, message):
@@ -72,12 +74,22 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
 @pytest.mark.parametrize(
     ("train", "test", "classes", "message"),
     [
-        ([0, 1], ["a\u0308"], ("\u00e4", "b"), r"'a\\u0308' \(which prints like '\\xe4'\) in the"),
-        ([0, 2], [1], (), "unknown label 1 in the test rows; allowed: 0, 2"),
-        ([0, 1], [-1, -1], ("a", "b"), "unknown label -1 in the test rows; allowed: 0 to 1"),
-        ([0, 2], [], ("a", "b"), "unknown label 2 in the training rows; allowed: 0 to 1"),
-        ([0, 1], [2], (), "unknown label 2 in the test rows; allowed: 0 to 1"),
-        (["a", "b"], ["c"], (), "unknown label 'c' in the test rows; allowed: a, b"),
+        (
+            [0, 1],
+            ["a\u0308"],
+            ("\u00e4", "b"),
+            r"'a\\u0308' \(which prints like '\\xe4'\) in row 1 of the",
+        ),
+        ([0, 2], [1], (), "unknown label 1 in row 1 of the test rows; allowed: 0, 2"),
+        (
+            [0, 1],
+            [0, -1, 3, -1],
+            ("a", "b"),
+            r"-1 in row 2 of the test rows; allowed: 0 to 1; 3 rows have such labels: -1 \(2\), 3",
+        ),
+        ([0, 2], [], ("a", "b"), "unknown label 2 in row 2 of the training rows; allowed: 0 to 1"),
+        ([0, 1], [2], (), "unknown label 2 in row 1 of the test rows; allowed: 0 to 1"),
+        (["a", "b"], ["c"], (), "unknown label 'c' in row 1 of the test rows; allowed: a, b"),
         ([0, 1], [None, " "], (), "no row of the test split has a label"),
         ([None, ""], [0], (), "no row of the training split has a label"),
         ([0.5, 1.5], [], (), "holds 0.5: numbers to predict are regression"),

@@ -83,6 +83,16 @@ def test_a_label_that_looks_like_none_is_told(tokenizer, tmp_path):
     assert not load_data(named, tokenizer, tmp_path).omissions
 
 
+def test_a_class_that_no_training_row_has_is_told(tokenizer, tmp_path):
+    train, test = tmp_path / "a.csv", tmp_path / "test.csv"
+    train.write_text("text,label\none,flu\ntwo,cold\n")
+    test.write_text("text,label\nthree,ebola\n")
+    classes = ("cold", "ebola", "flu", "gout")
+    config = DataConfig(path=str(train), test_path=str(test), classes=classes)
+    (told,) = load_data(config, tokenizer, tmp_path).omissions
+    assert (told.count, told.text) == (2, "no training row has the classes ebola, gout")
+
+
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)

@@ -153,7 +153,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         path=write(pictures, tmp_path / "a.parquet"),
         test_path=write(unlabelled, tmp_path / "b.parquet"),
     )
-    with pytest.raises(InputError, match="unknown label -1 in the test rows"):
+    with pytest.raises(InputError, match="unknown label -1 in row 1 of the test rows"):
         load_data(config, cache=tmp_path)
 
 

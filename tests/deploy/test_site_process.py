@@ -121,7 +121,7 @@ def test_data_that_cannot_be_used_are_one_line_at_the_site(
     assert main(["deploy", "client", str(deployment.folder), *given]) == 2
     warned, told = capsys.readouterr().err.splitlines()
     assert "--insecure" in warned
-    assert told.startswith("fedtailor: unknown label 'Ada' in the training rows")
+    assert told.startswith("fedtailor: unknown label 'Ada' in row 1 of the training rows")
 
 
 def _serve(site: Any, listener: Listener) -> None:

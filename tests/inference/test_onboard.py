@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import fedtailor as ft
+from fedtailor.data import Data
 from fedtailor.data.table import Images
 from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
@@ -118,9 +119,16 @@ def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -
     with pytest.raises(InputError, match=r"data have classes .*'ten'\]; the run's have"):
         onboard(run, "ditto", replace(NEW, classes=classes), "lagos", backbone=digits_backbone())
     with (tmp_path / "new.csv").open("w") as file:
-        csv.writer(file).writerows([["text", "label"], ["one", "one"]])
-    with pytest.raises(InputError, match=r"unknown label 'one' in .*new.csv; allowed: 0, 1, .* 9$"):
-        onboard(run, "ditto", tmp_path / "new.csv", "lagos", backbone=digits_backbone())
+        rows = ["oslo", "ten"], ["lagos", "1"], ["lagos", "one"], ["lagos", "two"], ["lagos", "one"]
+        csv.writer(file).writerows([["text", "site", "label"], *(["x", *row] for row in rows)])
+    source = Data({"path": str(tmp_path / "new.csv"), "client": "site"})
+    with pytest.raises(InputError) as caught:
+        onboard(run, "ditto", source, "lagos", backbone=digits_backbone())
+    assert str(caught.value) == (
+        f"unknown label 'one' in row 3 of {tmp_path / 'new.csv'}; allowed: 0, 1, 2, 3, 4, 5, 6, 7, "
+        "8, 9; 3 rows have such labels: 'one' (2), 'two' (1); correct these labels, or leave their "
+        "rows out"
+    )
     assert not (run / "methods/ditto/seed-0/onboarded").exists()
 
 

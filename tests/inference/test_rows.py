@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset as Table
 
 from fedtailor.data.config import DataConfig
 from fedtailor.errors import InputError
@@ -42,6 +44,33 @@ def test_csv_jsonl_and_txt_give_the_same_texts(tmp_path: Path) -> None:
     other = table(tmp_path / "b.csv", "note,diagnosis\nfever,flu\n")
     named = DataConfig(path="train.csv", text="words", label="diagnosis")
     assert read_rows(other, named, images=False, text="note") == Rows(["fever"], ["flu"])
+
+
+def test_every_file_that_training_reads_is_read(tmp_path: Path) -> None:
+    data = DataConfig(path="train.csv", client="user")
+    rows = [{"text": "one", "label": "x", "user": "a"}, {"text": "", "label": None, "user": "b"}]
+    expected = Rows(["one", ""], ["x", ""], ["a", "b"])
+    leaf = {u: {"x": [r["text"]], "y": [r["label"]]} for r in rows for u in [r["user"]]}
+    (tmp_path / "leaf").mkdir()
+    files = {
+        "rows.json": rows, "by_user.json": {row["user"]: [row] for row in rows},
+        "leaf/a.json": {"users": [*leaf], "user_data": leaf},
+    }  # fmt: skip
+    for name, content in files.items():
+        table(tmp_path / name, json.dumps(content))
+    Table.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    for name in (*files, "leaf", "rows.parquet"):
+        assert read_rows(str(tmp_path / name), data, images=False) == expected, name
+    assert read_rows(str(tmp_path / "leaf"), data, images=False).table == [
+        {"text": row["text"], "label": row["label"], "user": row["user"]} for row in rows
+    ]
+    with pytest.raises(InputError, match=r"rows.json has texts, and this model reads pictures"):
+        read_rows(str(tmp_path / "rows.json"), data, images=True)
+    pictures = {"users": ["a"], "user_data": {"a": {"x": [[0, 0.5, 1, 1]], "y": [3]}}}
+    read = read_rows(table(tmp_path / "p.json", json.dumps(pictures)), data, images=True)
+    assert read.are_pictures
+    assert read.inputs[0].tolist() == [[[0, 128], [255, 255]]]
+    assert (read.labels, read.clients) == (["3"], ["a"])
 
 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
@@ -81,7 +110,7 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
         ("a.jsonl", "[]\n", r"line 1 is no JSON object"),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
-        ("a.xlsx", "x", r"this model reads texts; allowed: .csv, .jsonl, .txt files"),
+        ("a.xlsx", "x", r"reads texts; allowed: .csv, .jsonl, .txt, .json, .parquet, .arrow"),
         ("a.txt", "", "a.txt is empty; write one text a line into it"),
     ],
 )

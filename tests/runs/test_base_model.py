@@ -113,7 +113,8 @@ def test_check_says_that_a_run_without_hashes_has_nothing_to_compare(
     capsys.readouterr()
     assert main(["check", str(run)]) == 0
     note, last = capsys.readouterr().out.splitlines()
-    assert note.startswith(f"{run} has no model.json") and note.endswith("can't be checked")
+    assert note.startswith(f"{run} has no model.json")
+    assert note.endswith("can't be checked")
     assert last.endswith("0 damaged")
 
 

@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_which(parser)
     parser.add_argument(
         "--input", required=True, metavar="FILE",
-        help="csv, jsonl or txt; a picture or a folder of pictures; -: a text a line from stdin",
+        help="a table; txt; a picture or a folder of pictures; -: a text a line from stdin",
     )  # fmt: skip
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts; default: the run's")
     parser.add_argument(

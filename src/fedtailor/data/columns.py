@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +26,19 @@ _FEW_ROWS = 20
 
 
 class UnknownLabelError(InputError):
-    """A label of no known class; ``label`` shows it, and ``allowed`` lists those there are."""
+    """Labels of no known class: the first one, its row, what is allowed, and how often each stands
+    there."""
 
-    def __init__(self, label: Any, split: str, allowed: str, names: Sequence[str] = ()) -> None:
+    def __init__(self, split: str, label: str, row: int, allowed: str, counts: str) -> None:
+        self._label, self._row, self._rest = label, row, f"allowed: {allowed}{counts}"
         super().__init__(
-            f"unknown label {spelt(label, names)} in the {split} rows; allowed: {allowed} "
+            f"{self.in_words(f'the {split} rows')} "
             "(if these rows have no labels, name another split of the data set)"
         )
-        self.label, self.allowed = spelt(label, names), allowed
+
+    def in_words(self, where: str) -> str:
+        """Return the message about the rows of ``where``."""
+        return f"unknown label {self._label} in row {self._row} of {where}; {self._rest}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ class Columns:
 
     ``read`` returns the inputs of some rows: texts, or images uint8 ``[n, C, H, W]``. ``labels``
     and ``clients`` have one entry a row, of Python's types. ``classes`` are the names of integer
-    labels, if known. ``places`` say in messages where labels and clients stand.
+    labels, if known. ``places`` say in messages where labels and clients stand, and ``numbers``
+    which of the source's rows each row is, from 1 on in either split; None: these are all.
     """
 
     read: Callable[[Indices], list[str] | NDArray[np.uint8]]
@@ -51,6 +58,7 @@ class Columns:
     classes: tuple[str, ...] = ()
     clients: Sequence[Any] | None = None
     places: tuple[str, str] = ("the labels", "the clients")
+    numbers: Indices | None = None
 
     def train_only(self) -> Columns:
         """Return the columns without the official test split."""
@@ -60,6 +68,7 @@ class Columns:
             num_test=0,
             labels=None if self.labels is None else self.labels[:n],
             clients=None if self.clients is None else self.clients[:n],
+            numbers=None if self.numbers is None else self.numbers[:n],
         )
 
 
@@ -258,7 +267,8 @@ def encode_labels(
         numbered = range(len(source_classes))
         labels = [source_classes[x] if x in numbered else x for x in labels]
     train, test = labels[: columns.num_train], labels[columns.num_train :]
-    for split, values in (("training", train), ("test", test)):
+    splits = (("training", train), ("test", test))
+    for split, values in splits:
         if len(values) and all(map(_is_missing, values)):
             raise InputError(
                 f"{columns.places[0]}: no row of the {split} split has a label; name another column"
@@ -284,8 +294,11 @@ def encode_labels(
     if not classes and not source_classes:
         check_few_classes(columns.places[0], len(names), len(train))
     check_names("class", names, "data.classes" if classes else columns.places[0])
-    for split, values in (("training", train), ("test", test)):
-        _check_labels(split, values, numbers, names)
+    rows = 1 + np.r_[: columns.num_train, : columns.num_test]
+    rows = rows if columns.numbers is None else columns.numbers
+    n = columns.num_train
+    for split, at in (("training", slice(n)), ("test", slice(n, None))):
+        _check_labels(split, rows[at], labels[at], numbers, names)
     encoded = [-1 if _is_missing(label) else numbers[label] for label in labels]
     return np.array(encoded, np.int64), names
 
@@ -322,17 +335,30 @@ def _whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
 
 
 def _check_labels(
-    split: str, labels: Sequence[Any], numbers: dict[Any, int], names: tuple[str, ...]
+    split: str,
+    rows: Indices,
+    labels: Sequence[Any],
+    numbers: Mapping[Any, int],
+    names: Sequence[str],
 ) -> None:
-    unknown = next((label for label in labels if label not in numbers), None)
-    if unknown is None:
+    """Raise UnknownLabelError where a label has no number."""
+    others = [
+        (int(row), label)
+        for row, label in zip(rows, labels, strict=True)
+        if label not in numbers and not _is_missing(label)
+    ]
+    if not others:
         return
+    row, label = others[0]
     numbered = [*range(len(names))]
-    is_range = isinstance(unknown, int) and (
+    is_range = isinstance(label, int) and (
         [*numbers] == numbered or [*names] == [*map(str, numbered)]
     )
     allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
-    raise UnknownLabelError(unknown, split, allowed, names)
+    counts = Counter(brief(other) for _, other in others)
+    each = f"; {len(others)} rows have such labels: {listed([*counts], [*counts.values()])}"
+    each = each if len(others) > 1 else ""
+    raise UnknownLabelError(split, spelt(label, names), row, allowed, each)
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:

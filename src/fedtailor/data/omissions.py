@@ -20,6 +20,7 @@ Kind = Literal[
     "label-blanks",
     "no-label",
     "label-like-none",
+    "no-row-of-class",
     "no-text",
     "cut-text",
     "no-end",

@@ -47,6 +47,7 @@ def columns_of_client(
         num_test=len(rows) - num_train,
         labels=labels,
         clients=None,
+        numbers=1 + np.where(rows < columns.num_train, rows, rows - columns.num_train),
     )
     return own, _others(len(columns.clients), rows)
 

@@ -21,6 +21,7 @@ from .columns import Columns
 from .config import DataConfig
 from .hub import read_hub
 from .local_files import local_tables
+from .names import listed
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .text_files import message_of
@@ -187,6 +188,7 @@ def load_data(
             client_names,
         ),
         *_like_none(labels, classes, rows, config, groups, client_names),
+        *_absent(labels, classes, rows[rows < columns.num_train]),
         *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
     ]
     if task == "causal-lm" and tokenizer is not None and tokenizer.eos_token_id is None:
@@ -227,6 +229,15 @@ def _like_none(
             of_class = rows[labels[rows] == number]
             found += of_rows("label-like-none", of_class, what, groups, names)
     return found
+
+
+def _absent(labels: Indices | None, classes: tuple[str, ...], train: Indices) -> list[Omission]:
+    """Tell of classes that no training row has."""
+    if labels is None:
+        return []
+    names = [classes[k] for k in np.setdiff1d(np.arange(len(classes)), labels[train])]
+    what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
+    return [Omission("no-row-of-class", len(names), what)] if names else []
 
 
 def _text_omissions(

@@ -226,9 +226,11 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
         dataset = load_data(config, trained.task.backbone.tokenizer, columns=columns)
     except UnknownLabelError as error:
         raise InputError(
-            f"unknown label {error.label} in {where}; allowed: {error.allowed}"
+            f"{error.in_words(where)}; correct these labels, or leave their rows out"
         ) from error
-    return replace(dataset, omissions=(*others, *dataset.omissions))
+    # a new client need not have rows of every class
+    own = (one for one in dataset.omissions if one.kind != "no-row-of-class")
+    return replace(dataset, omissions=(*others, *own))
 
 
 def _client_column(config: DataConfig, name: str | None) -> str | None:

@@ -13,43 +13,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..data.by_user import files_of
 from ..data.cells import check_column_names
-from ..data.columns import usual_column
+from ..data.columns import of_tables, usual_column
 from ..data.config import DataConfig
+from ..data.local_files import FORMATS, local_table
 from ..data.names import listed
 from ..data.text_files import check_text_file, separator_of
+from ..disk_cache import cache_dir
 from ..errors import InputError, brief, missing_file, spelt, unknown, whole_number
 from .examples import PICTURES, picture_paths
 from .model import Prediction
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
 
-TABLES = (".csv", ".jsonl", ".txt")
+_READ_HERE = (".csv", ".jsonl", ".txt")
+TABLES = (*_READ_HERE, *(kind for kind in FORMATS if kind not in _READ_HERE))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs in their order: texts, or paths of pictures; and their labels and clients, if they
-    have any. ``table`` has the rows of a csv or jsonl file."""
+    """Inputs in their order: texts, paths of pictures, or their pixels; and their labels and
+    clients, if they have any. ``table`` has the rows of a file with columns."""
 
-    inputs: Sequence[str] | Sequence[Path]
+    inputs: Sequence[Any]
     labels: Sequence[str] | None = None
     clients: Sequence[str] | None = None
     table: Sequence[Mapping[str, Any]] | None = field(default=None, compare=False)
 
     @property
     def are_pictures(self) -> bool:
-        """Whether the inputs are paths."""
-        return isinstance(self.inputs[0], Path)
+        """Whether the inputs are no texts."""
+        return not isinstance(self.inputs[0], str)
 
 
 def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None = None) -> Rows:
     """Read the inputs of predictions.
 
     Args:
-        source: a csv or jsonl file with a column of texts; a txt file with one text a line; a
-            picture, or a folder of pictures; ``-``: stdin, with one text or one JSON object a line,
-            or a csv if ``text`` is given.
+        source: a file that training reads, with a column of texts or pictures; a txt file with one
+            text a line; a picture, or a folder of pictures; ``-``: stdin, with one text or one JSON
+            object a line, or a csv if ``text`` is given.
         data: names the columns, as in the run.
         images: whether the model reads pictures.
         text: the column of texts, instead of the one that ``data`` names.
@@ -60,6 +66,8 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
     path = Path(source)
     if source != "-" and not path.exists():
         raise missing_file(source)
+    if path.suffix in {*TABLES} - {*_READ_HERE} or (files_of(path) and not images):
+        return _as_training_reads(source, data, text, images=images)
     if images:
         return _pictures(path, source)
     if source == "-":
@@ -73,6 +81,19 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
     with path.open(encoding="utf-8-sig", newline="") as file:
         content = file.read()
     return _of_text(content, path.suffix, source, data, text)
+
+
+def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
+    cache, image = cache_dir(), None if text else data.image
+    config = DataConfig(path=source, text=text or data.text, image=image, task="causal-lm")
+    table = local_table(source, cache)
+    inputs = of_tables(table, None, config, cache).read(np.arange(len(table)))
+    if isinstance(inputs, list) == images:
+        has, reads = ("texts", "pictures") if images else ("pictures", "texts")
+        raise InputError(f"{source} has {has}, and this model reads {reads}")
+    plain = [name for name, kind in table.features.items() if type(kind).__name__ != "Image"]
+    rows = zip(*(table[name][:] for name in plain), strict=True) if plain else [()] * len(table)
+    return _rows(list(inputs), [dict(zip(plain, row, strict=True)) for row in rows], data)
 
 
 def _pictures(path: Path, source: str) -> Rows:
@@ -103,18 +124,23 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
         raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])
     name = _text_column(columns, text or data.text, source)
-    label = usual_column("label", columns) if data.label is None else data.label
     for number, row in enumerate(table, 1):
         if not isinstance(row.get(name), str):
             raise InputError(f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a text")
-    labels = None if label not in columns else [str(row.get(label, "")).strip() for row in table]
-    clients = None
-    if data.client is not None and data.client in columns:
-        clients = [_client(row.get(data.client)) for row in table]
-    return Rows([row[name] for row in table], labels, clients, table)
+    return _rows([row[name] for row in table], table, data)
 
 
-def _client(cell: Any) -> str:
+def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataConfig) -> Rows:
+    """The rows of a table, with their labels and clients where the first one has any."""
+    label = data.label or usual_column("label", list(table[0]))
+    labels, clients = (
+        [_cell(row.get(name)) for row in table] if name is not None and name in table[0] else None
+        for name in (label, data.client)
+    )
+    return Rows(inputs, labels, clients, table)
+
+
+def _cell(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
@@ -308,7 +334,7 @@ def as_objects(
     table = rows.table or [{}] * len(rows.inputs)
     for value, result, client, row in zip(rows.inputs, results, whose, table, strict=True):
         of = {name: row[name] for name in kept}
-        of |= {"file": str(value)} if rows.are_pictures else {}
+        of |= {"file": str(value)} if isinstance(value, Path) else {}
         of |= {} if client is None else {"client": client}
         if rows.table is None and not rows.are_pictures and not isinstance(result, str):
             of["text"] = value

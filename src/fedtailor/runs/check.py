@@ -81,8 +81,8 @@ def check(out: Path) -> Checked:
     found.problems += problems
     if not (out / MODEL_FILE).exists() and not found.problems and has_files(open_run(out).model):
         found.notes.append(
-            f"{out} has no {MODEL_FILE}, as runs of older versions: whether its base model is still "
-            "the one that it was trained with can't be checked"
+            f"{out} has no {MODEL_FILE}, as runs of older versions: whether its base model is "
+            "still the one that it was trained with can't be checked"
         )
     return found
 

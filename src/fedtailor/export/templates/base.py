@@ -89,7 +89,7 @@ class Base(ABC):
         """Return the batch of several texts, or of several files with pictures."""
         if self.about["modality"] == "image":
             return {"pixel_values": torch.cat([self._picture(path) for path in inputs])}
-        ids = [self._ids(text) for text in inputs]
+        ids = [self._read(text)[0] for text in inputs]
         longest = max(map(len, ids))
         pad = self.tokenizer.pad_token_id or 0
         return {
@@ -97,14 +97,25 @@ class Base(ABC):
             "attention_mask": torch.tensor([[i < len(row) for i in range(longest)] for row in ids]),
         }
 
-    def _ids(self, text: str) -> list[int]:
+    def _read(self, text: str) -> tuple[list[int], bool]:
+        """The tokens of a text that the model reads, and whether the text has more."""
         length, prompts = self.about["max_length"], self.about["task"] == "causal-lm"
         encoded = self.tokenizer(text, truncation=not prompts, max_length=length, verbose=False)
         ids: list[int] = encoded["input_ids"]
         added = encoded.encodings[0].special_tokens_mask
         if prompts and ids and ids[-1] == self.tokenizer.eos_token_id and added[-1]:
             del ids[-1]  # some tokenizers end each text; this one goes on
-        return ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)]
+        is_cut = len(ids) > length or bool(encoded.encodings[0].overflowing)
+        return ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)], is_cut
+
+    def _say_cut(self, texts: Sequence[str]) -> None:
+        if count := sum(self._read(text)[1] for text in texts):
+            most = self.about["max_length"]
+            print(
+                f"{count} of {len(texts)} texts are longer than {most} tokens: only their first "
+                f"{most} are read",
+                file=sys.stderr,
+            )
 
     def _picture(self, path: str) -> Tensor:
         channels, *size = self.about["picture"]
@@ -122,7 +133,9 @@ class Base(ABC):
         Inputs of similar length share a batch, as when the model was evaluated.
         """
         texts = self.tokenizer is not None
-        order = sorted(range(len(inputs)), key=lambda i: len(self._ids(inputs[i])) if texts else 0)
+        order = sorted(
+            range(len(inputs)), key=lambda i: len(self._read(inputs[i])[0]) if texts else 0
+        )
         size = self.about["batch_size"]
         rows: dict[int, dict[str, float]] = {}
         for start in range(0, len(order), size):
@@ -135,13 +148,16 @@ class Base(ABC):
     def answer(self, given: str) -> str:
         """Return a line for each class, the most probable one first; or the text, continued.
 
-        Of a .txt or .csv file: a line for each of its texts, with the most probable class.
+        Of a .txt or .csv file: a line for each of its texts, with the most probable class. How many
+        texts were too long is said on stderr.
 
         Raises:
             OSError: a file is missing, or is none that the model reads.
         """
         if self.tokenizer is not None and _names_a_file(given):
             return self._answers(Path(given))
+        if self.tokenizer is not None:
+            self._say_cut([given])
         if self.about["task"] == "causal-lm":
             return self.generate(given)
         ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
@@ -149,6 +165,7 @@ class Base(ABC):
 
     def _answers(self, file: Path) -> str:
         texts = _read_texts(file, self.about["columns"])
+        self._say_cut(texts)
         if self.about["task"] == "causal-lm":
             return "\n".join(map(self.generate, texts))
         best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
@@ -162,7 +179,7 @@ class Base(ABC):
 
         The result is no longer than what the model reads.
         """
-        ids = torch.tensor([self._ids(text)])
+        ids = torch.tensor([self._read(text)[0]])
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         room = tokens if positions is None else min(tokens, positions - ids.shape[1])
         for _ in range(room):
