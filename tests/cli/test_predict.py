@@ -50,7 +50,7 @@ def test_a_new_client_takes_its_own_rows_and_says_which_are_left_out(
         "fedtailor: 1 row without a label, left out",
     ]
     assert main([*command, "--client", "oslo"]) == 2
-    assert "in row 12 of new.parquet; allowed: 0 to 9; correct" in capsys.readouterr().err
+    assert "row 12 of " + str(run / "new.parquet") + "; allowed: 0 to 9" in capsys.readouterr().err
     assert main([*command, "--client", "rome"]) == 2
     assert "has no rows of client 'rome', but of lagos (6), oslo (6)" in capsys.readouterr().err
 
