@@ -135,6 +135,25 @@ def test_a_new_site_has_numbers_after_all_others(tmp_path: Path) -> None:
     assert open_folder(added.folder) == added
 
 
+def test_data_of_another_site_are_refused_and_other_names_are_said(tmp_path: Path) -> None:
+    folder = made(tmp_path, ("a", "b:2", "c"))
+    deployment = open_folder(folder)
+    assert deployment.whose("a", ()) == deployment.whose("a", ("a",)) == ""
+    assert deployment.whose("b", ("b.0", "b.1")) == ""
+    assert deployment.whose("b", ("b.0", "ward 7")) == (
+        "in these data b.1 is 'ward 7'; names in the data stay here"
+    )
+    for site, names in {"a": ("b",), "b": ("b.0", "c"), "c": ("b.1",)}.items():
+        with pytest.raises(InputError, match=f"'{names[-1]}', which is another site in deploy.tom"):
+            deployment.whose(site, names)
+    (folder / "deploy.toml").write_text(
+        'sites = [{name = "late", new = true}, {name = "a"}, {name = "b", clients = 3}]'
+    )
+    late = open_folder(folder)
+    assert late.names == ("a", "b.0", "b.1", "b.2", "late")
+    assert late.whose("late", ("late",)) == ""
+
+
 def test_a_site_names_its_own_data(tmp_path: Path) -> None:
     experiment = open_folder(made(tmp_path)).experiment
     (tmp_path / "own.csv").write_text("text,label\n")

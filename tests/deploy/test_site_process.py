@@ -124,6 +124,17 @@ def test_data_that_cannot_be_used_are_one_line_at_the_site(
     assert told.startswith("fedtailor: unknown label 'Ada' in row 1 of the training rows")
 
 
+def test_a_site_with_the_data_of_another_one_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(NOTES.replace("model", 'data.client = "ward"\nmodel'))
+    init(tmp_path / "dir", tmp_path / "e.toml", ["a", "b"], "127.0.0.1:8000")
+    (tmp_path / "b.csv").write_text("text,ward,label\n" + "buys,b,acq\nprofit,b,earn\n" * 9)
+    given = ["--site", "a", "--data", str(tmp_path / "b.csv"), "--insecure"]
+    assert main(["deploy", "client", str(tmp_path / "dir"), *given]) == 2
+    assert "the data have rows of 'b', which is another site" in capsys.readouterr().err
+
+
 def _serve(site: Any, listener: Listener) -> None:
     class Ending:
         def node_info(self, content: Any, node: Any) -> Any:

@@ -17,6 +17,7 @@ import tomli_w
 from ..data import DataConfig
 from ..data.config import Clients
 from ..data.local_files import FORMATS
+from ..data.names import listed
 from ..data.sources import task_of_data
 from ..errors import InputError, brief, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
@@ -183,7 +184,7 @@ class Deployment:
         where a site has several."""
         return tuple(
             site.name if site.clients == 1 else f"{site.name}.{number}"
-            for site in self.sites
+            for site in sorted(self.sites, key=lambda site: site.new)
             for number in range(site.clients)
         )
 
@@ -199,6 +200,24 @@ class Deployment:
                 return range(first, first + site.clients)
             first += site.clients
         raise unknown("site", name, [site.name for site in self.sites])
+
+    def whose(self, name: str, in_data: Sequence[str]) -> str:
+        """Say which of a site's clients has which of the names ``in_data``, where they differ from
+        the server's.
+
+        Raises:
+            InputError: a client of the data is called like one of another site.
+        """
+        names = [self.names[client] for client in self.clients(name)]
+        others = {*self.names, *(site.name for site in self.sites)} - {name, *names}
+        for client in in_data:
+            if client in others:
+                raise InputError(
+                    f"the data have rows of {client!r}, which is another site in deploy.toml; this "
+                    f"is site {name!r}: give --data its own file, or --site the name of theirs"
+                )
+        pairs = [f"{a} is {b!r}" for a, b in zip(names, in_data, strict=False) if a != b]
+        return f"in these data {listed(pairs)}; names in the data stay here" if pairs else ""
 
 
 def open_folder(folder: Path) -> Deployment:

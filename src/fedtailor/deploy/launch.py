@@ -163,6 +163,9 @@ def join(
             local_site = Site(
                 experiment, folder / "states", clients=clients, tell_labels=tell_labels
             )
+            local_site.load()
+            if first_refusal is None and (whose := deployment.whose(site, local_site.names)):
+                print(f"fedtailor: {whose}", file=sys.stderr, flush=True)
             reason, accepted = _serve_site(local_site, folder, command)
             now = time.monotonic()
             first_refusal = None if accepted else first_refusal or now
@@ -182,7 +185,6 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
         The reason why it has ended, and whether the server accepted it: it has received a message,
         or has run for longer than a refused SuperNode does.
     """
-    site.load()
     reason, accepted, start = "", False, time.monotonic()
     try:
         with (

@@ -146,6 +146,16 @@ class Site:
         for omission in self._federation(self._experiment.seeds[0]).omissions:
             print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """What the column of clients here calls the clients of this place; none without one."""
+        names = self._federation(self._experiment.seeds[0]).names or ()
+        return (
+            names
+            if self._clients is None
+            else names[slice(self._clients.start, self._clients.stop)]
+        )
+
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `NodeQuery`.
 
