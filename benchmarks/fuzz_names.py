@@ -11,7 +11,6 @@ import shlex
 from html import unescape
 from pathlib import Path
 
-import matplotlib as mpl
 import yaml
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -19,7 +18,8 @@ from rich.console import Console
 from fedtailor.data.names import check_names
 from fedtailor.export.card import _yaml
 from fedtailor.inference.rows import as_csv
-from fedtailor.report.drawing import RC, Drawing, new_figure, svg
+from fedtailor.report.charts.specs import losses
+from fedtailor.report.drawing import svg
 from fedtailor.report.text import TextTable, inert, markdown, option
 from fedtailor.watch.state import PartState, RunState
 from fedtailor.watch.terminal import View
@@ -82,10 +82,8 @@ def _check_texts(name: str) -> None:
 
 
 def _check_figure(name: str) -> None:
-    with mpl.rc_context(RC):
-        figure = new_figure(2.0)
-        axis = figure.subplots()
-        axis.set_yticks([0], [name])
-        text = svg(Drawing(name, figure, name), "one")
+    spec = losses([name])
+    spec["params"][0]["value"] = [name]
+    text = svg(spec | {"datasets": {"losses": [{"method": name, "round": 1, "value": 1.0}]}})
     if name not in map(unescape, re.findall(r">([^<>\n]+)</text>", text)):
         raise AssertionError(f"figure: {name!a} is not in it")

@@ -169,29 +169,25 @@ def table(results: Results, about: Sequence[str]) -> str:
 
 def draw(results: Results) -> str:
     """Peak memory and seconds a round over K, as SVG."""
-    import matplotlib
+    from fedtailor.report.drawing import svg
 
-    from fedtailor.report.drawing import RC, Drawing, marker, new_figure, shared_legend, style, svg
-
-    with matplotlib.rc_context(RC):
-        figure = new_figure(3.4)
-        panels = figure.subplots(1, 2)
-        for index, method in enumerate(METHODS):
-            points = [(k, found) for (name, k), found in results.items() if name == method]
-            k = [clients for clients, _ in points]
-            memory = [middle(found, "peak_mb") for _, found in points]
-            seconds = [middle(found, "cpu_s") * 1e3 for _, found in points]
-            look = {**style(index), "marker": marker(index), "label": METHODS[method]}
-            panels[0].plot(k, memory, **look)
-            panels[1].plot(k, seconds, **look)
-        for axis, title in zip(panels, ("peak memory (MB)", "CPU time a round (ms)"), strict=True):
-            axis.set(xscale="log", xlabel="clients", ylabel=title)
-            axis.set_ylim(0, None)
-            axis.grid(axis="y")
-        handles, labels = panels[0].get_legend_handles_labels()
-        shared_legend(figure, handles, labels)
-        caption = "Peak resident memory and CPU time of a round by the number of clients."
-        return svg(Drawing("Scale in the number of clients", figure, caption), "scaling")
+    rows = [
+        {"method": METHODS[method], "clients": clients, "peak memory (MB)": middle(of, "peak_mb"),
+         "CPU time a round (ms)": 1e3 * middle(of, "cpu_s")}
+        for (method, clients), of in results.items()
+    ]  # fmt: skip
+    x = {"field": "clients", "type": "quantitative", "scale": {"type": "log"},
+         "axis": {"grid": False, "format": "~s"}}  # fmt: skip
+    legend = {"orient": "bottom", "title": None, "labelLimit": 300}
+    look = {"field": "method", "type": "nominal", "sort": None, "legend": legend}
+    mark = {"type": "line", "point": {"size": 40, "strokeWidth": 0}}
+    panels = [
+        {"width": 270, "height": 210, "mark": mark,
+         "encoding": {"x": x, "y": {"field": field, "type": "quantitative"},
+                      "color": look, "strokeDash": look}}
+        for field in ("peak memory (MB)", "CPU time a round (ms)")
+    ]  # fmt: skip
+    return svg({"data": {"values": rows}, "hconcat": panels})
 
 
 def main() -> None:

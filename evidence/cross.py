@@ -31,6 +31,7 @@ from evidence.map_tuning import ends, filled
 from evidence.markdown import markdown_table
 from evidence.rates import trials
 from evidence.run import HERE, NO_ENDS
+from fedtailor.report.drawing import COLOURS, svg
 from fedtailor.report.names import listed
 
 PAGE = HERE.parent / "docs/cross.md"
@@ -202,37 +203,34 @@ def with_short(text: str, found: Sequence[Cell]) -> str:
 
 def draw(found: Sequence[Cell], path: Path) -> None:
     """For each data set the mean of each method as a dot, and a line to its worst tenth."""
-    import matplotlib.pyplot as plt
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(svg({"hconcat": [_panel(data, _of(found, data)) for data in DATA]}))
 
-    methods = SYSTEMS + BASELINES
-    style = {"svg.hashsalt": "cross", "font.size": 9, "axes.spines.top": False,
-             "axes.spines.right": False}  # fmt: skip
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(
-            1, len(DATA), figsize=(11, 4), sharey=True, layout="constrained"
-        )
-        for axis, data in zip(axes, DATA, strict=True):
-            for position, cell in enumerate(_of(found, data)):
-                if cell.missing:
-                    where = axis.get_yaxis_transform()
-                    axis.text(0.02, position, cell.missing, color="0.5", va="center", fontsize=8,
-                              transform=where)  # fmt: skip
-                    continue
-                colour = "C1" if cell.method in SYSTEMS else "C0"
-                x = cell.numbers()
-                score = x["mean"]
-                axis.plot([x["decile"], score], [position] * 2, color=colour, linewidth=1)
-                face = colour if cell.is_complete else "white"
-                axis.plot([score], [position], "o", color=colour, markerfacecolor=face)
-            axis.set_title(data.name, loc="left")
-            axis.set_xlabel("perplexity" if data.is_text else "accuracy (%)")
-            if all(cell.missing for cell in _of(found, data)):
-                axis.set_xticks([])
-        axes[0].set_yticks(range(len(methods)), methods)
-        axes[0].set_ylim(len(methods) - 0.5, -0.5)
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)
+
+def _panel(data: Data, of: Sequence[Cell]) -> dict[str, Any]:
+    measured = [
+        {"method": cell.method, "mean": x["mean"], "decile": x["decile"],
+         "colour": COLOURS[cell.method in SYSTEMS],
+         "fill": COLOURS[cell.method in SYSTEMS] if cell.is_complete else "white"}
+        for cell in of if not cell.missing for x in [cell.numbers()]
+    ]  # fmt: skip
+    axis = {"title": None, "grid": False, "ticks": False, "labels": data == DATA[0]}
+    scale = {"domain": SYSTEMS + BASELINES}
+    y = {"field": "method", "type": "nominal", "axis": axis, "scale": scale}
+    title = "perplexity" if data.is_text else "accuracy (%)"
+    x = {"field": "mean", "type": "quantitative", "title": title, "scale": {"zero": False}}
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    layers = [
+        {"mark": "rule", "encoding": {"x": x, "x2": {"field": "decile"}, "color": colour}},
+        {"mark": {"type": "point", "size": 55, "opacity": 1},
+         "encoding": {"x": x, "stroke": colour, "fill": {**colour, "field": "fill"}}},
+        {"data": {"values": [{"method": c.method, "why": c.missing} for c in of if c.missing]},
+         "mark": {"type": "text", "align": "left", "color": "#777777"},
+         "encoding": {"x": {"value": 4}, "text": {"field": "why"}}},
+    ]  # fmt: skip
+    return {"title": data.name, "width": 190, "height": {"step": 20},
+            "data": {"values": measured}, "encoding": {"y": y},
+            "layer": layers if measured else layers[2:]}  # fmt: skip
 
 
 _LEGEND = """\

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.methods.pfedgate import gating_tree
+from fedtailor.report.charts.pfedgate import gating_tree
 from fedtailor.report.read import Partition, Trial
 from fedtailor.report.select import by_round, summary
 from fedtailor.report.tensors import tensors

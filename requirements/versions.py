@@ -20,12 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = (
     "pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "cloudpickle>=3,<4",
-    "seaborn", "tensorboard>=2.21,<3", "playwright>=1.49,<2", "nbclient>=0.11,<0.12",
+    "tensorboard>=2.21,<3", "playwright>=1.49,<2", "nbclient>=0.11,<0.12",
     "ipykernel>=7.4,<8",
 )  # fmt: skip
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
-EXTRAS = {"lowest": "tune", "newest": "flower,tune"}
-OLD_TOO = ("pyparsing<3.3",)  # matplotlib 3.10 uses names that newer ones warn about
+EXTRAS = {"lowest": "figures,tune", "newest": "figures,flower,tune"}
 FLOWER = (
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
     "tests/cli/test_deploy.py", "tests/inference/test_model.py", "tests/benchmarks/test_fuzz.py",
@@ -41,14 +40,14 @@ def needed(extras: str) -> list[str]:
 
 
 def lower_bounds() -> list[str]:
-    """The lower bound of every dependency and of the extra ``tune``, as ``name==version``."""
+    """The lower bounds of all dependencies and of two extras, as ``name==version``."""
     return [re.sub(r">=([\d.]+).*", r"==\1", line) for line in needed(EXTRAS["lowest"])]
 
 
 def install(kind: str, folder: Path) -> Path:
     """Make the environment, unless it is there with all that is asked for; its Python."""
     python, whole = folder / "bin" / "python", folder / "installed"
-    versions = [*lower_bounds(), *OLD_TOO] if kind == "lowest" else []
+    versions = lower_bounds() if kind == "lowest" else []
     packages = [f"{ROOT}[{EXTRAS[kind]}]", *TESTS, *versions]
     data = ROOT / "requirements/data.txt"
     asked = "\n".join([*packages, *needed(EXTRAS[kind]), PARTITIONERS, data.read_text()])

@@ -11,7 +11,7 @@ import pytest
 from fedtailor.cli import main
 
 HEAVY = {
-    "torch", "numpy", "tabulate", "transformers", "datasets", "matplotlib", "optuna", "flwr",
+    "torch", "numpy", "tabulate", "transformers", "datasets", "vl_convert", "optuna", "flwr",
     "shtab", "tensorboard", "rich",
 }  # fmt: skip
 COMMANDS = (

@@ -57,19 +57,6 @@ def test_a_file_that_is_no_run_is_refused(file: Path, capfd: pytest.CaptureFixtu
     assert file.read_text() == before
 
 
-def test_figures_go_into_a_folder_as_svg_and_pdf(
-    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "figures"
-    page = tmp_path / "page.html"
-    assert main(["report", str(finished), "--out", str(page), "--figures", str(folder)]) == 0
-    printed = capfd.readouterr().out.splitlines()
-    assert printed[0] == str(page)
-    assert sorted(printed[1:]) == sorted(map(str, folder.iterdir()))
-    assert (folder / "convergence.pdf").read_bytes().startswith(b"%PDF")
-    assert "<svg" in (folder / "clients.svg").read_text()
-
-
 @pytest.mark.parametrize("buffer", ["none", "2"])
 def test_a_run_in_which_everybody_drops_out_can_be_read(
     buffer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

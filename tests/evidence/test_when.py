@@ -144,5 +144,5 @@ def test_points_that_rest_on_few_seeds_are_hollow(tmp_path: Path) -> None:
     # the points of one setting stand in two panels
     for found, number in ((full, 0), (few, 3)):
         draw(found, tmp_path / "when.svg", {})
-        hollow = (tmp_path / "when.svg").read_text().count('style="fill: #ffffff; stroke: #0067a5')
+        hollow = (tmp_path / "when.svg").read_text().count('fill="white" stroke="#0067a5"')
         assert hollow == number

@@ -1,157 +1,153 @@
-"""The figures of every comparison draw what the logs say."""
+"""The page's charts as files: which there are, and what stands in them."""
 
+import re
+import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from fedtailor.report.figures import ahead, confusion, convergence, cost, distribution, labels
+from fedtailor.cli import main
+from fedtailor.report import figures
+from fedtailor.report.charts.content import groups
+from fedtailor.report.charts.specs import curves
+from fedtailor.report.drawing import COLOURS, DARK, LOOK, svg
+from fedtailor.report.page import compared
 from fedtailor.report.read import read
-from fedtailor.report.select import Entry, entries
-from fedtailor.report.table import table
-from tests.report.conftest import correct, hold
+from fedtailor.report.select import entries
+from tests.report.conftest import correct
 
 MakeRun = Callable[..., Path]
-Expected = Callable[[str, int, str], NDArray[np.float64]]
-METHODS = ("fedavg", "local")
 
 
-@pytest.fixture
-def shown(make_run: MakeRun) -> list[Entry]:
-    return entries([read(make_run(methods=METHODS))])
+def words_of(text: str) -> list[str]:
+    """The words in an SVG file."""
+    return [unescape(words) for words in re.findall(r">([^<>\n]+)</text>", text)]
 
 
-def split_lines(axis: Axes) -> tuple[list[Line2D], list[Line2D]]:
-    """An axis' curves, and the marks on them."""
-    lines = axis.get_lines()
-    curves = [line for line in lines if line.get_linestyle() != "None"]
-    return curves, [line for line in lines if line not in curves]
+def rows_of(run: Path, chart: str, at: int = 0) -> list[dict]:
+    (rows,) = figures._rows_of(chart, at, compared([run])[3]).values()
+    return rows
 
 
-def mean_accuracy(label: str, seed: int, split: str, number: int) -> float:
-    """In percent, over the clients with examples."""
-    values = correct(label, seed, split, number, "personal")
-    return 100 * float(np.mean([value for value in values if value is not None]))
+def diagnose(run: Path, method: str, when: int, name: str, values: np.ndarray) -> None:
+    tensors = {f"client/{name}": values.astype(np.float32), "clients": np.arange(len(values))}
+    for trial in (run / "methods" / method).iterdir():
+        save_file(tensors, trial / f"diagnostics-{when:06d}.safetensors")
 
 
-def test_curves_are_means_over_clients_and_seeds_and_marks_the_reported_rounds(
-    shown: list[Entry],
+def test_each_chart_is_a_file_of_each_kind_with_the_names_in_it(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawing = convergence(shown, "accuracy")
-    for axis, split in zip(drawing.figure.axes, ("validation", "test"), strict=True):
-        assert axis.get_title() == split
-        curves, marks = split_lines(axis)
-        for label, curve in zip(METHODS, curves, strict=True):
-            values = [
-                np.mean([mean_accuracy(label, seed, split, number) for seed in (0, 1)])
-                for number in range(0, 9, 2)
-            ]
-            assert list(curve.get_xdata()) == [0, 2, 4, 6, 8]
-            np.testing.assert_allclose(curve.get_ydata(), values)
-        assert [mark.get_xdata().tolist() for mark in marks] == [[4]] * len(METHODS)  # the best
-        for curve, mark in zip(curves, marks, strict=True):
-            assert mark.get_ydata() == curve.get_ydata()[2]
-    names = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert names == list(METHODS)
+    run = make_run(methods=("local", "apfl"), seeds=(0,))
+    diagnose(run, "apfl", 4, "mix", np.array([0.2, 0.9, 0.4]))
+    assert main(["report", str(run), "--figures", str(run / "figures")]) == 0
+    page, *paths = map(Path, capsys.readouterr().out.splitlines())
+    assert page == run / "report.html"
+    assert sorted(paths) == sorted((run / "figures").iterdir())
+    charts = {"ahead", "clients", "apfl-clients-by-round", "labels"}
+    charts |= {f"convergence-{split}" for split in ("validation", "test")}
+    charts |= {f"cost-{name}" for name in ("bytes", "flops", "cpu", "seconds")}
+    kinds = {".svg": b"<svg", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert {path.stem for path in paths} == charts
+    for path in paths:
+        assert path.read_bytes().startswith(kinds[path.suffix])
+    words = words_of((run / "figures/convergence-test.svg").read_text())
+    assert {"local", "apfl", "round", "mean test accuracy (%)"} <= set(words)
 
 
-def test_every_clients_result_is_a_dot_and_the_curves_sort_them(
-    shown: list[Entry], expected: Expected
-) -> None:
-    box, curve = distribution(shown, "accuracy").figure.axes
-    for label, dots, line in zip(METHODS, box.collections, curve.get_lines(), strict=True):
-        results = np.sort(100 * expected(label, 4, "personal").ravel())
-        np.testing.assert_allclose(dots.get_offsets()[:, 0], results)
-        y = np.asarray(line.get_ydata())
-        np.testing.assert_allclose(y, np.percentile(results, np.linspace(0, 100, len(results))))
-    assert [tick.get_text() for tick in box.get_yticklabels()] == list(METHODS)
+def test_a_choice_of_the_page_is_a_file_each(make_run: MakeRun) -> None:
+    parts = compared([make_run(methods=("fedsdg",))])
+    found = figures.sections(parts[0], parts[1], parts[3], parts[2])
+    names = [name for name, *_ in figures._charts(list(found), parts[3])]
+    of_seeds = {
+        f"{name}-seed-{k}" for name in ("fedsdg-clients-by-round", "labels") for k in (0, 1)
+    }
+    assert of_seeds <= set(names)
 
 
-def test_costs_are_the_bytes_of_a_client_until_the_reported_round(
-    shown: list[Entry], expected: Expected
-) -> None:
-    (axis,) = cost(shown, "accuracy", ["bytes"]).figure.axes
-    for at, (label, traffic) in enumerate(zip(METHODS, (4 * 12_000 / 6, 0.0), strict=True)):
-        seeds, mean = axis.collections[2 * at : 2 * at + 2]
-        results = 100 * expected(label, 4, "personal").mean(1)
-        np.testing.assert_allclose(seeds.get_offsets(), [(traffic, result) for result in results])
-        np.testing.assert_allclose(mean.get_offsets(), [(traffic, results.mean())])
+def test_files_of_methods_whose_names_look_alike_differ(make_run: MakeRun) -> None:
+    runs = [make_run(name, methods=("apfl",), seeds=(0,)) for name in ("a b", "a-b")]
+    for run in runs:
+        diagnose(run, "apfl", 4, "mix", np.array([0.2, 0.9]))
+    found, comparison, of, shown, _ = compared(runs)
+    parts = list(figures.sections(found, comparison, shown, of))
+    names = [name for name, *_ in figures._charts(parts, shown)]
+    assert len(names) == len(set(names))
 
 
-def test_each_cost_has_an_axis_with_the_front(shown: list[Entry], expected: Expected) -> None:
-    bytes_, flops, cpu, _ = cost(shown, "accuracy", ("bytes", "flops", "cpu")).figure.axes
-    results = [100 * expected(label, 4, "personal").mean() for label in METHODS]
-    # 4 rounds of 3 steps, over 6 clients; 8 rounds of 1.5 processor seconds
-    for axis, spent in ((bytes_, (8000, 0)), (flops, (12_000, 12_000)), (cpu, (12, 12))):
-        means = [axis.collections[at].get_offsets()[0] for at in (1, 3)]
-        np.testing.assert_allclose(means, list(zip(spent, results, strict=True)))
-        (line,) = axis.get_lines()
-        assert results[0] > results[1]
-        on_front = [1, 0] if axis is bytes_ else [0]  # by cost
-        np.testing.assert_allclose(line.get_xdata(), [spent[k] for k in on_front])
-        np.testing.assert_allclose(line.get_ydata(), [results[k] for k in on_front])
+def test_a_picture_has_the_clients_of_the_last_round_the_largest_first(make_run: MakeRun) -> None:
+    run = make_run(methods=("apfl",), seeds=(0,))
+    for when, values in ((2, np.full(3, 0.5)), (4, np.array([0.2, 0.9, 0.4]))):
+        diagnose(run, "apfl", when, "mix", values)
+    rows = rows_of(run, "picture-0")
+    assert [(row["name"], row["place"]) for row in rows] == [("1", 1), ("2", 2), ("0", 3)]
+    assert [row["value"] for row in rows] == pytest.approx([0.9, 0.4, 0.2], abs=1e-4)
 
 
-def test_leads_over_training_alone_have_their_intervals(make_run: MakeRun) -> None:
-    comparison = table([read(make_run(methods=("fedavg", "local", "fedsdg")))])
-    drawing = ahead(comparison, ["fedsdg", "local", "fedavg"])
-    assert drawing is not None
-    (axis,) = drawing.figure.axes
-    assert [text.get_text() for text in axis.get_yticklabels()] == ["fedsdg", "fedavg"]
-    (verdict,) = comparison.verdicts
-    found = {one.method: one for one in verdict.against_alone}
-    points = axis.get_lines()[1:]
-    for line, interval in zip(points, axis.collections, strict=True):
-        one = found[["fedsdg", "fedavg"][int(line.get_ydata()[0])]]
-        assert line.get_xdata()[0] == pytest.approx(100 * one.value)
-        ends = interval.get_segments()[0][:, 0]
-        np.testing.assert_allclose(ends, [100 * one.low, 100 * one.high])
-    assert ahead(table([read(make_run("b", methods=("fedavg",)))]), ["fedavg"]) is None
+def test_labels_are_counted_by_client_and_class_in_the_page_s_order(make_run: MakeRun) -> None:
+    rows = rows_of(make_run(seeds=(0,)), "labels")
+    assert [row["name"] for row in rows[::3]] == list("012345")
+    assert [row["count"] for row in rows[:3]] == [60, 0, 0]
+    assert rows[-1] == {"name": "5", "class": "c", "count": 20}
 
 
-def test_labels_are_counted_by_client_and_class_in_the_order_of_the_clusters(
-    make_run: MakeRun,
-) -> None:
-    run = make_run(seeds=(0,))
-    counts = np.array([[60, 0, 0], [50, 0, 0], [40, 0, 0], *[[0, 10, 20]] * 3], dtype=np.float64)
-    for clusters, order in ((None, range(6)), ([1, 0, 1, 0, 1, 0], (1, 3, 5, 0, 2, 4))):
-        hold(run, 0, clusters=clusters)
-        drawing = labels(read(run))
-        (image,) = drawing.figure.axes[0].images
-        shown = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
-        np.testing.assert_allclose(np.nan_to_num(shown), counts[list(order)].T)
-        ticks = drawing.figure.axes[0].get_xticklabels()
-        assert [int(tick.get_text()) for tick in ticks] == list(order)
-        assert ("cluster" in drawing.caption) == (clusters is not None)
-
-
-def test_a_language_models_clients_are_shown_by_their_number_of_examples(
-    make_run: MakeRun,
-) -> None:
-    drawing = labels(read(make_run(seeds=(0,), is_lm=True)))
-    (area,) = drawing.figure.axes[0].collections
-    heights = area.get_paths()[0].vertices[:, 1]
-    assert heights.max() == 60
-    assert drawing.figure.axes[0].get_ylabel() == "training examples"
+def test_clients_of_a_language_model_stand_by_their_number_of_examples(make_run: MakeRun) -> None:
+    run = make_run(seeds=(0,), is_lm=True)
+    sizes = [(row["name"], row["train"]) for row in rows_of(run, "sizes")]
+    assert sizes == [(str(k), 60 - 10 * k) for k in range(6)]
+    found, comparison, of, shown, _ = compared([run])
+    assert "sizes" in [name for name, *_ in figures._charts(
+        list(figures.sections(found, comparison, shown, of)), shown)]  # fmt: skip
 
 
 def test_the_confusion_is_that_of_the_reported_rounds(make_run: MakeRun) -> None:
-    run = make_run()
-    assert confusion(entries([read(run)])[0]) is None
+    run = make_run(methods=("fedsdg",))
     for seed in (0, 1):
         counts = np.zeros((6, 3, 3), np.int32)
-        counts[:, 0, 2] = 1 + seed
+        counts[:, 0, 0], counts[:, 0, 2] = 1, 1 + seed
         for number, factor in ((4, 1), (8, 100)):  # round 4 is reported
-            name = f"confusion-{number:06d}.safetensors"
-            path = run / "methods/fedsdg" / f"seed-{seed}" / name
-            save_file({"personal/test": factor * counts, "personal/clients": np.arange(6)}, path)
-    drawing = confusion(entries([read(run)])[1])
-    assert drawing is not None
-    axis = drawing.figure.axes[0]
-    assert [text.get_text() for text in axis.texts] == ["18"]  # six clients with two seeds
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b", "c"]
+            name = f"methods/fedsdg/seed-{seed}/confusion-{number:06d}.safetensors"
+            save_file({"personal/test": factor * counts, "personal/clients": np.arange(6)},
+                      run / name)  # fmt: skip
+    shares = {(row["true"], row["predicted"]): row["share"] for row in rows_of(run, "confusion")}
+    assert shares["a", "a"] == pytest.approx(100 * 12 / 30)  # six clients with two seeds
+    assert shares["a", "c"] == pytest.approx(100 * 18 / 30)
+
+
+def test_files_have_the_light_colours_of_the_page(make_run: MakeRun) -> None:
+    (entry,) = entries([read(make_run(methods=("fedavg",), seeds=(0,)))])
+    assert groups([entry])
+    value = 100 * np.mean([x for x in correct("fedavg", 0, "test", 4, "personal") if x is not None])
+    row = {"method": "fedavg", "split": "test", "round": 4, "value": value, "std": 0, "reported": 1}
+    spec = curves(["fedavg"], "accuracy", "test")
+    spec["params"][0]["value"] = ["fedavg"]
+    text = svg(spec | {"datasets": {"curves": [row, row | {"round": 6}]}})
+    assert f'stroke="{COLOURS[0]}"' in text
+    assert 'fill="#ffffff"' in text
+    assert "--" not in text
+    assert text == svg(spec | {"datasets": {"curves": [row, row | {"round": 6}]}})
+
+
+def test_48_methods_look_different() -> None:
+    labels = [str(k) for k in range(48)]
+    line = curves(labels, "accuracy", "test")["layer"][1]["encoding"]
+    colours = LOOK["range"]["category"]
+    looks = [(colours[k % 12], str(dash)) for k, dash in enumerate(
+        line["strokeDash"]["scale"]["range"])]  # fmt: skip
+    assert len(set(looks)) == 48
+    assert len(set(COLOURS)) == len(set(DARK)) == len(colours) == 12
+
+
+def test_without_the_extra_a_line_says_how_to_install_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    run = make_run(seeds=(0,))
+    assert main(["report", str(run), "--figures", str(run / "figures")]) == 2
+    said = "fedtailor: figures need vl-convert-python: pip install 'fedtailor[figures]'\n"
+    assert capsys.readouterr().err == said
+    assert not (run / "figures").exists()

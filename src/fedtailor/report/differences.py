@@ -209,3 +209,14 @@ def difference(ours: Results, theirs: Results) -> Difference | None:
         num_untrained=missing,
         trained=trained if missing else None,
     )
+
+
+def of_intervals(differences: Sequence[Difference]) -> str:
+    """The end of a sentence on differences from training alone: what their intervals say."""
+    if not any(one.has_interval for one in differences):
+        clients = max(one.num_clients for one in differences)
+        return f". {too_few(clients)} which lead or loss is chance."
+    return (
+        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval "
+        "contains 0 may be chance."
+    )

@@ -1,19 +1,14 @@
-"""The look of figures, and their form as SVG, of which one page can have several."""
+"""The look of charts, and a Vega-Lite specification in that look as an SVG file."""
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
-from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ..errors import InputError
 
 # Twelve colours on white, and the same hues on black; neighbours differ in lightness, too.
 COLOURS = (
@@ -24,138 +19,78 @@ DARK = (
     "#5ab2f2", "#ff8c4a", "#3ecf98", "#ff6b96", "#e3c14b", "#a995ff",
     "#4fd3e4", "#c9956f", "#ffa0d6", "#b0db57", "#9db2c8", "#f2f4f7",
 )  # fmt: skip
-LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)))
-DASHES = ([1, 0], [8, 4], [3, 3], [10, 3, 3, 3])  # the same for the page's charts
-MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ([1, 0], [8, 4], [3, 3], [10, 3, 3, 3])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
-INK, GRID, PAPER = "#1c2228", "#dde1e5", "#fefefe"  # in the page they are those of its theme
-
-RC: dict[str, Any] = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "hatch.color": "#b5b5b5",
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-    "image.cmap": "cividis",
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # names are drawn as they are: with $ in them, too
-}
+LOOK: Mapping[str, Any] = {  # "--ink": that colour of the reader's theme in page.css
+    "background": "--card",  # a saved chart keeps the ground on which its ink can be read
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "--ink", "titleColor": "--soft", "gridColor": "--line",
+        "domainColor": "--soft", "tickColor": "--soft", "labelFontSize": 12, "titleFontSize": 12,
+        "titleFontWeight": "normal", "labelFlush": False,
+    },
+    "axisXQuantitative": {"tickCount": {"signal": "ceil(width / 70)"}, "labelOverlap": True},
+    "legend": {
+        "labelColor": "--ink", "titleColor": "--soft", "titleFontWeight": "normal",
+        "labelFontSize": 12, "symbolLimit": 0,
+        "columns": {"signal": "max(1, floor((outer - 80) / 115))"},
+    },
+    "title": {"color": "--ink", "anchor": "start", "fontSize": 13},
+    "text": {"color": "--ink"}, "rule": {"color": "--ink"}, "line": {"color": "--soft"},
+    "point": {"stroke": "--ink"}, "rect": {"stroke": None}, "bar": {"color": "--m0"},
+    "circle": {"color": "--ink"},
+    "range": {
+        "category": [f"--m{k}" for k in range(len(COLOURS))],
+        "heatmap": "--heat", "ramp": "--heat", "diverging": "--diverging",
+    },
+}  # fmt: skip
+WIDTH = 640  # pixels of a chart in a file
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure, its heading, and a caption that describes it."""
-
-    title: str
-    figure: Figure
-    caption: str
-
-
-def style(index: int) -> dict[str, Any]:
-    """Return colour and dashes of the method at ``index``; they differ for 48 methods, and the
-    colours of the first 12 do not repeat.
-
-    >>> style(0)
-    {'color': '#0067a5', 'linestyle': '-'}
-    >>> style(12) == style(0)
-    False
-    """
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": LINES[(index + index // len(COLOURS)) % len(LINES)],
+@cache
+def _light() -> dict[str, Any]:
+    """The colours of the light theme by name; several are a list."""
+    css = (Path(__file__).parent / "page.css").read_text("utf-8").partition("}")[0]
+    found: dict[str, Any] = {
+        name: value.split(" ") if " " in value else value
+        for name, value in re.findall(r"(--\w+): ([^;]+);", css)
     }
+    return found | {f"--m{k}": colour for k, colour in enumerate(COLOURS)}
 
 
-def marker(index: int) -> str:
-    """Return the marker of the method at ``index``."""
-    return MARKERS[index % len(MARKERS)]
+def _painted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _painted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_painted(one) for one in value]
+    return _light().get(value, value) if isinstance(value, str) else value
 
 
-def hollow(index: int, colour: Any, size: float = 5.5) -> dict[str, Any]:
-    """Return how a mark on the line of a method is drawn: in the line's ``colour``, ``size`` points
-    wide, and hollow."""
-    shape = {"marker": marker(index), "markersize": size, "linestyle": "none"}
-    edge = {"markeredgecolor": colour, "markeredgewidth": 1.4}
-    return {**shape, **edge, "markerfacecolor": PAPER}
+def svg(spec: Mapping[str, Any]) -> str:
+    """Draw a Vega-Lite specification, with its data, as SVG in the colours of the light theme.
 
-
-def centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple[float, float]:
-    """Return a range of colours with ``neutral`` in the middle that holds ``values``, and reaches
-    at least ``reach`` to both sides, so that small differences stay pale.
-
-    >>> centred(0.5, np.array([0.25, 0.51]), 0.125), centred(0.5, np.array([0.49]), 0.125)
-    ((0.25, 0.75), (0.375, 0.625))
+    Raises:
+        InputError: vl-convert-python is not installed.
     """
-    known = values[~np.isnan(values)]
-    most = max(reach, float(np.abs(known - neutral).max(initial=0)))
-    return neutral - most, neutral + most
+    vl = converter()
+    look = _painted(LOOK)
+    sized = {"width": WIDTH} if spec.get("width") == "container" else {}
+    if not sized:
+        del (
+            look["axisXQuantitative"]["tickCount"],
+            look["legend"]["columns"],
+        )  # of one chart's width
+    text: str = vl.vegalite_to_svg({**spec, **sized}, vl_version="6.4", config=look)
+    return text
 
 
-def new_figure(height: float) -> Figure:
-    """Return an empty figure, 9 inches wide and ``height`` inches high."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(9, height), layout="constrained")
-
-
-def short(name: str, most: int = 40) -> str:
-    """Return a name that leaves room for the figure.
-
-    >>> short("fedavg"), short("ward", 3)
-    ('fedavg', 'wa…')
-    """
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def shared_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Draw one legend under all axes, in as many columns as fit."""
-    longest = max(map(len, labels), default=1)
-    columns = max(1, min(len(labels), 100 // (longest + 8)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def svg(drawing: Drawing, name: str) -> str:
-    """Return ``drawing`` as an SVG element whose ids all begin with ``name``; deterministic.
-
-    Its colours are those of the page's theme.
-    """
-    import matplotlib
-
-    with (
-        matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts have it
-        buffer = io.StringIO()
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        drawing.figure.savefig(buffer, format="svg", metadata=no_metadata)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\n\s+", "\n", re.sub(r"(\.\d\d\d)\d+", r"\1", text))  # half its size
-    linked = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in linked else "", text)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
-    for number, colour in enumerate(COLOURS):
-        text = text.replace(colour, f"var(--m{number})")
-    text = (
-        text.replace(INK, "var(--ink)").replace(GRID, "var(--line)").replace(PAPER, "var(--card)")
-    )
-    label = escape(f"{drawing.title}. {drawing.caption}", quote=True)
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+def converter() -> Any:
+    """Return the module that draws files, or say how to install it."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise InputError(
+            "figures need vl-convert-python: pip install 'fedtailor[figures]'"
+        ) from None
+    return vl_convert

@@ -1,400 +1,156 @@
-"""The figures that every comparison has. Functions that draw import Matplotlib themselves."""
+"""The page's charts as files, from the same specifications: with all methods, after the last round.
+
+A chart that the page shows for one method, or for the clients of one division, at a time gives a
+file for each of them.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .costs import COSTS, costs_of, front, is_wide
-from .differences import Difference, too_few
-from .drawing import (
-    COLOURS,
-    INK,
-    PAPER,
-    Drawing,
-    hollow,
-    marker,
-    new_figure,
-    shared_legend,
-    short,
-    style,
-)
-from .metrics import box_of
-from .read import Run
-from .records import Counts, Partition
-from .select import (
-    Entry,
-    Metric,
-    SelectedRound,
-    by_round,
-    higher_is_better,
-    is_percentage,
-    select_by,
-    select_round,
-    sizes_of,
-    summary,
-    unit_of,
-    values_of,
-)
-from .table import Table
+from .cells import ranked
+from .charts.content import Json
+from .drawing import converter, svg
+from .page import compared
+from .read import StrPath
+from .sections import Section, ahead, chart_specs, name_of, sections
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
-_MAX_COLUMNS = 2000  # clients side by side
-_MAX_DOTS = 150  # clients a method; with more of them only the box is drawn
+Rows = list[Json]
 
 
-def _scale(metric: Metric) -> float:
-    return 100.0 if is_percentage(metric) else 1.0
+def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Path]:
+    """Write the charts of the runs at ``paths``, each as SVG, PNG and PDF; return their paths.
+
+    Raises:
+        InputError: a path has no run with a committed round, a file of a run is damaged, or
+            vl-convert-python is not installed.
+    """
+    vl = converter()
+    entries, comparison, groups, shown, _ = compared(paths)
+    ranks = [row.label for row in ranked(comparison)]
+    specs = chart_specs(comparison, shown, ranks)
+    parts = [*ahead(comparison, shown), *sections(entries, comparison, shown, groups)]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for name, chart, rows in _charts(parts, shown):
+        own = (one["spec"] for of in shown["own"] for one in of["charts"] if one["name"] == chart)
+        spec = specs[chart] if chart in specs else next(own)
+        params = [
+            one | {"value": shown["methods"]} if one["name"] == "shown" else one
+            for one in spec["params"]
+        ]
+        text = svg(spec | {"datasets": rows, "params": params})
+        for kind, content in (
+            ("svg", text.encode()),
+            ("png", vl.svg_to_png(text, scale=2)),
+            ("pdf", vl.svg_to_pdf(text)),
+        ):
+            written.append(Path(folder) / f"{name}.{kind}")
+            written[-1].write_bytes(content)
+    return written
 
 
-def _axis(metric: Metric) -> str:
-    return metric + unit_of(metric)
+def _charts(parts: Sequence[Section], shown: Json) -> Iterator[tuple[str, str, Mapping[str, Rows]]]:
+    """Yield for each file its name, the chart in it, and the chart's data sets."""
+    fixed = _fixed(shown)
+    used: set[str] = set()
+    for part in parts:
+        choices = next((control.options for control in part.controls if control.options), [""])
+        for chart in part.charts:
+            several = len(part.charts) > 1 and not chart.startswith("picture")
+            of_chart = chart.rpartition("-")[2] if several else ""
+            for at, choice in enumerate(choices):
+                rows = _rows_of(chart, at, shown)
+                if rows is None and at:
+                    break  # it is the same for all choices
+                is_one = len(choices) == 1 or chart.startswith("own")
+                of_choice = "" if is_one else name_of(choice)
+                name = "-".join(filter(None, (part.id, of_chart, of_choice)))
+                while name in used:
+                    name += "-2"
+                used.add(name)
+                yield name, chart, fixed if rows is None else rows
 
 
-def _selected(entry: Entry) -> list[SelectedRound | None]:
-    return [select_round(trial, "personal", select_by(entry.run)) for trial in entry.trials]
+def _rows(columns: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> Rows:
+    """Turn columns into rows, with the methods' labels for their positions."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [row | {"method": labels[row["method"]]} if "method" in row else row for row in rows]
 
 
-def _curves(entry: Entry, split: str, metric: Metric) -> list[dict[int, float]]:
+def _fixed(shown: Json) -> dict[str, Rows]:
+    """The data sets that charts of all methods share."""
+    found = {name: _rows(shown[name], shown["methods"])
+             for name in ("curves", "boxes", "costs", "ahead", "results")}  # fmt: skip
+    for k, row in enumerate(found["results"]):
+        row["jitter"] = math.sin(2.4 * k)
+    return found
+
+
+def _rows_of(chart: str, at: int, shown: Json) -> Mapping[str, Rows] | None:
+    """The data sets of a chart with a choice of its own; None for the others."""
+    kind, _, method = chart.partition("-")
+    if chart in ("labels", "sizes"):
+        return {chart: (_labels if chart == "labels" else _sizes)(shown["groups"][at])}
+    if chart == "confusion":
+        return {chart: _confusion(shown["confusion"][at])}
+    if kind == "picture":
+        found = [one for one in shown["pictures"] if one["method"] == int(method)][at]
+        return {"cells": _picture(found, shown["groups"][found["group"]])}
+    if kind == "own" and not at:
+        figure, data = next((figure, one["data"]) for figure in shown["own"]
+                            for one in figure["charts"] if one["name"] == chart)  # fmt: skip
+        return {
+            name: [
+                row for row in _rows(columns, shown["methods"])
+                if name != "chosen" or row["round"] == figure["rounds"][-1]
+            ]
+            for name, columns in data.items()
+        }  # fmt: skip
+    return None
+
+
+def _labels(group: Json) -> Rows:
+    return [
+        {"name": group["names"][k], "class": name, "count": count}
+        for k in group["order"]
+        for name, count in zip(group["classes"], group["labels"][k], strict=True)
+    ]
+
+
+def _sizes(group: Json) -> Rows:
+    rows = zip(group["names"], group["train"], strict=True)
+    return [{"name": name, "train": size} for name, size in sorted(rows, key=lambda row: -row[1])]
+
+
+def _confusion(one: Json) -> Rows:
+    return [
+        {"true": true, "predicted": predicted, "share": 100 * count / (sum(counts) or 1)}
+        for true, counts in zip(one["classes"], one["counts"], strict=True)
+        for predicted, count in zip(one["classes"], counts, strict=True)
+    ]
+
+
+def _picture(picture: Json, group: Json) -> Rows:
+    """The cells after the last round."""
+    clients, columns = picture["clients"], picture["columns"]
+    shape = len(picture["rounds"]), len(clients), len(columns)
+    codes = np.frombuffer(base64.b64decode(picture["data"]), "<u2").reshape(shape)[-1]
     return [
         {
-            number: _scale(metric) * summary(evaluation, metric).mean
-            for number, evaluation in by_round(trial, "personal", split).items()
+            "name": group["names"][client],
+            "column": column,
+            "place": k + 1,
+            "value": picture["low"] + picture["step"] * code,
+            "truth": group["clusters"][client] if group["clusters"] else None,
         }
-        for trial in entry.trials
+        for k, client in enumerate(clients)
+        for column, code in zip(columns, codes[k].tolist(), strict=True)
+        if code != np.iinfo(np.uint16).max
     ]
-
-
-def convergence(entries: Sequence[Entry], metric: Metric) -> Drawing:
-    """Draw validation and test results of the personal models by round."""
-    figure = new_figure(4.0 + 0.07 * len(entries))
-    axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    handles = []
-    for index, entry in enumerate(entries):
-        selected = _selected(entry)
-        for axis, split in zip(axes, ("validation", "test"), strict=True):
-            curves = _curves(entry, split, metric)
-            rounds = sorted(set().union(*curves))
-            values = [[curve[r] for curve in curves if r in curve] for r in rounds]
-            mean = np.array([np.mean(seeds) for seeds in values])
-            std = np.array([np.std(seeds, ddof=1) if len(seeds) > 1 else 0.0 for seeds in values])
-            (line,) = axis.plot(rounds, mean, linewidth=1.6, **style(index))
-            axis.fill_between(
-                rounds, mean - std, mean + std, color=line.get_color(), alpha=0.15, lw=0
-            )
-            reported = sorted({one.round for one in selected if one} & set(rounds))
-            axis.plot(
-                reported,
-                [mean[rounds.index(when)] for when in reported],
-                **hollow(index, line.get_color()),
-            )
-        handles.append(line)
-    for axis, split in zip(axes, ("validation", "test"), strict=True):
-        axis.set(title=split, xlabel="round")
-        axis.grid(visible=True)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_ylabel(f"mean {_axis(metric)}")
-    shared_legend(figure, handles, [short(entry.label) for entry in entries])
-    return Drawing(
-        "Convergence",
-        figure,
-        f"The figure shows the mean {metric} of the personal models over clients, by round, on "
-        "validation data (left) and test data (right). Lines are means over the seeds that reached "
-        "the round; bands are one sample standard deviation wide on each side. Hollow markers show "
-        "the rounds whose results the table reports; each seed has its own.",
-    )
-
-
-def _all_clients(entry: Entry, metric: Metric) -> Floats:
-    """Return the sorted test results of all clients that have examples, with all seeds."""
-    results = [
-        _scale(metric) * value
-        for selection in _selected(entry)
-        if selection is not None
-        for value, count in zip(
-            values_of(selection.test, metric), sizes_of(selection.test, metric), strict=True
-        )
-        if count and value is not None and np.isfinite(value)
-    ]
-    return np.sort(np.array(results, dtype=np.float64))
-
-
-def distribution(entries: Sequence[Entry], metric: Metric) -> Drawing:
-    """Draw the test results of single clients at the selected round."""
-    figure = new_figure(max(3.4, 1.6 + 0.48 * len(entries)))
-    box, curve = figure.subplots(1, 2)
-    lines = {}
-    for index, entry in enumerate(entries):
-        x = _all_clients(entry, metric)
-        if not len(x):
-            continue
-        colour = style(index)["color"]
-        line = {"color": colour, "linewidth": 1.4}
-        names = ("whislo", "q1", "med", "q3", "whishi")
-        box.bxp(
-            [dict(zip(names, box_of(x.tolist()), strict=True))],
-            positions=[index],
-            orientation="horizontal",
-            widths=0.55,
-            showfliers=False,
-            boxprops=line,
-            whiskerprops=line,
-            capprops=line,
-            medianprops={"color": colour, "linewidth": 2.6},
-        )
-        if len(x) <= _MAX_DOTS:
-            jitter = 0.2 * np.sin(2.4 * np.arange(len(x)))
-            box.scatter(x, index + jitter, s=11, color=colour, alpha=0.35, linewidth=0)
-        share = np.linspace(0, 100, min(len(x), 201)) if len(x) > 1 else np.array([50.0])
-        (lines[entry.label],) = curve.plot(
-            share, np.percentile(x, share), linewidth=1.6, **style(index)
-        )
-    box.set_yticks(range(len(entries)), [short(entry.label) for entry in entries])
-    box.set_ylim(len(entries) - 0.5, -0.5)
-    box.set_xlabel(f"test {_axis(metric)}")
-    box.grid(visible=True, axis="x")
-    curve.set(xlabel="share of clients (%), sorted", ylabel=f"test {_axis(metric)}", xlim=(0, 100))
-    curve.grid(visible=True)
-    shared_legend(figure, list(lines.values()), list(map(short, lines)))
-    return Drawing(
-        "Clients",
-        figure,
-        f"The figure shows the test {metric} of each client's personal model at the round that the "
-        "table reports, with all seeds together. On the left, boxes show the median and the "
-        "quartiles, whiskers reach from the worst to the best tenth, and each dot is a client "
-        f"(for methods with up to {_MAX_DOTS} dots). On the right, the same results are sorted.",
-    )
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from ``low`` to ``high``; with more decades, fewer in each of them."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 1.5, 2, 3, 5, 7) if len(powers) <= 2 else (1, 2, 5) if len(powers) <= 4 else (1,)
-    return [s * 10.0**p for p in powers for s in steps if low <= s * 10.0**p <= high]
-
-
-def cost(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Drawing:
-    """Draw test results against ``costs``, which all methods must have: an axis for each."""
-    rows = math.ceil(len(costs) / 2)
-    figure = new_figure(0.6 + 0.07 * len(entries) + (3.2 if len(costs) == 1 else 2.7 * rows))
-    columns = min(2, len(costs))
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
-    marks: dict[str, Any] = {}
-    for axis, name in zip(axes, costs, strict=False):
-        marks |= _draw_cost(axis, entries, metric, name)
-    for axis in axes[len(costs) :]:
-        axis.set_axis_off()
-    for axis in axes[::columns]:
-        axis.set_ylabel(f"mean test {_axis(metric)}")
-    shared_legend(figure, list(marks.values()), list(map(short, marks)))
-    return Drawing(
-        "Cost against result",
-        figure,
-        f"The figure shows the mean test {metric} of the personal models against what it costs. "
-        "Bytes and operations are those of a client until the reported round, seconds those of the "
-        "whole training unless the axis says otherwise. Each small mark is a seed; each large mark "
-        "is the mean over the seeds of a method. The dashed line joins the methods for which no "
-        "other one is both cheaper and better.",
-    )
-
-
-def _draw_cost(axis: Any, entries: Sequence[Entry], metric: Metric, name: str) -> dict[str, Any]:
-    """Draw the marks, and return the large one of each method."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
-
-    means, every, marks = [], [], {}
-    for index, entry in enumerate(entries):
-        points = [
-            (spent, _scale(metric) * summary(selection.test, metric).mean)
-            for trial, selection in zip(entry.trials, _selected(entry), strict=True)
-            if selection is not None
-            and (spent := costs_of(entry, trial, selection.round)[name]) is not None
-        ]
-        if not points or not np.isfinite(points).all():
-            continue
-        x, y = np.array(points).T
-        means.append((float(x.mean()), float(y.mean())))
-        every += x.tolist()
-        colour = style(index)["color"]
-        axis.scatter(x, y, s=34, marker=marker(index), color=colour, alpha=0.4, linewidth=0)
-        marks[entry.label] = axis.scatter(
-            *means[-1],
-            s=75,
-            marker=marker(index),
-            facecolor=colour if index < len(COLOURS) else PAPER,
-            edgecolor=colour,
-            linewidth=1.5,
-        )
-    on_front = front(means, higher_is_better=higher_is_better(metric))
-    joined = np.array(sorted(p for p, on in zip(means, on_front, strict=True) if on)).T
-    axis.step(*joined, where="post", color=INK, linestyle=(0, (3, 3)), linewidth=1, zorder=0)
-    if least := is_wide(every):
-        low, high, has_free = least / 2, 2 * max(every), min(every) == 0
-        axis.set_xscale("symlog", linthresh=low, linscale=0.4)
-        axis.set_xlim(-low / 4 if has_free else low, high)
-        axis.set_xticks([0, *ticks(low, high)] if has_free else ticks(low, high))
-    else:
-        axis.set_xlim(0, 1.1 * max(every) or 1)
-        axis.xaxis.set_major_locator(MaxNLocator(5))
-    text, unit = COSTS[name]
-    axis.xaxis.set_major_formatter(EngFormatter(unit=unit, sep=" "))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.tick_params(axis="x", labelsize="small")
-    axis.set_xlabel(text)
-    axis.grid(visible=True)
-    return marks
-
-
-def ahead(comparison: Table, ranked: Sequence[str]) -> Drawing | None:
-    """Draw how far each method is ahead of training alone, in the order ``ranked``; None if no run
-    has training alone."""
-    labels = [row.label for row in comparison.rows]
-    found = {one.method: one for verdict in comparison.verdicts for one in verdict.against_alone}
-    shown = [label for label in ranked if label in found]
-    if not shown:
-        return None
-    figure = new_figure(1.0 + 0.3 * len(shown))
-    axis = figure.subplots()
-    axis.axvline(0, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-    factor = _scale(comparison.metric)
-    for y, label in enumerate(shown):
-        index, one = labels.index(label), found[label]
-        colour = style(index)["color"]
-        if one.has_interval and math.isfinite(one.high - one.low):
-            axis.hlines(y, factor * one.low, factor * one.high, color=colour, linewidth=2.4)
-        axis.plot(factor * one.value, y, marker=marker(index), markersize=7, color=colour)
-    axis.set_yticks(range(len(shown)), [short(label) for label in shown])
-    axis.set_ylim(len(shown) - 0.5, -0.5)
-    unit = " (points)" if is_percentage(comparison.metric) else unit_of(comparison.metric)
-    axis.set_xlabel(f"ahead of training alone{unit}")
-    axis.grid(visible=True, axis="x")
-    return Drawing(
-        "Ahead of training alone",
-        figure,
-        f"The figure shows how far the test {comparison.metric} of each method is ahead of that of "
-        f"training alone{of_intervals(list(found.values()))}",
-    )
-
-
-def of_intervals(differences: Sequence[Difference]) -> str:
-    """The end of a sentence on differences from training alone: what their intervals say."""
-    if not any(one.has_interval for one in differences):
-        clients = max(one.num_clients for one in differences)
-        return f". {too_few(clients)} which lead or loss is chance."
-    return (
-        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval "
-        "contains 0 may be chance."
-    )
-
-
-def confusion(entry: Entry) -> Drawing | None:
-    """Draw the personal models' confusion matrix at the selected rounds, over clients and seeds;
-    None if the run keeps none."""
-    from matplotlib.colors import PowerNorm
-
-    counts = [
-        tensors["personal/test"].sum(0)
-        for trial, selection in zip(entry.trials, _selected(entry), strict=True)
-        if selection is not None
-        and "personal/test" in (tensors := trial.confusion(selection.round))
-    ]
-    if not counts:
-        return None
-    total = np.sum(counts, axis=0).astype(np.float64)  # [classes, classes]
-    shares = 100 * total / np.maximum(total.sum(1, keepdims=True), 1)
-    classes = list(next(iter(entry.run.partitions.values())).classes)
-    figure = new_figure(min(8.0, max(3.2, 1.6 + 0.24 * len(classes))))
-    axis = figure.subplots()
-    image = axis.imshow(shares, aspect="auto", cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0, vmax=100))
-    if len(classes) <= 24:
-        names = [short(name, 24) for name in classes]
-        axis.set_yticks(range(len(names)), names)
-        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    if len(classes) <= 12:
-        for (row, column), share in np.ndenumerate(shares):
-            if total[row, column]:
-                colour = "white" if share > 50 else "black"
-                text = f"{total[row, column]:.0f}"
-                axis.text(column, row, text, ha="center", va="center", size=8, color=colour)
-    axis.set(xlabel="predicted class", ylabel="true class")
-    figure.colorbar(image, ax=axis, label="examples of the true class (%)")
-    return Drawing(
-        f"Confusion of {entry.label}",
-        figure,
-        f"The figure shows how the personal models of {entry.label} label the clients' test "
-        "examples at the rounds that the table reports, over all clients and seeds. The colour is "
-        "the share among the examples of the true class. The run directory has the counts of each "
-        "client.",
-    )
-
-
-def client_ticks(axis: object, order: Sequence[int], partition: Partition) -> None:
-    """Write the clients' names, or else numbers, along x if there is room for them."""
-    if len(order) <= 40:
-        names = [short(partition.name(client), 24) for client in order]
-        turned = {"rotation": 45, "ha": "right"} if max(map(len, names), default=0) > 3 else {}
-        axis.set_xticks(range(len(order)), names, **turned)  # type: ignore[attr-defined]
-    else:
-        axis.set_xticks([])  # type: ignore[attr-defined]
-
-
-def _label_order(counts: Floats, groups: Counts | None) -> Indices:
-    """Sort clients by group, then by most frequent class, then by the examples of that class."""
-    keys = [-counts.max(axis=1), counts.argmax(axis=1)]
-    return np.lexsort(keys if groups is None else [*keys, groups])
-
-
-def labels(run: Run) -> Drawing:
-    """Draw the examples by client and class, for the run's first seed."""
-    from matplotlib.colors import PowerNorm
-
-    seed, partition = next(iter(run.partitions.items()))
-    source = (
-        f"This is the partition of {run.name} with seed {seed} and hash {partition.digest[:12]}. "
-    )
-    count = min(partition.clients, _MAX_COLUMNS)
-    clients = np.linspace(0, partition.clients - 1, count).astype(np.int64)
-    sample = (
-        ""
-        if count == partition.clients
-        else f" Of {partition.clients:,} clients, {count:,} are shown."
-    )
-    if partition.labels is None:
-        figure = new_figure(2.8)
-        axis = figure.subplots()
-        sizes = np.sort(partition.train)[::-1][clients]
-        axis.fill_between(range(len(sizes)), sizes, step="mid", color=style(0)["color"], alpha=0.75)
-        axis.set(xlabel="clients, largest first", ylabel="training examples", ylim=(0, None))
-        caption = f"{source}Clients are sorted by their number of training examples.{sample}"
-        return Drawing("Clients' data", figure, caption)
-    counts = partition.labels[clients].astype(np.float64)  # [n, classes]
-    groups = None if partition.clusters is None else partition.clusters[clients]
-    order = _label_order(counts, groups)
-    figure = new_figure(min(6.5, max(2.4, 1.3 + 0.22 * counts.shape[1])))
-    axis = figure.subplots()
-    image = axis.imshow(
-        np.where(counts > 0, counts, np.nan)[order].T,
-        aspect="auto",
-        interpolation="none",
-        cmap="YlGnBu",
-        norm=PowerNorm(0.5, vmin=0, vmax=counts.max()),
-    )
-    if counts.shape[1] <= 24:
-        names = [short(name, 24) for name in partition.classes]
-        axis.set_yticks(range(counts.shape[1]), names)
-    client_ticks(axis, clients[order].tolist(), partition)
-    axis.set(xlabel=f"{count} clients", ylabel="class")
-    figure.colorbar(image, ax=axis, label="examples")
-    first_key = "" if groups is None else "cluster, then by "
-    return Drawing(
-        "Labels of the clients",
-        figure,
-        f"{source}The colour gives the examples of each client (column) and class (row), over all "
-        f"splits; empty means none. Clients are ordered by {first_key}their most frequent "
-        f"class.{sample}",
-    )

@@ -53,17 +53,18 @@
   function labelCells(figure) {
     const g = choice(figure, "group"), group = page.groups[g];
     if (!group.labels) return [];
-    const top = group.labels.map((counts) => counts.indexOf(Math.max(...counts)));
-    const order = group.names.map((_, k) => k).sort((a, b) =>
-      (group.clusters ? group.clusters[a] - group.clusters[b] : 0) || top[a] - top[b] ||
-      group.labels[b][top[b]] - group.labels[a][top[a]]);
-    return order.flatMap((k) => {
+    return group.order.flatMap((k) => {
       const total = group.labels[k].reduce((a, b) => a + b, 0) || 1;
       return group.labels[k].map((count, c) => ({
         key: keyOf(g, k), name: group.names[k], class: group.classes[c], count,
         share: (100 * count) / total,
       }));
     });
+  }
+  function sizeRows(figure) {
+    const g = choice(figure, "group"), group = page.groups[g];
+    return group.train.map((train, k) => ({ key: keyOf(g, k), name: group.names[k], train }))
+      .sort((a, b) => b.train - a.train);
   }
   function confusionCells(figure) {
     const { classes, counts } = page.confusion[choice(figure, "method")];
@@ -108,6 +109,7 @@
   function dataOf(element) {
     const name = element.dataset.chart, figure = element.dataset.figure;
     if (name === "labels") return { labels: labelCells(figure) };
+    if (name === "sizes") return { sizes: sizeRows(figure) };
     if (name === "confusion") return { confusion: confusionCells(figure) };
     if (name.startsWith("picture")) return { cells: pictureCells(figure, Number(name.split("-")[1])) };
     if (own.has(name)) {
@@ -130,9 +132,9 @@
     const spec = structuredClone(specs[chart]);
     const file = /^(own|picture)-/.test(chart) ? figure : chart; // names that say what is shown
     spec.datasets = data;
-    for (const param of spec.params) param.value = state[param.name];
+    for (const param of spec.params) param.value = { ...state, outer: element.clientWidth }[param.name];
     const { view } = await vegaEmbed(element, spec, {
-      config: chartTheme(element), renderer: "canvas", downloadFileName: file,
+      config: chartTheme(page.look), renderer: "canvas", downloadFileName: file,
       logLevel: vega.Error, // warnings of sizes and of empty data are no concern of readers
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },

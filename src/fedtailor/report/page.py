@@ -1,4 +1,4 @@
-"""The comparison as one self-contained page, which can be read without scripts, too."""
+"""The comparison as one self-contained page; without scripts it has all but the charts."""
 
 from __future__ import annotations
 
@@ -126,32 +126,10 @@ def _write(text: str, out: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Path]:
-    """Write the figures of the runs at ``paths``, each as SVG and as PDF; return their paths.
-
-    Raises:
-        InputError: a path has no run with a committed round, or a file of a run is damaged.
-    """
-    import matplotlib
-
-    entries, comparison, of, shown, runs = _read(paths)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    written = []
-    with matplotlib.rc_context(drawing.RC | {"savefig.facecolor": "white"}):
-        first = ahead(comparison, [row.label for row in ranked(comparison)])
-        others = sections(runs, entries, comparison, shown, of)
-        for part in [*([first] if first else []), *others]:
-            for number, one in enumerate(part.drawings):
-                for kind in ("svg", "pdf"):
-                    name = f"{part.id}-{number}" if len(part.drawings) > 1 else part.id
-                    written.append(Path(folder) / f"{name}.{kind}")
-                    one.figure.savefig(written[-1])
-    return written
-
-
-def _read(
+def compared(
     paths: StrPath | Sequence[StrPath],
 ) -> tuple[list[Entry], Table, list[Group], Json, list[Run]]:
+    """Read the runs: their methods, the table of results, the divisions, what charts show."""
     runs = read_all(paths)
     entries = select.entries(runs)
     comparison = table(runs)
@@ -174,20 +152,11 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
     import jinja2
-    import matplotlib
 
     out = Path(out)
-    entries, comparison, of, shown, runs = _read(paths)
+    entries, comparison, of, shown, runs = compared(paths)
     ranks = [row.label for row in ranked(comparison)]
     folder = Path(__file__).parent
-    with matplotlib.rc_context(drawing.RC):
-        parts = list(sections(runs, entries, comparison, shown, of))
-        first = ahead(comparison, ranks)
-        drawn = [*([first] if first else []), *parts]
-        numbered = ((part, one) for part in drawn for one in part.drawings)
-        svgs: dict[str, list[tuple[str, str]]] = {part.id: [] for part in drawn}
-        for number, (part, one) in enumerate(numbered, start=1):
-            svgs[part.id].append((drawing.svg(one, f"figure{number}"), one.caption))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
@@ -204,17 +173,16 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         caption=comparison.caption,
         notes=[note for note in comparison.notes if note not in at_majority],
         at_majority=[note.removeprefix(AT_MAJORITY) for note in at_majority],
-        sections=parts,
-        svgs=svgs,
+        sections=list(sections(entries, comparison, shown, of)),
         every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),
         ledgers=[_ledger(entries), _time(entries)],
         runs=[_about(run, runs) for run in runs],
         labels=shown["methods"],
-        ahead=first,
+        ahead=ahead(comparison, shown),
         colours=list(zip(drawing.COLOURS, drawing.DARK, strict=True)),
         dashes=drawing.DASHES,
-        content=_json(shown),
+        content=_json(shown | {"look": drawing.LOOK}),
         specs=_json(chart_specs(comparison, shown, ranks)),
         **{name: (folder / f"{file}").read_text("utf-8") for name, file in _FILES.items()},
     )

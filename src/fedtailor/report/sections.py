@@ -1,28 +1,21 @@
-"""The parts of the page that have figures: live charts, and pictures of them without scripts."""
+"""The parts of the page that have charts."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from . import figures
 from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import Group, Json
-from .charts.still import still
 from .costs import COSTS, is_wide
-from .drawing import Drawing
-from .methods import FIGURES
-from .read import Run
+from .differences import of_intervals
 from .select import Entry, Metric
 from .table import Table
 from .text import TextTable
-
-_IN_PICTURE = (
-    "mask_agreement",
-)  # drawings in the section of a method's picture: they show its means
 
 
 @dataclass(frozen=True)
@@ -42,18 +35,22 @@ class Control:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with charts (live) and drawings (which the live ones replace, if there are any).
-    ``id`` names it in links and in files; ``method`` is the place of the method it is about."""
+    """A heading with charts. ``id`` names it in links and in files; ``method`` is the place of the
+    method it is about."""
 
     id: str
     title: str
     caption: str = ""
     charts: Sequence[str] = ()
     controls: Sequence[Control] = ()
-    drawings: Sequence[Drawing] = field(default=())
     is_stacked: bool = False  # charts one above the other
     tables: Sequence[TextTable] = field(default=())
     method: int | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it has something to read without scripts."""
+        return bool(self.tables) or self.id == "clients"
 
 
 def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
@@ -65,6 +62,7 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         "client-labels": specs.client_labels(),
         "client-curves": specs.client_curves(labels, metric),
         "labels": maps.labels_of_clients(_most(content["groups"], "names")),
+        "sizes": specs.sizes(),
         **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
     }
     if content["ahead"]:
@@ -88,20 +86,24 @@ def _ticks(values: Sequence[float]) -> list[float]:
     least = is_wide(values)
     if not least:
         return []
-    ticks = figures.ticks(least / 1.5, 1.5 * max(values))
-    return [*([0.0] if min(values) == 0 else []), *ticks]
+    return [*([0.0] if min(values) == 0 else []), *_round_numbers(least / 1.5, 1.5 * max(values))]
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Round numbers from ``low`` to ``high``; with more decades, fewer in each of them."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 1.5, 2, 3, 5, 7) if len(powers) <= 2 else (1, 2, 5) if len(powers) <= 4 else (1,)
+    return [s * 10.0**p for p in powers for s in steps if low <= s * 10.0**p <= high]
 
 
 def sections(
-    runs: Sequence[Run],
     entries: Sequence[Entry],
     comparison: Table,
     content: Json,
     groups: Sequence[Group],
 ) -> Iterator[Section]:
-    """Yield the sections with figures, in the page's order."""
+    """Yield the sections with charts, in the page's order."""
     metric = comparison.metric
-    distribution = figures.distribution(entries, metric)
     yield Section(
         "clients",
         "Clients",
@@ -110,7 +112,6 @@ def sections(
         "the median; lines from the worst to the best tenth. Choose a dot, or a client below, to "
         "see one client in detail." + _sampled(groups),
         ["clients"],
-        drawings=[distribution],
     )
     splits = [s for s in ("validation", "test") if s in content["curves"].get("split", ())]
     if len(set(content["curves"].get("round", ()))) > 1:  # else there is no curve
@@ -121,10 +122,9 @@ def sections(
             "over seeds, bands one standard deviation wide on each side. Marks show the reported "
             "rounds: the best on validation data, of each seed its own.",
             [f"curves-{split}" for split in splits],
-            drawings=[figures.convergence(entries, metric)],
         )
     if costs := [cost for cost in COSTS if cost in content["costs"]]:
-        yield _costs(entries, metric, costs)
+        yield _costs(metric, costs)
     if maps := attack_maps(entries, comparison):
         yield Section(
             "attacks",
@@ -134,16 +134,16 @@ def sections(
             "the attackers' share of the clients. The stronger the colour, the higher the value.",
             tables=maps,
         )
-    ids = [_id(entry.label) for entry in entries]
+    ids = [name_of(entry.label) for entry in entries]
     for position, (entry, name) in enumerate(zip(entries, ids, strict=True)):
         is_shared = ids.count(name) > 1
         id_ = f"{name}-{position}" if is_shared else name
-        yield from _of_method(position, entry, content, groups, id_)
-    yield from _confusion(entries, content)
-    yield _labels(runs, content, groups)
+        yield from _of_method(position, entry, content, id_)
+    yield from _confusion(content)
+    yield _labels(content, groups)
 
 
-def _costs(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Section:
+def _costs(metric: Metric, costs: Sequence[str]) -> Section:
     return Section(
         "cost",
         "Cost against result",
@@ -154,23 +154,17 @@ def _costs(entries: Sequence[Entry], metric: Metric, costs: Sequence[str]) -> Se
         "that ran it. The dashed line joins the methods for which no other "
         "one is both cheaper and better.",
         [f"pareto-{cost}" for cost in costs],
-        drawings=[figures.cost(entries, metric, costs)],
     )
 
 
-def ahead(comparison: Table, ranked: Sequence[str]) -> Section | None:
-    """Return the figure below the verdict; None if no run has training alone."""
-    drawing = figures.ahead(comparison, ranked)
-    if drawing is None:
-        return None
-    return Section(
-        "ahead",
-        drawing.title,
-        "How far each method is ahead of training alone on test data"
-        + figures.of_intervals([one for v in comparison.verdicts for one in v.against_alone]),
-        ["ahead"],
-        drawings=[drawing],
+def ahead(comparison: Table, content: Json) -> list[Section]:
+    """Return the section below the verdict; none if no run has training alone."""
+    if not content["ahead"]:
+        return []
+    words = "How far each method is ahead of training alone on test data" + of_intervals(
+        [one for verdict in comparison.verdicts for one in verdict.against_alone]
     )
+    return [Section("ahead", "Ahead of training alone", words, ["ahead"])]
 
 
 def _sampled(groups: Sequence[Group]) -> str:
@@ -181,22 +175,18 @@ def _sampled(groups: Sequence[Group]) -> str:
     return f" Of up to {most:,} clients {shown} are shown as dots; the boxes count all."
 
 
-def _id(text: str) -> str:
+def name_of(text: str) -> str:
+    """Return ``text`` as a part of links and of files' names."""
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _of_method(
-    position: int, entry: Entry, content: Json, groups: Sequence[Group], id_: str
-) -> Iterator[Section]:
+def _of_method(position: int, entry: Entry, content: Json, id_: str) -> Iterator[Section]:
     """Yield the method's picture, and its other figures; their ids begin with ``id_``."""
     pictures = [one for one in content["pictures"] if one["method"] == position]
-    drawings = {draw.__name__: draw(entry) for draw in FIGURES.get(entry.method, ())}
-    own = {one["drawing"]: one for one in content["own"] if one["method"] == position}
-    beside = [
-        name for name in drawings if pictures and name in _IN_PICTURE
-    ]  # in the picture's section
+    own = [one for one in content["own"] if one["method"] == position]
+    beside = [one for one in own if pictures and one["besidePicture"]]
     if pictures:
-        charts = [one["name"] for name in beside if name in own for one in own[name]["charts"]]
+        charts = [one["name"] for figure in beside for one in figure["charts"]]
         yield Section(
             f"{id_}-clients-by-round",
             f"{pictures[0]['title']}: {entry.label}",
@@ -204,28 +194,19 @@ def _of_method(
             [f"picture-{position}", *charts],
             is_stacked=bool(charts),
             controls=_controls(pictures, content),
-            drawings=[one for name in beside if (one := drawings[name]) is not None]
-            or [still(pictures, groups, entry.label)],
             method=position,
         )
-    for name, drawing in drawings.items():
-        if drawing is None or name in beside:  # a method may have nothing to show
-            continue
-        where = f"{id_}-{_id(name)}"
-        if name not in own:
-            yield Section(where, drawing.title, drawings=[drawing], method=position)
-            continue
-        live = own[name]
-        yield Section(
-            where,
-            drawing.title,
-            live["caption"],
-            [one["name"] for one in live["charts"]],
-            is_stacked=live["isStacked"],
-            controls=[_slider(live["rounds"])] if len(live["rounds"]) > 1 else [],
-            drawings=[drawing],
-            method=position,
-        )
+    for figure in own:
+        if figure not in beside:
+            yield Section(
+                f"{id_}-{figure['figure']}",
+                figure["title"],
+                figure["caption"],
+                [one["name"] for one in figure["charts"]],
+                is_stacked=figure["isStacked"],
+                controls=[_slider(figure["rounds"])] if len(figure["rounds"]) > 1 else [],
+                method=position,
+            )
 
 
 def _caption(pictures: Sequence[Json]) -> str:
@@ -257,35 +238,29 @@ def _slider(rounds: Sequence[int]) -> Control:
     return Control("step", "After round", rounds=rounds)
 
 
-def _confusion(entries: Sequence[Entry], content: Json) -> Iterator[Section]:
-    drawings = [one for entry in entries if (one := figures.confusion(entry)) is not None]
-    if drawings:
-        labels = [content["methods"][one["method"]] for one in content["confusion"]]
+def _confusion(content: Json) -> Iterator[Section]:
+    labels = [content["methods"][one["method"]] for one in content["confusion"]]
+    if labels:
         yield Section(
             "confusion",
             "Confusion",
             "How the personal models label the clients' test examples at the reported rounds, over "
             "all clients and seeds. The colour is the share among the examples of the true class.",
-            ["confusion"] if labels else [],
-            [Control("method", "Method", labels)] if labels else [],
-            drawings,
+            ["confusion"],
+            [Control("method", "Method", labels)],
         )
 
 
-def _labels(runs: Sequence[Run], content: Json, groups: Sequence[Group]) -> Section:
-    by_partition: dict[str, Run] = {}
-    for run in runs:
-        by_partition.setdefault(next(iter(run.partitions.values())).digest, run)
-    known = [group for group in content["groups"] if group["labels"] is not None]
-    titles = [group["title"] for group in content["groups"]]
-    drawings = [figures.labels(run) for run in by_partition.values()]
-    return Section(
-        "labels",
-        drawings[0].title,
+def _labels(content: Json, groups: Sequence[Group]) -> Section:
+    of = content["groups"]
+    controls = [Control("group", "Clients of", [one["title"] for one in of])] if len(of) > 1 else []
+    if any(one["labels"] is None for one in of):
+        words = "The training examples of each client, the largest client first."
+        return Section("sizes", "Clients' data", words + _sampled(groups), ["sizes"], controls)
+    first = "their true cluster, then by " if any(one["clusters"] for one in of) else ""
+    words = (
         "The examples of each client by class, over all splits. Clients are ordered by "
-        f"{'their true cluster, then by ' if any(g['clusters'] for g in known) else ''}their most "
-        "frequent class." + _sampled(groups),
-        ["labels"] if len(known) == len(groups) else [],
-        [Control("group", "Clients of", titles)] if len(titles) > 1 else [],
-        drawings,
+        f"{first}their most frequent class."
     )
+    title = "Labels of the clients"
+    return Section("labels", title, words + _sampled(groups), ["labels"], controls)

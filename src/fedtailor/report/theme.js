@@ -1,28 +1,14 @@
-// The look of charts in the colours of the page, which follow the reader's theme. A legend has as
-// many columns as the element is wide enough for.
+// The look of charts in the colours of the page, which follow the reader's theme: "--ink" is that
+// colour of the style.
 "use strict";
 const darkTheme = matchMedia("(prefers-color-scheme: dark)");
-function chartTheme(element) {
+function chartTheme(look) {
   const css = getComputedStyle(document.documentElement);
-  const get = (name) => css.getPropertyValue(name).trim();
-  const ink = get("--ink"), soft = get("--soft"), line = get("--line");
-  return {
-    background: get("--card"), // a saved chart keeps the ground on which its ink can be read
-    font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
-    view: { stroke: null },
-    axis: {
-      labelColor: ink, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft,
-      labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelFlush: false,
-    },
-    axisXQuantitative: { tickCount: { signal: "ceil(width / 70)" }, labelOverlap: true },
-    legend: { labelColor: ink, titleColor: soft, titleFontWeight: "normal", labelFontSize: 12,
-      columns: Math.max(1, Math.floor((element.clientWidth - 80) / 115)) },
-    text: { color: ink }, rule: { color: ink }, line: { color: soft }, point: { stroke: ink },
-    rect: { stroke: null }, bar: { color: get("--m0") }, circle: { color: ink },
-    range: {
-      category: Array.from({ length: 12 }, (_, k) => get(`--m${k}`)),
-      heatmap: get("--heat").split(" "), ramp: get("--heat").split(" "),
-      diverging: get("--diverging").split(" "),
-    },
-  };
+  if (Array.isArray(look)) return look.map(chartTheme);
+  if (look && typeof look === "object") {
+    return Object.fromEntries(Object.entries(look).map(([name, of]) => [name, chartTheme(of)]));
+  }
+  if (typeof look !== "string" || !look.startsWith("--")) return look;
+  const colours = css.getPropertyValue(look).trim().split(" ");
+  return colours.length > 1 ? colours : colours[0];
 }

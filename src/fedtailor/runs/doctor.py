@@ -34,6 +34,7 @@ _USED_BY = {
 _EXTRAS = {
     "flower": "Flower (fedtailor deploy)",
     "tune": "Optuna (fedtailor tune)",
+    "figures": "vl-convert (fedtailor report --figures)",
     "track": "trackers (fedtailor track)",
 }
 

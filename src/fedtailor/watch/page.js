@@ -45,9 +45,10 @@
     const name = element.dataset.chart, spec = structuredClone(state.specs[name]);
     views.get(element)?.finalize();
     spec.datasets = { [name]: rowsOf(name) };
-    for (const param of spec.params) param.value = param.name === "shown" ? shown() : null;
+    const values = { shown: shown(), outer: element.clientWidth };
+    for (const param of spec.params) param.value = values[param.name] ?? null;
     const { view } = await vegaEmbed(element, spec, {
-      config: chartTheme(element), renderer: "canvas", logLevel: vega.Error, actions: false,
+      config: chartTheme(state.look), renderer: "canvas", logLevel: vega.Error, actions: false,
       tooltip: { theme: darkTheme.matches ? "dark" : "light" },
     });
     views.set(element, view);
@@ -76,7 +77,7 @@
         chosen.off[box.checked ? "delete" : "add"](label);
         signal("shown", shown());
       });
-      const dash = state.dashes[k % state.dashes.length].join(" ");
+      const dash = state.dashes[(k + Math.floor(k / 12)) % state.dashes.length].join(" ");
       const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
       const looks = { x1: 0, y1: 5, x2: 26, y2: 5, stroke: `var(--m${k % 12})`, "stroke-width": 3,

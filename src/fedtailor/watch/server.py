@@ -189,6 +189,7 @@ def _content(state: RunState, parts: Sequence[int]) -> dict[str, Any]:
         "digits": digits,
         "labels": labels,
         "dashes": drawing.DASHES,
+        "look": drawing.LOOK,
         "specs": {
             "curves": specs.curves(labels, state.metric, "validation"),
             "losses": specs.losses(labels),

@@ -1,4 +1,4 @@
-"""The live charts of single methods: what they show."""
+"""The charts of single methods: what they show."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,19 +7,35 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fedtailor.errors import InputError
 from fedtailor.report.charts.content import groups
+from fedtailor.report.charts.fedhft import short_names
 from fedtailor.report.charts.own import own_figures
 from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
-from tests.report.methods.test_fedhft import observe
-from tests.report.methods.test_pfedgate import GATES, GROUP, prepared, private
+from tests.report.charts.test_pfedgate import GATES, GROUP, prepare, private
+from tests.report.conftest import K
 
 MakeRun = Callable[..., Path]
+LAYERS = [f"net.layer.{i}.{part}.dense" for i in (0, 10, 2) for part in ("attention", "output")]
+SENT = np.linspace(0, 1, 40)
+
+
+def observe(run: Path, rounds: tuple[int, ...], *, sent: float = 1.0) -> Path:
+    """Give FedHFT's trials of a run what two clusters sent; even clients are in the second one."""
+    assigned = np.stack([np.arange(K) % 2 == 1, np.arange(K) % 2 == 0], 1).astype(np.float32)
+    for folder in run.glob("methods/fedhft/seed-*"):
+        for number in rounds:
+            shares = np.tile(np.maximum(SENT, 1 - sent), (2, 1))
+            found = {f"server/sent.{name}": shares for name in LAYERS}
+            found |= {"server/assignments": assigned, "server_clients": np.arange(K)}
+            save_file(found, folder / f"diagnostics-{number:06d}.safetensors")
+    return run
 
 
 def _own(path: Path) -> dict[str, dict]:
     found = entries(read_all([path]))
-    return {one["drawing"]: one for one in own_figures(found, groups(found))}
+    return {one["figure"]: one for one in own_figures(found, groups(found))}
 
 
 def _rows(chart: dict, name: str) -> list[dict]:
@@ -29,7 +45,7 @@ def _rows(chart: dict, name: str) -> list[dict]:
 
 def test_pfedgates_tree_stands_above_the_labels_of_the_same_clients(make_run: MakeRun) -> None:
     run = make_run(methods=("pfedgate",), seeds=(0,))
-    prepared(run, private())
+    prepare(run, private())
     tree, labels = _own(run)["clustering"]["charts"]
     leaves = _rows(tree, "leaves")
     order = [int(leaf["name"]) for leaf in leaves]
@@ -44,8 +60,8 @@ def test_pfedgates_tree_stands_above_the_labels_of_the_same_clients(make_run: Ma
 
 def test_pfedgates_histogram_and_dropped_blocks_are_the_whole(make_run: MakeRun) -> None:
     run = make_run(methods=("pfedgate",), seeds=(0,))
-    prepared(run, private(), sparsity=[0.5, 0.3])
-    figure = _own(run)["gates_by_round"]
+    prepare(run, private(), sparsity=[0.5, 0.3])
+    figure = _own(run)["gates-by-round"]
     assert figure["rounds"] == [0, 2, 4, 6, 8]
     histogram, lines = figure["charts"]
     last = [bar for bar in _rows(histogram, "chosen") if bar["round"] == 8]
@@ -62,7 +78,7 @@ def test_pfedgates_histogram_and_dropped_blocks_are_the_whole(make_run: MakeRun)
 
 def test_fedhfts_rows_are_shown_unless_all_are_sent(make_run: MakeRun) -> None:
     run = observe(make_run(methods=("fedhft",), seeds=(0,)), (2, 4))
-    figure = _own(run)["kept_rows"]
+    figure = _own(run)["kept-rows"]
     sent, alike, layers = (_rows(c, n) for c, n in zip(
         figure["charts"], ("lines", "lines", "chosen"), strict=True))  # fmt: skip
     assert {(row["series"], row["round"]) for row in sent} == {
@@ -71,7 +87,22 @@ def test_fedhfts_rows_are_shown_unless_all_are_sent(make_run: MakeRun) -> None:
     assert all(row["value"] == pytest.approx(50) for row in sent)  # shares go evenly from 0 to 1
     assert all(row["value"] == pytest.approx(20) for row in alike)
     assert len(layers) == 2 * 2 * 6
+    names = [row["layer"] for row in layers][:6]
+    assert names == [f"{i}.{part}" for i in (0, 2, 10) for part in ("attention", "output")]
     assert not _own(observe(make_run("all", methods=("fedhft",), seeds=(0,)), (2,), sent=0.0))
+    assert not _own(make_run("new", methods=("fedhft",)))  # nothing evaluated yet
+    where = run / "methods/fedhft/seed-0/diagnostics-000002.safetensors"
+    save_file({"server_clients": np.arange(K)}, where)
+    with pytest.raises(InputError, match="round 2 lacks server/sent"):
+        _own(run)
+
+
+def test_paths_are_cut_down_to_what_tells_them_apart() -> None:
+    assert short_names(["a.b.dense"]) == ["dense"]
+    ends = ("attention.output.dense", "output.dense")
+    assert short_names([f"bert.{i}.{end}" for i in (0, 1) for end in ends]) == [
+        "0.attention.output", "0.output", "1.attention.output", "1.output",
+    ]  # fmt: skip
 
 
 def test_fedsqs_best_so_far_never_falls_and_agreement_starts_whole(make_run: MakeRun) -> None:
@@ -81,11 +112,12 @@ def test_fedsqs_best_so_far_never_falls_and_agreement_starts_whole(make_run: Mak
         tensors["clients"] = np.arange(5)
         save_file(tensors, run / f"methods/fedsq/seed-0/diagnostics-{when:06d}.safetensors")
     figures = _own(run)
-    (chart,) = figures["rounds_to_best"]["charts"]
+    (chart,) = figures["rounds-to-best"]["charts"]
     for method in (0, 1):
         rows = [row for row in _rows(chart, "lines") if row["method"] == method]
         assert (np.diff([row["value"] for row in rows]) >= 0).all()
         assert [row["round"] for row in rows if row["isBest"]] == [4]
-    (chart,) = figures["mask_agreement"]["charts"]
+    (chart,) = figures["mask-agreement"]["charts"]
     by_round = {row["round"]: row["value"] for row in _rows(chart, "lines") if row["series"] == 1}
     assert by_round == {0: 100, 2: pytest.approx(98), 4: pytest.approx(96)}
+    assert _own(make_run("bare", methods=("fedsq",))).keys() == {"rounds-to-best"}

@@ -119,6 +119,9 @@ def _group(group: Group) -> Json:
     partition, clients = group.partition, list(group.clients)
     labels = None if partition.labels is None else partition.labels[clients].tolist()
     clusters = None if partition.clusters is None else partition.clusters[clients].tolist()
+    order = [] if labels is None else sorted(range(len(clients)), key=lambda k: (
+        clusters[k] if clusters else 0, labels[k].index(max(labels[k])), -max(labels[k])
+    ))  # fmt: skip
     return {
         "title": group.title,
         "names": [partition.name(client) for client in clients],
@@ -128,6 +131,7 @@ def _group(group: Group) -> Json:
         "classes": list(partition.classes),
         "labels": labels,
         "clusters": clusters,
+        "order": order,
         "all": partition.clients,
     }
 

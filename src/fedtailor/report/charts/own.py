@@ -1,6 +1,6 @@
-"""Live charts of single methods, beside their maps: what they show, and their specifications.
+"""Charts of single methods, beside their maps: what they show, and their specifications.
 
-Each stands for a drawing of ``report/methods``, which the page shows without scripts.
+In pFedGate's charts a *block* is a block of parameters that a gate keeps or drops, as in its paper.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from .content import Group, Json
 from .parts import Figure, Rows
 
 _Build = Callable[[Sequence[Entry], int, Sequence[Group]], Figure | None]
-_FIGURES: Mapping[str, Mapping[str, _Build]] = {  # by method and name of the drawing
-    "pfedgate": {"clustering": pfedgate.gating_layers, "gates_by_round": pfedgate.gates_by_round},
-    "fedhft": {"kept_rows": fedhft.sent_rows},
-    "fedsq": {"rounds_to_best": fedsq.rounds_to_best, "mask_agreement": fedsq.by_activation},
+_FIGURES: Mapping[str, Mapping[str, _Build]] = {  # by method and name of the figure
+    "pfedgate": {"clustering": pfedgate.gating_layers, "gates-by-round": pfedgate.gates_by_round},
+    "fedhft": {"kept-rows": fedhft.kept_rows},
+    "fedsq": {"rounds-to-best": fedsq.rounds_to_best, "mask-agreement": fedsq.by_activation},
 }
 
 
 def own_figures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
-    """Return what the page needs of each live figure, with its method's position and the name of
-    the drawing for which it stands."""
+    """Return what the page needs of each figure, with its method's position and its name."""
     found = []
     for position, entry in enumerate(entries):
-        for draw, build in _FIGURES.get(entry.method, {}).items():
+        for name, build in _FIGURES.get(entry.method, {}).items():
             figure = build(entries, position, of)
             if figure is None:
                 continue
             charts = [
                 {
-                    "name": f"own-{position}-{draw}-{k}",
+                    "name": f"own-{position}-{name}-{k}",
                     "spec": one.spec,
-                    "data": {name: _by_column(rows) for name, rows in one.rows.items()},
+                    "data": {of: _by_column(rows) for of, rows in one.rows.items()},
                 }
                 for k, one in enumerate(figure.charts)
             ]
             found.append(
                 {
                     "method": position,
-                    "drawing": draw,
+                    "figure": name,
+                    "title": figure.title,
                     "caption": figure.caption,
                     "rounds": list(figure.rounds),
                     "isStacked": figure.is_stacked,
+                    "besidePicture": figure.beside_picture,
                     "charts": charts,
                 }
             )

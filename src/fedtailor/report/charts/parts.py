@@ -26,12 +26,15 @@ class Chart:
 @dataclass(frozen=True)
 class Figure:
     """Charts of one method. With ``rounds`` a slider chooses one of them, and rows of the data set
-    ``chosen`` are those of that round."""
+    ``chosen`` are those of that round. ``beside_picture``: they stand below the method's picture,
+    if there is one."""
 
+    title: str
     caption: str
     charts: Sequence[Chart]
     rounds: Sequence[int] = ()
     is_stacked: bool = False  # one chart above the other, instead of side by side
+    beside_picture: bool = False
 
 
 def line_chart(

@@ -2,7 +2,8 @@
 
 Data go by name and are filled in by the page's script, and so are the colours, which follow the
 reader's theme. Each chart has the parameters ``shown`` (labels of methods), ``focus`` (a label, or
-null) and, where it has clients, ``picked`` (a client's key, or null).
+null), ``outer`` (pixels, of its place) and, where it has clients, ``picked`` (a client's key, or
+null).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..costs import COSTS
-from ..drawing import DASHES, SHAPES
+from ..drawing import COLOURS, DASHES, SHAPES, WIDTH
 from ..select import Metric, higher_is_better, is_percentage, unit_of
 from .content import Json
 
@@ -41,22 +42,30 @@ def chart(name: str, description: str, height: int | Json, layers: Json) -> Json
             {"name": "shown", "value": []},
             {"name": "focus", "value": None},
             {"name": "picked", "value": None},
+            {"name": "outer", "value": WIDTH},
         ],
         **layers,
     }
 
 
-# a saved chart must say which method is which; theme.js sets the number of columns
-_LEGEND = {"orient": "bottom", "title": None, "values": {"expr": "shown"}, "labelLimit": 110}
-_LEGEND |= {"symbolOpacity": 1}
-_OF_LINES = _LEGEND | {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
-_OF_MARKS = _LEGEND | {"symbolSize": 90, "symbolStrokeWidth": 0}
+_OF_LINES = {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
+_OF_MARKS = {"symbolSize": 90, "symbolStrokeWidth": 0}
+
+
+def _legend(labels: Sequence[str], look: Json) -> Json:
+    """Which method is which, as a saved chart must say, in as many columns as fit."""
+    limit = min(max(110, 8 * max(map(len, labels), default=0)), 300)
+    columns = {"signal": f"max(1, floor((outer - 80) / {limit + 5}))"}
+    names = {"values": {"expr": "shown"}, "labelLimit": limit, "columns": columns}
+    return {"orient": "bottom", "title": None, "symbolOpacity": 1, **names, **look}
 
 
 def _by(labels: Sequence[str], look: Sequence[Any] | None, legend: Json | None) -> Json:
     scale: Json = {"domain": list(labels)}
     if look is not None:
-        scale["range"] = [look[k % len(look)] for k in range(len(labels))]
+        turns = (k + k // len(COLOURS) for k in range(len(labels)))  # colours repeat, looks do not
+        scale["range"] = [look[turn % len(look)] for turn in turns]
+    legend = legend and _legend(labels, legend)
     return {"field": "method", "type": "nominal", "scale": scale, "legend": legend}
 
 
@@ -244,7 +253,7 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
         },
     }
     picked = {
-        "transform": [_SHOWN, {"filter": "datum.key == picked"}],
+        "transform": [_SHOWN, {"filter": "picked != null && datum.key == picked"}],
         "mark": {"type": "point", "filled": False, "size": 130, "strokeWidth": 2.5},
         "encoding": {"y": y, "x": _measure(axis), "tooltip": tooltip},
     }
@@ -325,6 +334,17 @@ def client_labels() -> Json:
     }  # fmt: skip
     return chart("clientLabels", "the client's examples by class", {"step": 16},
                   {"mark": mark, "encoding": encoding})  # fmt: skip
+
+
+def sizes() -> Json:
+    """The training examples of every client, the largest first."""
+    x = {"field": "name", "type": "nominal", "sort": None,
+         "axis": {"title": "clients", "labelLimit": 90, "labelOverlap": True}}  # fmt: skip
+    y = {"field": "train", "type": "quantitative", "axis": {"title": "training examples"}}
+    words = tip(("name", "n", "client"), ("train", "q", "training examples"))
+    encoding = {"x": x, "y": y, "tooltip": words}
+    layers = {"mark": {"type": "bar", "cursor": "pointer"}, "encoding": encoding}
+    return chart("sizes", "training examples by client", 220, layers)
 
 
 def client_curves(labels: Sequence[str], metric: Metric) -> Json:
