@@ -29,8 +29,8 @@ def test_a_clear_win(tmp_path: Path) -> None:
         "Its accuracy is 5.0 points better than with fedavg, the next best on validation data "
         "(95 % interval 1.9 to 8.2).",
         "With fedsdg none of 20 clients does worse than alone.",
-        "fedsdg sends and receives 6 kB per client and round, 3 times as much as fedavg, and its "
-        "training took 10 s of processor time, 2.5 times as much as local.",
+        "fedsdg sends and receives 6 kB per client and round, and its training took 10 s of "
+        "processor time.",
         "The intervals cover 20 clients of one seed; with another seed it may turn out otherwise.",
     )
     assert found.next_step == (
@@ -71,7 +71,7 @@ def test_a_tie(tmp_path: Path) -> None:
     )
 
 
-def test_seconds_on_the_clock_are_not_compared(tmp_path: Path) -> None:
+def test_without_processor_seconds_those_on_the_clock_are_named(tmp_path: Path) -> None:
     test = {"fedsdg": around(0.6), "local": ALONE}
     found = verdict_of(
         written(tmp_path / "run", test, sent={"fedsdg": 3000}, has_cpu_seconds=False)
@@ -89,7 +89,6 @@ def test_methods_that_validation_data_cannot_tell_apart(tmp_path: Path) -> None:
         "fedavg is best on validation data (50.5 %); these data alone can't tell it from fedsdg "
         "(50.0 %)."
     )
-    assert [one.method for one in found.ahead] == ["fedsdg"]
     assert "10.0 points worse than with fedsdg, the next best" in found.text[2]
 
 
@@ -101,27 +100,10 @@ def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
     assert len({float(np.mean(values)) for values in orders.values()}) > 1
     found = verdict_of(written(tmp_path / "run", test, orders))
     assert found.text[0] == (
-        "fedavg is best on validation data (85.7 %), and fedsdg, local and fedprox are just as "
-        "good there."
+        "fedavg is best on validation data (85.7 %); these data alone can't tell it from fedsdg "
+        "(85.7 %), local (85.7 %) and fedprox (85.7 %)."
     )
-    assert "10.0 points worse than with fedprox, as good on validation data" in found.text[2]
-
-
-def test_a_tie_that_is_far_better_on_test_data_is_named(tmp_path: Path) -> None:
-    test = {"fedsdg": around(0.6), "fedavg": ALONE, "fedprox": ALONE, "local": ALONE}
-    validation: dict[str, float | list[float]] = {"fedavg": around(0.51), "fedprox": 0.505}
-    validation |= {"fedsdg": 0.5, "local": around(0.51)}
-    found = verdict_of(written(tmp_path / "run", test, validation))
-    assert found.text[0] == (
-        "fedavg is best on validation data (51.0 %), and local is just as good there; these data "
-        "alone can't tell it from fedprox (50.5 %) and fedsdg (50.0 %)."
-    )
-    assert found.text[1] == (
-        "On test data its accuracy is as good as with training alone, for every client."
-    )
-    assert found.text[2].startswith(
-        "fedsdg, which could have been chosen as well, is 10.0 points better than fedavg on test "
-    )
+    assert "10.0 points worse than with fedprox, the next best on validation" in found.text[2]
 
 
 def test_a_loss(tmp_path: Path) -> None:
@@ -143,36 +125,13 @@ def test_a_loss(tmp_path: Path) -> None:
     assert found.next_step.startswith("Validation and test data disagree on fedsdg, so don't rely")
 
 
-def test_a_client_that_loses_may_keep_its_own_model(tmp_path: Path) -> None:
+def test_a_client_that_loses_is_named(tmp_path: Path) -> None:
     names = ["Fallow Hill", *(f"site {k}" for k in range(1, K))]
     test = {"fedsdg": [0.312, *[0.6] * (K - 1)], "local": ALONE}
     found = verdict_of(written(tmp_path / "run", test, names=names))
     assert found.text[2] == (
         "With fedsdg 1 of 20 clients does worse than alone: Fallow Hill (-18.8)."
     )
-    assert found.next_step.endswith(
-        "A client that goes on losing with it can use its own model instead: fedtailor predict "
-        f"{tmp_path}/run --method local --client 'Fallow Hill' --input FILE"
-    )
-
-
-def test_clients_at_their_most_frequent_class_are_named(tmp_path: Path) -> None:
-    names = [f"site {k}" for k in range(K)]
-    test = {"fedsdg": [0.6] * K, "local": [0.5] * K}
-    test["fedsdg"][3] = 0.3
-    test["local"][7] = 0.3
-    run = written(tmp_path / "run", test, names=names, majority=0.3)
-    found = verdict_of(run)
-    assert (
-        "For site 3 (30.0 %; local 50.0 %) fedsdg is no better than always answering the client's "
-        "most frequent class, though another method is."
-    ) in found.text
-    assert (
-        "No better than the most frequent class, though another method is: local for site 7 "
-        "(30.0 %; fedsdg 60.0 %)"
-    ) in compare(run)
-    few = written(tmp_path / "few", test, names=names, majority=2 / 9, examples=9)
-    assert not verdict_of(few).at_majority  # so few examples say little
 
 
 def test_training_alone_may_be_the_best(tmp_path: Path) -> None:
@@ -245,8 +204,8 @@ def test_few_clients_have_no_interval(tmp_path: Path) -> None:
     test = {"fedsdg": [0.9] * 5, "local": [0.8] * 5, "ditto": [0.1] * 5}
     few = verdict_of(written(tmp_path / "few", test, majority=0.3))
     assert few.text[0] == (  # ditto has not learned, so it is no tie
-        "fedsdg is best on validation data (90.0 %). 5 clients are too few to tell whether its "
-        "lead there over local (80.0 %) is chance."
+        "fedsdg is best on validation data (90.0 %); these data alone can't tell it from local "
+        "(80.0 %)."
     )
     six = verdict_of(written(tmp_path / "six", {"fedsdg": [0.9] * 6, "local": [0.1] * 6}))
     assert six.alone is not None
@@ -259,14 +218,13 @@ def test_seeds_divide_the_data_anew_unless_clients_have_names(tmp_path: Path) ->
     assert found.alone is not None
     behind = sum(x < 0 for x in NOISE)
     assert (found.alone.num_clients, found.alone.num_worse_off) == (3 * K, 3 * behind)
-    assert found.worse_off[0].seed == 0
     assert any(" of seed 0 (-9.5)" in sentence for sentence in found.text)
     assert "The intervals cover 60 clients over 3 seeds, which say little" in found.text[-1]
     names = [f"site {k}" for k in range(K)]
     named = verdict_of(written(tmp_path / "names", test, seeds=(0, 1, 2), names=names))
     assert named.alone is not None
     assert (named.alone.num_clients, named.alone.num_worse_off) == (K, behind)
-    assert named.worse_off[0].client == f"site {int(np.argmin(NOISE))}"
+    assert named.worse_off[0].startswith(f"site {int(np.argmin(NOISE))} (")
     assert named.alone.high - named.alone.low > found.alone.high - found.alone.low
 
 
@@ -296,7 +254,7 @@ def test_an_unfinished_run_is_judged_so_far(tmp_path: Path) -> None:
     found = verdict_of(written(tmp_path / "run", test, finished=False))
     assert found.text[0] == "So far, fedsdg is best on validation data (60.0 %)."
     assert found.next_step == (
-        "The run is not finished. If nothing runs it, this goes on with it: "
+        "A run is not finished. If nothing runs it, this goes on with it: "
         f"fedtailor run {tmp_path}/run"
     )
 
@@ -358,7 +316,7 @@ def test_an_attack_is_named_and_a_method_that_fails_under_it_is_told_so(tmp_path
     text = verdict_of(run).text
     for said in (
         "An attack was simulated (sign-flip, 20\u00a0%, strength 5)",
-        "fedavg did not learn: before you give it up, try a robust rule",
+        "fedavg did not learn: before you give up, try a robust rule",
     ):
         assert any(line.startswith(said) for line in text)
 

@@ -57,7 +57,7 @@ def test_a_method_that_is_not_above_it_is_marked(
     assert verdict.not_learned == (("fedavg",) if marked else ())
     if marked:
         found = replace(verdict, best="fedsdg", is_finished=True)
-        assert "fedavg did not learn: before you give it up, try" in " ".join(found.text)
+        assert "fedavg did not learn: before you give up, try" in " ".join(found.text)
     assert "is not above it is marked" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 120
 

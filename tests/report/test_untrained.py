@@ -56,7 +56,7 @@ def test_clients_that_never_trained_stand_apart_everywhere(tmp_path: Path) -> No
     assert found.text[1:3] == (
         "On test data its accuracy is as good as with training alone; that may be chance (95 % "
         "interval 10.0 worse to 10.0 better). 12 of 20 clients have not trained with both; over "
-        "the others it is 30.0 points better (95 % interval 30.0 better to 30.0 better).",
+        "the others it is 30.0 points better (95 % interval 30.0 to 30.0).",
         f"{said}.",
     )
     assert f"- {said}" in compare([path])

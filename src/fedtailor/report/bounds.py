@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
-from .read import Run, Trial
+from .read import Run
 
 # settings of ``cohort`` that bound the norms of uploads
 BOUNDS = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
@@ -38,32 +37,15 @@ def changed_bounds(old: Mapping[str, Any], new: Mapping[str, Any], number: int) 
 
 
 def notes_on_bounds(run: Run) -> list[str]:
-    """Return a note for each setting with which some methods of a run were begun at another value
-    than others, and for each that has changed later."""
-    begun: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    changed: dict[str, list[Trial]] = defaultdict(list)
-    for trial in run.trials:
-        lines = [line for line in trial.history if line.bounds]
-        for before, line in pairwise(lines):
-            for text in changed_bounds(before.bounds, line.bounds, line.round):
-                changed[text].append(trial)
-        for name, value in lines[0].bounds.items() if lines else ():
-            begun[name][shown(value)].append(trial)
-    different = [
-        f"Different bounds on updates in {run.path}: in round 1 cohort.{name} was "
-        + " and ".join(f"{value} ({_names(group)})" for value, group in by_value.items())
-        for name, by_value in begun.items()
-        if len(by_value) > 1
-    ]
-    later = [f"{text}: {_names(group)} ({run.path})" for text, group in changed.items()]
-    return [*different, *later]
-
-
-def _names(trials: Sequence[Trial]) -> str:
-    """Return the methods, each with its seeds: ``fedper, seed 0; fedavg, seeds 0, 1, 2``."""
-    seeds: dict[str, list[str]] = defaultdict(list)
-    for trial in trials:
-        seeds[trial.label].append(str(trial.seed))
-    return "; ".join(
-        f"{label}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for label, some in seeds.items()
-    )
+    """Return a note for each of `BOUNDS` that was not the same for all methods and rounds."""
+    notes = []
+    for name in BOUNDS:
+        trials: dict[str, list[str]] = defaultdict(list)  # by the values in turn
+        for trial in run.trials:
+            values = (line.bounds[name] for line in trial.history if name in line.bounds)
+            if turns := ", then ".join(dict.fromkeys(map(shown, values))):
+                trials[turns].append(f"{trial.label}, seed {trial.seed}")
+        if len(trials) > 1 or any(", then " in turns for turns in trials):
+            each = "; ".join(f"{turns} ({'; '.join(of)})" for turns, of in trials.items())
+            notes.append(f"Different bounds on updates in {run.path}: cohort.{name} was {each}")
+    return notes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
-from .judge import simulated_seconds
 from .read import Trial
+from .records import Round
 from .select import Entry
 
 COSTS = {  # what stands beside an axis of costs, and the unit
@@ -34,6 +35,43 @@ def costs_of(entry: Entry, trial: Trial, reported: int) -> Mapping[str, float | 
         "cpu": sum(known) or None if len(known) == len(timings) else None,
         "seconds": sum(sum(timing.seconds.values()) for timing in trial.timings),
     }
+
+
+def traffic(entry: Entry) -> tuple[float | None, float | None]:
+    """Return the bytes down and up per client and round, over the committed rounds."""
+    rounds = [record for trial in entry.trials for record in trial.history]
+    visits = sum(record.num_trained for record in rounds)
+    if not visits:
+        return None, None
+    down, up = sum(r.bytes_down for r in rounds), sum(r.bytes_up for r in rounds)
+    return down / visits, up / visits
+
+
+def seconds_of(entry: Entry) -> float:
+    """Return the seconds of all rounds, mean over seeds."""
+    return mean(sum(sum(t.seconds.values()) for t in trial.timings) for trial in entry.trials)
+
+
+def cpu_seconds_of(entry: Entry) -> float | None:
+    """Return the processor seconds of the clients' training, mean over seeds; None where they are
+    not known."""
+    timings = [timing for trial in entry.trials for timing in trial.timings if timing.round]
+    known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
+    return sum(known) / len(entry.trials) if known and len(known) == len(timings) else None
+
+
+def simulated_seconds(rounds: Sequence[Round]) -> float | None:
+    """Return the simulated seconds of some rounds of a trial; None if time was not simulated."""
+    known = [record.simulated_seconds for record in rounds if record.simulated_seconds is not None]
+    return sum(known) if known and len(known) == len(rounds) else None
+
+
+def simulated_seconds_of(entry: Entry) -> float | None:
+    """Return the simulated seconds of all rounds, mean over seeds; None where time was not
+    simulated."""
+    of_trials = [simulated_seconds(trial.history) for trial in entry.trials]
+    known = [seconds for seconds in of_trials if seconds is not None]
+    return mean(known) if known and len(known) == len(of_trials) else None
 
 
 def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:

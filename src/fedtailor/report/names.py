@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .majority import AtMajority
 from .records import Attack
 
 MAX_NAMES = 5
@@ -19,20 +18,6 @@ def listed(names: Sequence[str], count: int | None = None) -> str:
     more = (len(names) if count is None else count) - len(names[:MAX_NAMES])
     *first, last = [*names[:MAX_NAMES], *([f"{more} more"] if more else [])]
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def at_majority_names(clients: Sequence[AtMajority]) -> str:
-    """Name clients with the accuracy of a method and of the best one there.
-
-    >>> bern, seven = (AtMajority(name, None, 0.5, 0.5, "local", 0.75) for name in ("Bern", "7"))
-    >>> at_majority_names([bern, seven])
-    'Bern (50.0 %; local 75.0 %) and client 7 (50.0 %; local 75.0 %)'
-    """
-    return listed([
-        f"{client_name(one.client, one.seed)} ({100 * one.accuracy:.1f} %; {one.better} "
-        f"{100 * one.better_accuracy:.1f} %)"
-        for one in clients
-    ])  # fmt: skip
 
 
 def client_name(client: str, seed: int | None) -> str:

@@ -10,10 +10,8 @@ from typing import Any
 
 from .bounds import notes_on_bounds
 from .majority import NOT_LEARNED
-from .names import at_majority_names
 from .read import Run
 from .select import Metric, goes_on, higher_is_better, select_by
-from .verdict import Verdict
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")
@@ -179,16 +177,3 @@ def footnotes(
         clients = _count([count for count in without_examples if count], "client")
         notes.append(f"Left out because they have no test examples: {clients}")
     return notes
-
-
-AT_MAJORITY = "No better than the most frequent class, though another method is: "
-
-
-def at_majority_notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a note for each method that is no better for some clients than their most frequent
-    class, though another method is."""
-    return [
-        f"{AT_MAJORITY}{method} for {at_majority_names(clients)}"
-        for verdict in verdicts
-        for method, clients in verdict.at_majority.items()
-    ]

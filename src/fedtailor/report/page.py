@@ -21,7 +21,6 @@ from .charts.every_client import every_client
 from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
-from .notes import AT_MAJORITY, at_majority_notes
 from .numbers import si
 from .read import Run, StrPath, read_all
 from .sections import ahead, chart_specs, sections
@@ -165,14 +164,12 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"link": _link, "whole": whole}
-    at_majority = at_majority_notes(comparison.verdicts)
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
         verdicts=[(", ".join(one.runs), one.text, one.steps) for one in comparison.verdicts],
         tables=text_tables(comparison),
         caption=comparison.caption,
-        notes=[note for note in comparison.notes if note not in at_majority],
-        at_majority=[note.removeprefix(AT_MAJORITY) for note in at_majority],
+        notes=comparison.notes,
         sections=list(sections(entries, comparison, shown, of)),
         every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),

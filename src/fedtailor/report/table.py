@@ -10,11 +10,12 @@ import numpy as np
 
 from .choice import reported_validation
 from .clients import ClientRow, client_rows, worst_clients
+from .costs import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic
 from .differences import comparable_entries
-from .judge import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic, verdicts
+from .judge import verdicts
 from .majority import majority_summary
 from .metrics import Summary
-from .notes import at_majority_notes, caption, footnotes
+from .notes import caption, footnotes
 from .read import Run
 from .records import Costs
 from .select import (
@@ -304,7 +305,6 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     majority = _majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
     without_examples = [max(result.without_examples) for result in results]
-    found = verdicts(runs, metric)
     return Table(
         metric=metric,
         rows=rows,
@@ -317,12 +317,11 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
         notes=[
             *footnotes(runs, without_examples, short=short_notes),
             *_undefined(results),
-            *at_majority_notes(found),
             *untrained_notes(all_entries, metric),
         ],
         majority_class=majority,
         clients=client_rows(all_entries, metric),
-        verdicts=found,
+        verdicts=verdicts(runs, metric),
         chosen_by=chosen_by,
     )
 
