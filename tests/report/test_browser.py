@@ -303,7 +303,10 @@ def test_charts_and_tables_can_be_saved(
 def test_without_scripts_there_are_tables_and_the_way_to_the_charts(opened: Any) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator(".live-only").first.is_hidden()
-    assert "fedtailor report RUN --figures FOLDER" in page.locator("#verdict .static-only").inner_text()
+    assert (
+        "fedtailor report RUN --figures FOLDER"
+        in page.locator("#verdict .static-only").inner_text()
+    )
     assert page.locator("section.live-only").first.is_hidden()
     assert page.locator("#results table").first.locator("tbody tr").count() == len(METHODS)
     assert "is best on validation data" in page.locator("#verdict").inner_text()
