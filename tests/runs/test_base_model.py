@@ -8,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tokenizers
-import torch
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from fedtailor.cli import main
 from fedtailor.errors import InputError
 from fedtailor.models.config import ModelConfig
 from fedtailor.runs import base_model
+from tests.text import save_bert
 
-WORDS = ["[PAD]", "[UNK]", *"abcdefgh"]
 EXPERIMENT = """
 rounds = 1
 data = {{path = "rows.csv", client = "site", max_length = 8}}
@@ -33,18 +30,7 @@ trainable = "lora"
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the experiment, its data, its model and a finished run."""
     folder = tmp_path_factory.mktemp("base")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=16,
-        )  # fmt: skip
-        BertModel(config).save_pretrained(folder / "bert")
-    words = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]")
-    tokenizer = tokenizers.Tokenizer(words)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    made.save_pretrained(folder / "bert")
+    save_bert(folder / "bert")
     rows = [f"{word} {site},{word in 'abcd'},{site}" for site in "gh" for word in "abcdefgh"]
     (folder / "rows.csv").write_text("\n".join(["text,label,site", *rows]) + "\n")
     (folder / "e.toml").write_text(EXPERIMENT.format(name=folder / "bert"))

@@ -23,6 +23,7 @@ from ..engine.prepare import as_trained, client_works, first_server, new_store
 from ..errors import DivergedError, InputError, unknown
 from ..params import Params, to_device
 from ..run_format import seal_json
+from ..runs.base_model import fingerprint
 from ..runs.build import (
     backbone_of,
     check_ids,
@@ -180,6 +181,7 @@ class Site:
             picture=None if shape is None else tuple(map(int, shape)),
             data=dataset.digest,
             sizes=tuple(self._sizes(seed, clients) for seed in seeds),
+            model=tuple(self._model.items()),
         )
         return pack(node_info)
 
@@ -347,6 +349,15 @@ class Site:
     @cached_property
     def _dataset(self) -> Dataset:
         return dataset_of(self._experiment, self._data, self._backbone)
+
+    @cached_property
+    def _model(self) -> dict[str, str]:
+        """The `fingerprint` of the base model, which is fetched from the hub if need be."""
+        config = self._experiment.model
+        if (found := fingerprint(config)) is None:
+            backbone_of(self._experiment, self._dataset, None, self._experiment.seeds[0])
+            found = fingerprint(config)
+        return found or {}
 
     @cached_property
     def _public(self) -> Dataset | None:

@@ -60,7 +60,8 @@ class Sizes(Exact):
 @dataclass(frozen=True)
 class NodeInfo(Exact):
     """The answer to a `NodeQuery`: the node's ``clients`` of ``num_clients``, and what their data
-    look like (``picture``: channels, height and width; None for texts)."""
+    look like (``picture``: channels, height and width; None for texts). ``model`` has hashes of the
+    base model's files, by name."""
 
     clients: tuple[int, ...]
     num_clients: int
@@ -70,6 +71,7 @@ class NodeInfo(Exact):
     data: str
     sizes: tuple[Sizes, ...]
     new_clients: tuple[int, ...] = ()  # from K on: they join when the training is over
+    model: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

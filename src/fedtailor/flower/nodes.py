@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError
 from ..data.federation import Federation
 from ..data.names import check_names
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
-from ..errors import InputError
+from ..errors import InputError, brief
+from ..runs.base_model import difference
 from ..runs.experiment import Experiment
 from .border import read_info
 from .codec import WireError, pack, words
@@ -65,18 +66,20 @@ class Nodes:
         sites: Mapping[int, range] | None = None,
     ) -> None:
         """``sites`` has the clients of each node whose key is known; None: keys are not known, and
-        of several nodes that say they serve a client the first one does."""
+        of several nodes that say they serve a client the first one does. ``model``, once it is set,
+        is the `fingerprint` of the server's base model; nodes with another one are refused."""
         self._grid = PatientGrid(grid, timeouts.outage)
         self._pool = ThreadPoolExecutor(_MOST_PULLS, "pull")
         self._pulls: dict[str, Future[list[Message]]] = {}  # by the number of the message
         self._sites = sites
         self._timeouts = timeouts
         self._experiment = experiment
+        self.model: Mapping[str, str] | None = None
         self._query = pack(NodeQuery(digest(experiment)))
         self.node_of: dict[int, int] = {}
         self.infos: dict[int, NodeInfo] = {}
         self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
-        self._new: dict[int, tuple[int, ...]] = {}  # by node: what it says of such clients
+        self._new: dict[int, NodeInfo] = {}  # by node: what it says of such clients
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
         self._is_complete = False  # whether every client has a node
@@ -185,19 +188,20 @@ class Nodes:
                 info = read_info(content, self._experiment)
                 self._check_key(node, (*info.clients, *info.new_clients))
                 if info.new_clients:
-                    self._add_new(node, info.new_clients)
+                    self._add_new(node, info)
                     continue
                 self._check(info)
                 self.infos[node] = info
             except InputError as error:
                 self._refused[node] = time.monotonic(), str(error)
+        self._refuse_other_models()
         self._refuse_outliers()
         for node in self.infos.keys() & {node for node, _ in new}:
             self._counted.update(_counts(self.infos[node]))
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
         if more := problems[_MOST_NAMED:]:
             problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
-        self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n]}
+        self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n].new_clients}
         self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
         total = next((info.num_clients for info in self.infos.values()), 0)
         without_node = (client for client in range(total) if client not in self.node_of)
@@ -211,6 +215,18 @@ class Nodes:
             self._form = {name: getattr(first, name) for name in _FORM}
         return problems
 
+    def _refuse_other_models(self) -> None:
+        """Refuse nodes whose base model is not the server's."""
+        for infos in (self.infos, self._new):
+            for node, info in [*infos.items()] if self.model is not None else ():
+                if (name := difference(self.model or {}, dict(info.model))) is not None:
+                    reason = (
+                        f"its base model is not the server's: {brief(name)} differs; give it the "
+                        "server's files, or set model.revision"
+                    )
+                    self._refused[node] = time.monotonic(), reason
+                    del infos[node]
+
     def _refuse_outliers(self) -> None:
         """Refuse nodes whose data have another form than those of most nodes. Once every client has
         been there, the form of then holds."""
@@ -222,15 +238,15 @@ class Nodes:
                 self._refused[node] = time.monotonic(), reason
                 del self.infos[node]
 
-    def _add_new(self, node: int, clients: tuple[int, ...]) -> None:
+    def _add_new(self, node: int, info: NodeInfo) -> None:
         """Of several nodes with the same new client, the one that was there first serves it."""
-        taken = {client for others in self._new.values() for client in others}
-        for client in clients:
+        taken = {client for others in self._new.values() for client in others.new_clients}
+        for client in info.new_clients:
             if client in taken:
                 text = f"node {node}: new client {client} is served by another node, too"
                 print(text, file=sys.stderr)
                 break
-        self._new[node] = clients
+        self._new[node] = info
 
     def _check_key(self, node: int, clients: Sequence[int]) -> None:
         if self._sites is not None and list(clients) != list(self._sites[node]):

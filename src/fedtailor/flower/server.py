@@ -26,6 +26,7 @@ from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError, one_line
 from ..params import to_device
 from ..run_format import damaged, seal_json
+from ..runs.base_model import fingerprint
 from ..runs.build import Inputs, backbone_of, named, public_of
 from ..runs.committed import read_server
 from ..runs.directory import RunDirectory
@@ -145,6 +146,7 @@ def _serve(
     names: tuple[str, ...] | None,
     new_clients: range,
 ) -> Path:
+    nodes.model = fingerprint(experiment.model, out)
     joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
@@ -157,6 +159,9 @@ def _serve(
     backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
     inputs = Inputs(experiment, dataset, federations, backbones)
     inputs.check()  # bad input shows before anything is written
+    if nodes.model is None:  # it was fetched from the hub since
+        nodes.model = fingerprint(experiment.model)
+        nodes.wait_for_clients()
 
     def run_part(part: Part) -> None:
         _run_part(inputs, part, nodes, timeouts)

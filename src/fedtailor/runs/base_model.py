@@ -8,6 +8,7 @@ status.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from ..models.packages import BUILTIN
 from ..models.source import locate
 from ..report.checked import record
 from ..run_format import FROM_PYTHON, seal_json
+from ..user_code import origin_of
 from .files import read_record, write_atomically
 
 MODEL_FILE = "model.json"
 
 _SUFFIXES = {".json", ".safetensors", ".bin", ".txt", ".model", ".jinja", ".gguf", ".pth", ".pt"}
 _WEIGHTS = {".safetensors", ".bin", ".gguf", ".pth", ".pt"}
+_COMMIT = "the commit of the hub"
 _SMALL = 1 << 26  # bytes: a file up to this size is always read again
 
 
@@ -50,12 +53,44 @@ class ModelFiles:
 
 def record_model(config: ModelConfig, out: Path) -> None:
     """Write hashes of the model's files into the run directory ``out``."""
-    if not (found := _files(config)):
-        return
-    files = {name: asdict(_hash(file)) for name, file in found.items()}
-    folder = next(iter(found.values())).parent
-    commit = folder.name if folder.parent.name == "snapshots" else None
-    write_atomically(out / MODEL_FILE, seal_json(asdict(ModelFiles(files, commit))))
+    if found := _files(config):
+        files = {name: asdict(_hash(file)) for name, file in found.items()}
+        content = asdict(ModelFiles(files, _commit(found)))
+        write_atomically(out / MODEL_FILE, seal_json(content))
+
+
+def fingerprint(config: ModelConfig, out: Path | None = None) -> dict[str, str] | None:
+    """Hashes of the model's files by name, for a comparison with another machine's; empty for a
+    model of the package, or from Python.
+
+    Args:
+        config: the model.
+        out: a run that may hold the hashes already; they are read there then.
+
+    Returns:
+        None for a model of the hub that is not on this machine yet.
+    """
+    if config.factory is not None:
+        origin = origin_of(config.factory)
+        return {origin.reference: origin.sha256 or ""}
+    if not has_files(config):
+        return {}
+    if out is not None and (out / MODEL_FILE).exists():
+        told, known = _read(out / MODEL_FILE)
+        hashes, commit = {name: one.hash for name, one in known.items()}, told.commit
+    else:
+        files = _files(config)
+        hashes, commit = {name: _content(file) for name, file in files.items()}, _commit(files)
+    return ({**hashes, _COMMIT: commit} if commit else hashes) or None
+
+
+def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """The name of a file in which two models differ by their `fingerprint`; None if in none. Of a
+    model of the hub each machine may have other files."""
+    names = own.keys() & other.keys()
+    if _COMMIT not in names:
+        names = own.keys() | other.keys()
+    return min((name for name in names if own.get(name) != other.get(name)), default=None)
 
 
 def check_model(config: ModelConfig, out: Path) -> bool:
@@ -116,6 +151,11 @@ def has_files(config: ModelConfig) -> bool:
     builtin = BUILTIN.get(config.name)
     from_code = config.factory is not None or config.name.startswith(FROM_PYTHON)
     return not from_code and (builtin is None or builtin.network is None)
+
+
+def _commit(files: Mapping[str, Path]) -> str | None:
+    folders = {file.parent for file in files.values()}
+    return next((f.name for f in folders if f.parent.name == "snapshots"), None)
 
 
 def _files(config: ModelConfig) -> dict[str, Path]:
