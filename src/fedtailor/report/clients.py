@@ -15,8 +15,7 @@ from .select import (
     Metric,
     higher_is_better,
     is_percentage,
-    select_by,
-    select_round,
+    reported,
     sizes_of,
     unit_of,
     values_of,
@@ -49,14 +48,10 @@ def worst_clients(evaluation: Evaluation, metric: Metric, count: int) -> list[in
     [6, 4]
     """
     sign = 1 if higher_is_better(metric) else -1
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
     results = [
         (-np.inf if value is None or np.isnan(value) else sign * value, client)
-        for client, value, n in zip(
-            evaluation.clients,
-            values_of(evaluation, metric),
-            sizes_of(evaluation, metric),
-            strict=True,
-        )
+        for client, value, n in zip(evaluation.clients, values, sizes, strict=True)
         if n
     ]
     return [client for _, client in sorted(results)[:count]]
@@ -82,10 +77,8 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
             for client in range(partition.clients):
                 held = int(partition.train[client]), int(partition.test[client])
                 sizes.setdefault(partition.name(client), held)
-            selected = select_round(trial, "personal", select_by(entry.run))
-            if selected is None:
-                continue
-            test = selected.test
+        for trial, selected in reported(entry):
+            partition, test = entry.run.partitions[trial.seed], selected.test
             base = _majority(partition, test, metric)
             for client, value, known in zip(
                 test.clients, values_of(test, metric), base, strict=True
@@ -155,10 +148,7 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
     """Show the worst clients of every method and seed, by name or else by number."""
     cells = []
     for entry in entries:
-        for trial in entry.trials:
-            selected = select_round(trial, "personal", select_by(entry.run))
-            if selected is None:
-                continue
+        for trial, selected in reported(entry):
             partition, test = entry.run.partitions[trial.seed], selected.test
             results = dict(zip(test.clients, values_of(test, metric), strict=True))
             base = _majority(partition, test, metric)

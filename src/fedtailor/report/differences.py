@@ -16,10 +16,8 @@ from .select import (
     by_round,
     entries,
     higher_is_better,
-    select_by,
-    select_round,
-    sizes_of,
-    values_of,
+    reported,
+    scores,
 )
 from .untrained import unequal_turns, untrained_clients
 
@@ -114,7 +112,7 @@ class Results:
     """
 
     label: str
-    scores: Mapping[Division, Mapping[str, float | None]]
+    scores: Mapping[Division, Mapping[str, float]]
     has_names: bool
     untrained: Mapping[Division, frozenset[str]]
     is_fair: bool
@@ -125,11 +123,11 @@ class Results:
             division: self.untrained[division] | other.untrained.get(division, frozenset())
             for division in self.scores
         }
-        scores = {
-            division: {k: None if k in left_out[division] else v for k, v in of.items()}
+        kept = {
+            division: {k: v for k, v in of.items() if k not in left_out[division]}
             for division, of in self.scores.items()
         }
-        return replace(self, scores=scores, untrained=dict.fromkeys(scores, frozenset()))
+        return replace(self, scores=kept, untrained=dict.fromkeys(kept, frozenset()))
 
 
 def results_of(
@@ -138,28 +136,23 @@ def results_of(
     """Return the results of a method's personal models at the reported rounds, on test data or on
     validation data."""
     sign = 1 if higher_is_better(metric) else -1
-    scores = {}
+    by_division = {}
     untrained = {}
-    for trial in entry.trials:
-        selected = select_round(trial, "personal", select_by(entry.run))
-        if selected is None:
-            continue
+    for trial, selected in reported(entry):
         found = by_round(trial, "personal", split).get(selected.round)
         if found is None:
             continue
         partition = entry.run.partitions[trial.seed]
-        values, sizes = values_of(found, metric), sizes_of(found, metric)
         division = division_of(entry.run, trial.seed)
         never = untrained_clients(entry.run, trial, selected.round, found)
         untrained[division] = frozenset(map(partition.name, never))
-        scores[division] = {
+        by_division[division] = {
             partition.name(client): sign * value
-            if n and value is not None and math.isfinite(value)
-            else None
-            for client, value, n in zip(found.clients, values, sizes, strict=True)
+            for client, value, _ in scores(found, metric)
+            if math.isfinite(value)
         }
     has_names = all(part.names is not None for part in entry.run.partitions.values())
-    return Results(entry.label, scores, has_names, untrained, unequal_turns(entry) is None)
+    return Results(entry.label, by_division, has_names, untrained, unequal_turns(entry) is None)
 
 
 def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
@@ -169,10 +162,9 @@ def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
     for division in (one for one in ours.scores if one in theirs.scores):
         others = theirs.scores[division]
         for client, value in ours.scores[division].items():
-            other = others.get(client)
-            if value is not None and other is not None:
+            if client in others:
                 key = (client, None if same else division[0])
-                found.setdefault(key, []).append(value - other)
+                found.setdefault(key, []).append(value - others[client])
     return {key: round(mean(values), 12) for key, values in found.items()}
 
 

@@ -24,8 +24,8 @@ from .select import (
     higher_is_better,
     is_one_model,
     metric_of,
+    reported,
     select_by,
-    select_round,
     summary,
 )
 from .untrained import ALONE, unequal_turns, untrained_of
@@ -158,12 +158,9 @@ def _worse_off(best: Results, alone: Results, metric: Metric) -> tuple[str, ...]
 def _has_learned(entry: Entry, metric: Metric) -> bool | None:
     """Whether its accuracy is above that of each client's most frequent class."""
     ahead = []
-    for trial in entry.trials:
-        selected = select_round(trial, "personal", select_by(entry.run))
-        if selected is None or metric != "accuracy":
-            continue
+    for trial, selected in reported(entry):
         majority = majority_summary(entry.run.partitions[trial.seed], selected.test)
-        if majority is None:
+        if majority is None or metric != "accuracy":
             return None
         ahead.append(summary(selected.test, "accuracy").mean - majority.mean)
     return mean(ahead) > 0 if ahead else None
@@ -174,12 +171,10 @@ def _last_is_best(entry: Entry) -> bool:
     have been too short."""
     if entry.run.experiment.get("schedule", {}).get("name", "constant") != "constant":
         return False
-    for trial in entry.trials:
-        evaluated = by_round(trial, "personal", "validation")
-        selected = select_round(trial, "personal", select_by(entry.run))
-        if len(evaluated) < 2 or selected is None or selected.round != trial.commit.rounds:
-            return False
-    return True
+    return len(reported(entry)) == len(entry.trials) and all(
+        selected.round == trial.commit.rounds and len(by_round(trial, "personal", "validation")) > 1
+        for trial, selected in reported(entry)
+    )
 
 
 def _why_left_out(entry: Entry, seeds: Sequence[int] | None) -> str:

@@ -26,24 +26,13 @@ class ClientResults(Protocol):
     """The results of clients, one entry each; what is undefined is None."""
 
     @property
-    def num_examples(self) -> Sequence[int]:
-        """The examples of each client."""
-        ...
-
+    def num_examples(self) -> Sequence[int]: ...
     @property
-    def loss(self) -> Sequence[float | None]:
-        """The mean loss of each client."""
-        ...
-
+    def loss(self) -> Sequence[float | None]: ...
     @property
-    def accuracy(self) -> Sequence[float | None]:
-        """The accuracy of each client."""
-        ...
-
+    def accuracy(self) -> Sequence[float | None]: ...
     @property
-    def metrics(self) -> Mapping[str, Sequence[float | None]]:
-        """The values of each client, by the names of the experiment's own metrics."""
-        ...
+    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
 
 
 @dataclass(frozen=True)
@@ -238,6 +227,20 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
             f"{number}, the best on validation; rounds with test results: {sorted(test)}"
         )
     return SelectedRound(number, by_validation, test[number])
+
+
+def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, SelectedRound]]:
+    """Return a method's trials, each with the reported round of ``model``; without those in which
+    it was never evaluated."""
+    found = ((trial, select_round(trial, model, select_by(entry.run))) for trial in entry.trials)
+    return [(trial, one) for trial, one in found if one is not None]
+
+
+def scores(evaluation: Evaluation, metric: Metric) -> list[tuple[int, float, int]]:
+    """Return client, value of ``metric`` and number of examples, where there are all three."""
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
+    of_clients = zip(evaluation.clients, values, sizes, strict=True)
+    return [(client, value, n) for client, value, n in of_clients if n and value is not None]
 
 
 def is_one_model(trial: Trial, metric: Metric) -> bool:

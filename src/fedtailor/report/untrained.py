@@ -4,23 +4,14 @@ as it began, so their results stand apart."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from .numbers import bare
 from .read import Run, Trial
 from .records import Evaluation
-from .select import (
-    Entry,
-    Metric,
-    goes_on,
-    is_percentage,
-    select_by,
-    select_round,
-    sizes_of,
-    values_of,
-)
+from .select import Entry, Metric, goes_on, is_percentage, reported, scores
 
 ALONE = "local"  # the method that trains without a federation
 
@@ -96,12 +87,10 @@ def untrained_clients(run: Run, trial: Trial, number: int, evaluation: Evaluatio
 def untrained_of(entry: Entry, metric: Metric) -> Untrained | None:
     """The clients of a method that had not trained by its reported rounds; None if all had."""
     never, others = list[float](), list[float]()
-    for trial, number, test in _reported(entry):
-        untrained = untrained_clients(entry.run, trial, number, test)
-        values, sizes = values_of(test, metric), sizes_of(test, metric)
-        for client, value, size in zip(test.clients, values, sizes, strict=True):
-            if size and value is not None:
-                (never if client in untrained else others).append(value)
+    for trial, one in reported(entry):
+        untrained = untrained_clients(entry.run, trial, one.round, one.test)
+        for client, value, _ in scores(one.test, metric):
+            (never if client in untrained else others).append(value)
     if not never:
         return None
     clients = len(never) + len(others)
@@ -114,9 +103,9 @@ def unequal_turns(entry: Entry) -> Turns | None:
     some had not; None where it is a fair measure."""
     if entry.method != ALONE:
         return None
-    for trial, number, test in _reported(entry):
-        found = num_trainings(trial, number)
-        counts = [found[client] for client in test.clients]
+    for trial, one in reported(entry):
+        found = num_trainings(trial, one.round)
+        counts = [found[client] for client in one.test.clients]
         if counts and (max(counts) - min(counts) > 1 or min(counts) == 0 < max(counts)):
             return Turns(min(counts), max(counts))
     return None
@@ -131,10 +120,3 @@ def untrained_notes(entries: Sequence[Entry], metric: Metric) -> list[str]:
         if (turns := unequal_turns(entry)) is not None:
             notes.append(turns.words(entry.label))
     return notes
-
-
-def _reported(entry: Entry) -> Iterator[tuple[Trial, int, Evaluation]]:
-    for trial in entry.trials:
-        selected = select_round(trial, "personal", select_by(entry.run))
-        if selected is not None:
-            yield trial, selected.round, selected.test

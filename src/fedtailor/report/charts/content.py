@@ -17,20 +17,16 @@ from ..costs import COSTS, costs_of, front, is_wide
 from ..differences import Division, division_of
 from ..metrics import box_of
 from ..numbers import scale_of
-from ..read import Trial
 from ..records import Partition
 from ..select import (
     Entry,
     Metric,
-    SelectedRound,
     by_round,
     higher_is_better,
-    select_by,
-    select_round,
-    sizes_of,
+    reported,
+    scores,
     summary,
     unit_of,
-    values_of,
 )
 from ..table import Table
 
@@ -136,18 +132,11 @@ def _group(group: Group) -> Json:
     }
 
 
-def _selected(entry: Entry) -> Iterator[tuple[Trial, SelectedRound]]:
-    for trial in entry.trials:
-        selected = select_round(trial, "personal", select_by(entry.run))
-        if selected is not None:
-            yield trial, selected
-
-
 def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
     """Means over clients, by method, split and round: mean and deviation over seeds."""
     factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
-        reported = [selected.round for _, selected in _selected(entry)]
+        rounds = [selected.round for _, selected in reported(entry)]
         for split in ("validation", "test"):
             curves = [by_round(trial, "personal", split) for trial in entry.trials]
             for when in sorted(set().union(*curves)):
@@ -158,7 +147,7 @@ def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
                     "round": when,
                     "value": number(float(np.mean(x))),
                     "std": number(float(np.std(x, ddof=1))) if len(x) > 1 else 0,
-                    "reported": reported.count(when),
+                    "reported": rounds.count(when),
                 }
 
 
@@ -168,13 +157,11 @@ def _results(
     """The test result of every shown client with every method."""
     factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
-        for trial, selected in _selected(entry):
+        for trial, selected in reported(entry):
             group = place[division_of(entry.run, trial.seed)]
-            test = selected.test
-            values, sizes = values_of(test, metric), sizes_of(test, metric)
-            at = of[group].positions(test.clients)
-            for client, value, count in zip(test.clients, values, sizes, strict=True):
-                if count and value is not None and client in at:
+            at = of[group].positions(selected.test.clients)
+            for client, value, _ in scores(selected.test, metric):
+                if client in at:
                     yield {
                         "method": position,
                         "group": group,
@@ -189,11 +176,9 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
     for position, entry in enumerate(entries):
         x = [
             factor * value
-            for _, selected in _selected(entry)
-            for value, count in zip(
-                values_of(selected.test, metric), sizes_of(selected.test, metric), strict=True
-            )
-            if count and value is not None and math.isfinite(value)
+            for _, selected in reported(entry)
+            for _, value, _ in scores(selected.test, metric)
+            if math.isfinite(value)
         ]
         if x:
             names = ("p10", "p25", "p50", "p75", "p90")
@@ -206,7 +191,7 @@ def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
     for position, entry in enumerate(entries):
         of_trials = [
             (costs_of(entry, trial, selected.round), summary(selected.test, metric).mean)
-            for trial, selected in _selected(entry)
+            for trial, selected in reported(entry)
         ]
         results = [scale_of(metric)[0] * result for _, result in of_trials]
         if results and math.isfinite(float(np.mean(results))):
@@ -287,7 +272,7 @@ def _confusions(entries: Sequence[Entry]) -> Iterator[Json]:
     for position, entry in enumerate(entries):
         counts = [
             tensors["personal/test"].sum(0)
-            for trial, selected in _selected(entry)
+            for trial, selected in reported(entry)
             if "personal/test" in (tensors := trial.confusion(selected.round))
         ]
         if counts and len(counts[0]) <= _MAX_CLASSES:
@@ -310,11 +295,9 @@ def _client_curves(
             group = place[division_of(entry.run, trial.seed)]
             values = np.full((len(rounds), len(of[group].clients)), np.nan)
             for row, when in enumerate(rounds):
-                test = tests[when]
-                at = of[group].positions(test.clients)
-                found = zip(test.clients, values_of(test, metric), strict=True)
-                for client, value in found:
-                    if value is not None and client in at:
+                at = of[group].positions(tests[when].clients)
+                for client, value, _ in scores(tests[when], metric):
+                    if client in at:
                         values[row, at[client]] = factor * value
             yield {
                 "method": position,
