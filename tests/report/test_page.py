@@ -67,7 +67,7 @@ def test_the_page_has_its_sections_in_order(page: str) -> None:
         "How much of its own each client uses: fedsdg",
         "Labels of the clients",
         "Worst clients",
-        "Cost and time in detail",
+        "Time in detail",
         "Run: letters",
     ]
     assert page.count("<figcaption>") == 6
@@ -106,7 +106,6 @@ def test_one_point_is_no_curve(tmp_path: Path) -> None:
 def test_the_page_says_how_the_run_was_made(page: str) -> None:
     for text in ("d1-0" + "0" * 40, "versions.torch", "8 cores", "&#34;epochs&#34;: 1", "108 MB"):
         assert text in page
-    assert "float32 4,000" in page
 
 
 def test_the_same_runs_give_the_same_bytes(run: Path, page: str, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def _verdict(entries: Sequence[Entry], metric: Metric) -> Verdict:
         else None,
         alone=against.get(best.label) if best else None,
         against_alone=tuple(one for one in against.values() if one is not None),
-        unequal_alone=turns.words(alone.label) if alone and turns else None,
+        unequal_alone=turns,
         untrained={e.label: one for e in entries if (one := untrained_of(e, metric)) is not None},
         worse_off=_worse_off(results[best.label], results[alone.label], metric)
         if best and alone and not turns

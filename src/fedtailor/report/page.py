@@ -29,28 +29,6 @@ from .table import Table, table
 from .text import TextTable, whole
 
 
-def _bytes(sizes: Mapping[str, int]) -> tuple[str, str]:
-    """Return the bytes by dtype, and their sum."""
-    parts = ", ".join(f"{name} {count:,}" for name, count in sizes.items())
-    return parts or "-", f"{sum(sizes.values()):,}"
-
-
-def _ledger(entries: Sequence[Entry]) -> TextTable:
-    header = ["method", "seed", "down", "in all", "up", "in all"]
-    cells = []
-    for entry in entries:
-        seeds_by_costs: dict[tuple[str, ...], list[str]] = {}
-        for trial in entry.trials:
-            if trial.costs is None:
-                continue
-            costs = tuple(
-                text for sizes in (trial.costs.down, trial.costs.up) for text in _bytes(sizes)
-            )
-            seeds_by_costs.setdefault(costs, []).append(str(trial.seed))
-        cells += [[entry.label, ", ".join(s), *costs] for costs, s in seeds_by_costs.items()]
-    return TextTable("Encoded bytes per client and round", header, cells)
-
-
 def _time(entries: Sequence[Entry]) -> TextTable:
     trials = [(entry.label, trial) for entry in entries for trial in entry.trials]
     phases = list(dict.fromkeys(p for _, trial in trials for t in trial.timings for p in t.seconds))
@@ -173,7 +151,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         sections=list(sections(entries, comparison, shown, of)),
         every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),
-        ledgers=[_ledger(entries), _time(entries)],
+        time=_time(entries),
         runs=[_about(run, runs) for run in runs],
         labels=shown["methods"],
         ahead=ahead(comparison, shown),

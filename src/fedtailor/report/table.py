@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -17,19 +17,17 @@ from .majority import majority_summary
 from .metrics import Summary
 from .notes import caption, footnotes
 from .read import Run
-from .records import Costs
 from .select import (
     Entry,
     Metric,
     Model,
-    SelectedRound,
     by_round,
     entries,
     goes_on,
     metric_of,
     own_metrics,
+    reported,
     select_by,
-    select_round,
     summary,
 )
 from .untrained import Untrained, untrained_notes, untrained_of
@@ -57,22 +55,34 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Test results of one model at the selected rounds.
+class Spreads:
+    """Summaries of a measure over clients, over seeds."""
 
-    ``mean`` to ``worst`` summarise the measure over clients: accuracy, or loss for language
-    modelling, or another metric that was asked for. ``loss`` and ``accuracy`` are means over
-    clients, and so are the experiment's own ``metrics``: over those for which each is defined,
-    ``metric_clients``. ``perplexity`` is exp(mean loss).
-    """
-
-    rounds: Sequence[int]  # one a seed
-    by_validation: bool
     mean: Spread
     weighted: Spread
     std: Spread
     bottom_decile: Spread
     worst: Spread
+
+
+def _spreads(summaries: Sequence[Summary]) -> dict[str, Spread]:
+    """Return the fields of `Spreads`."""
+    names = (field.name for field in fields(Spreads))
+    return {name: Spread.of(getattr(one, name) for one in summaries) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Spreads):
+    """Test results of one model at the selected rounds.
+
+    The summaries are those of the shown measure: accuracy, or loss for language modelling, or
+    another metric that was asked for. ``loss`` and ``accuracy`` are means over clients, and so are
+    the experiment's own ``metrics``: over those for which each is defined, ``metric_clients``.
+    ``perplexity`` is exp(mean loss).
+    """
+
+    rounds: Sequence[int]  # one a seed
+    by_validation: bool
     loss: Spread
     accuracy: Spread
     perplexity: Spread | None
@@ -85,17 +95,12 @@ class Result:
     metric_clients: Mapping[str, Sequence[int]] = field(default_factory=dict)  # one a seed
 
 
-@dataclass(frozen=True)
-class Majority:
+@dataclass(frozen=True, kw_only=True)
+class Majority(Spreads):
     """Test accuracy of the most frequent class of each client's own training examples."""
 
     run: str
     run_name: str  # as labels have it
-    mean: Spread
-    weighted: Spread
-    std: Spread
-    bottom_decile: Spread
-    worst: Spread
 
 
 @dataclass(frozen=True)
@@ -144,37 +149,15 @@ def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def _spread(summaries: Sequence[Summary], field: Callable[[Summary], float]) -> Spread:
-    return Spread.of(field(one) for one in summaries)
-
-
 def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
     """Return the majority class's results on the model's test examples, one a seed; none if they
     are not known for all seeds."""
-    select = select_by(entry.run)
-    selected = [(trial, select_round(trial, model, select)) for trial in entry.trials]
     found = [
         majority_summary(entry.run.partitions[trial.seed], one.test)
-        for trial, one in selected
-        if one is not None
+        for trial, one in reported(entry, model)
     ]
     known = [one for one in found if one is not None]
     return known if metric == "accuracy" and len(known) == len(found) else []
-
-
-def _majority(entry: Entry, metric: Metric) -> Majority | None:
-    summaries = _majorities(entry, "personal", metric)
-    if not summaries:
-        return None
-    return Majority(
-        run=str(entry.run.path),
-        run_name=entry.run_name,
-        mean=_spread(summaries, lambda one: one.mean),
-        weighted=_spread(summaries, lambda one: one.weighted),
-        std=_spread(summaries, lambda one: one.std),
-        bottom_decile=_spread(summaries, lambda one: one.bottom_decile),
-        worst=_spread(summaries, lambda one: one.worst),
-    )
 
 
 def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
@@ -182,15 +165,11 @@ def _majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
     rows: dict[str, Majority] = {}
     for entry in entries:
         path = str(entry.run.path)
-        if path not in rows and (row := _majority(entry, metric)) is not None:
-            rows[path] = row
-    different: list[Majority] = []
-    for row in rows.values():
-        if not any(
-            replace(row, run=other.run, run_name=other.run_name) == other for other in different
-        ):
-            different.append(row)
-    return different
+        if path not in rows and (summaries := _majorities(entry, "personal", metric)):
+            found = _spreads(summaries)
+            if not any(all(vars(row)[k] == v for k, v in found.items()) for row in rows.values()):
+                rows[path] = Majority(run=path, run_name=entry.run_name, **found)
+    return list(rows.values())
 
 
 def _validation(entry: Entry, metric: Metric) -> Spread | None:
@@ -202,11 +181,10 @@ def _validation(entry: Entry, metric: Metric) -> Spread | None:
 
 
 def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
-    by_trial = [(trial, select_round(trial, model, select_by(entry.run))) for trial in entry.trials]
-    partitions = [entry.run.partitions[trial.seed] for trial, one in by_trial if one is not None]
-    selected: list[SelectedRound] = [one for _, one in by_trial if one is not None]
-    if not selected:
+    by_trial = reported(entry, model)
+    if not by_trial:
         return None
+    selected = [one for _, one in by_trial]
     summaries = [summary(one.test, metric) for one in selected]
     losses = [summary(one.test, "loss").mean for one in selected]
     others = {
@@ -214,32 +192,23 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     }
     is_lm = entry.run.is_language_modelling
     majorities = _majorities(entry, model, metric)
-    majority = _spread(majorities, lambda one: one.mean) if majorities else None
-
-    def spread(field: Callable[[Summary], float]) -> Spread:
-        return _spread(summaries, field)
-
+    majority = Spread.of(one.mean for one in majorities) if majorities else None
+    mean = Spread.of(one.mean for one in summaries)
     return Result(
+        **_spreads(summaries),
         rounds=[one.round for one in selected],
         by_validation=all(one.by_validation for one in selected),
-        mean=spread(lambda one: one.mean),
-        weighted=spread(lambda one: one.weighted),
-        std=spread(lambda one: one.std),
-        bottom_decile=spread(lambda one: one.bottom_decile),
-        worst=spread(lambda one: one.worst),
         loss=Spread.of(losses),
         accuracy=Spread.of(summary(one.test, "accuracy").mean for one in selected),
         perplexity=Spread.of(map(_perplexity, losses)) if is_lm else None,
         clients=[sum(map(bool, one.test.num_examples)) for one in selected],
         without_examples=[one.test.num_examples.count(0) for one in selected],
         worst_client=[
-            next(map(partition.name, worst_clients(one.test, metric, 1)), "")
-            for partition, one in zip(partitions, selected, strict=True)
+            next(map(entry.run.partitions[trial.seed].name, worst_clients(one.test, metric, 1)), "")
+            for trial, one in by_trial
         ],
         majority=majority,
-        did_not_learn=None
-        if majority is None
-        else not spread(lambda one: one.mean).mean > majority.mean,
+        did_not_learn=None if majority is None else not mean.mean > majority.mean,
         metrics={name: Spread.of(one.mean for one in of) for name, of in others.items()},
         metric_clients={name: [one.clients for one in of] for name, of in others.items()},
     )
@@ -277,10 +246,10 @@ def _row(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
         before=_before(entry, metric),
         bytes_down=down,
         bytes_up=up,
-        trained=float(np.mean([cost.trained for cost in costs])) if costs else None,
-        communicated=float(np.mean([cost.communicated for cost in costs])) if costs else None,
-        private=float(np.mean([cost.private for cost in costs])) if costs else None,
-        flops=_mean_flops(costs),
+        trained=_mean([cost.trained for cost in costs]),
+        communicated=_mean([cost.communicated for cost in costs]),
+        private=_mean([cost.private for cost in costs]),
+        flops=_mean([cost.flops for cost in costs if cost.flops is not None]),
         seconds=seconds_of(entry),
         cpu_seconds=cpu_seconds_of(entry),
         simulated_seconds=simulated_seconds_of(entry),
@@ -289,9 +258,8 @@ def _row(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
     )
 
 
-def _mean_flops(costs: Sequence[Costs]) -> float | None:
-    counted = [cost.flops for cost in costs if cost.flops is not None]
-    return float(np.mean(counted)) if counted else None
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:

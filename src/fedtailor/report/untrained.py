@@ -47,26 +47,6 @@ class Untrained:
         )
 
 
-@dataclass(frozen=True)
-class Turns:
-    """How often the clients trained by the reported round: the ``fewest`` and the ``most`` of any
-    client."""
-
-    fewest: int
-    most: int
-
-    def words(self, label: str) -> str:
-        """Say why it is not compared.
-
-        >>> Turns(0, 2).words("local")
-        'local is no fair measure of training alone: its clients trained 0 to 2 times each'
-        """
-        return (
-            f"{label} is no fair measure of training alone: its clients trained {self.fewest} to "
-            f"{self.most} times each"
-        )
-
-
 def num_trainings(trial: Trial, number: int) -> Counter[int]:
     """How often each client has trained by round ``number``, so that its private part was kept."""
     found = Counter[int]()
@@ -98,16 +78,20 @@ def untrained_of(entry: Entry, metric: Metric) -> Untrained | None:
     return Untrained(len(never), clients, seeds, mean(never), mean(others) if others else None)
 
 
-def unequal_turns(entry: Entry) -> Turns | None:
-    """How often the clients of training alone trained, where that differs by more than one, or
+def unequal_turns(entry: Entry) -> str | None:
+    """Say how often the clients of training alone trained, where that differs by more than one, or
     some had not; None where it is a fair measure."""
     if entry.method != ALONE:
         return None
     for trial, one in reported(entry):
         found = num_trainings(trial, one.round)
         counts = [found[client] for client in one.test.clients]
-        if counts and (max(counts) - min(counts) > 1 or min(counts) == 0 < max(counts)):
-            return Turns(min(counts), max(counts))
+        low, high = min(counts, default=0), max(counts, default=0)
+        if high - low > 1 or low == 0 < high:
+            return (
+                f"{entry.label} is no fair measure of training alone: its clients trained {low} to "
+                f"{high} times each"
+            )
     return None
 
 
@@ -118,5 +102,5 @@ def untrained_notes(entries: Sequence[Entry], metric: Metric) -> list[str]:
         if (found := untrained_of(entry, metric)) is not None:
             notes.append(f"{entry.label}: {found.words(metric)}")
         if (turns := unequal_turns(entry)) is not None:
-            notes.append(turns.words(entry.label))
+            notes.append(turns)
     return notes

@@ -7,7 +7,7 @@ divide the same data alike. Clients go by their position among the group's shown
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +82,11 @@ def content(entries: Sequence[Entry], comparison: Table, of: Sequence[Group]) ->
         },
         "methods": [entry.label for entry in entries],
         "groups": [_group(group) for group in of],
-        "curves": _columns(_curves(entries, metric)),
-        "results": _columns(_results(entries, metric, of, place)),
-        "boxes": _columns(_boxes(entries, metric)),
-        "costs": _columns(_with_fronts(list(_costs(entries, metric)), metric)),
-        "ahead": _columns(_ahead(comparison)),
+        "curves": columns_of(_curves(entries, metric)),
+        "results": columns_of(_results(entries, metric, of, place)),
+        "boxes": columns_of(_boxes(entries, metric)),
+        "costs": columns_of(_with_fronts(list(_costs(entries, metric)), metric)),
+        "ahead": columns_of(_ahead(comparison)),
         "confusion": list(_confusions(entries)),
         "clientCurves": list(_client_curves(entries, metric, of, place)),
     }
@@ -103,7 +103,8 @@ def number(value: float | None, digits: int = 4) -> float | None:
     return float(f"{value:.{digits}g}")
 
 
-def _columns(rows: Iterator[Json]) -> dict[str, list[Any]]:
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rows into columns."""
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
@@ -218,8 +219,7 @@ def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     named = {cost: _named(rows, cost, of_front) for cost, of_front in on.items()}
     for position, row in enumerate(rows):
         kept = {name: row[name] for name in ("method", "value", *measured)}
-        fronts = {f"{cost}Front": found[position] for cost, found in on.items()}
-        yield kept | fronts | {f"{cost}Named": found[position] for cost, found in named.items()}
+        yield kept | {f"{cost}Named": found[position] for cost, found in named.items()}
 
 
 _BESIDE = (0.3, 0.06)  # how far apart names must stand, as shares of a chart's width and height

@@ -6,12 +6,11 @@ In pFedGate's charts a *block* is a block of parameters that a gate keeps or dro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ..select import Entry
 from . import fedhft, fedsq, pfedgate
-from .content import Group, Json
-from .parts import Figure, Rows
+from .content import Group, Json, columns_of
+from .parts import Figure
 
 _Build = Callable[[Sequence[Entry], int, Sequence[Group]], Figure | None]
 _FIGURES: Mapping[str, Mapping[str, _Build]] = {  # by method and name of the figure
@@ -33,7 +32,7 @@ def own_figures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
                 {
                     "name": f"own-{position}-{name}-{k}",
                     "spec": one.spec,
-                    "data": {of: _by_column(rows) for of, rows in one.rows.items()},
+                    "data": {of: columns_of(rows) for of, rows in one.rows.items()},
                 }
                 for k, one in enumerate(figure.charts)
             ]
@@ -50,11 +49,3 @@ def own_figures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
                 }
             )
     return found
-
-
-def _by_column(rows: Rows) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {}
-    for row in rows:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return columns
