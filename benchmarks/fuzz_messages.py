@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.metrics import Metrics
+from fedtailor.engine.prepare import upload_chain
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -24,7 +25,7 @@ from fedtailor.flower import codec, messages
 from fedtailor.flower.client import Site
 from fedtailor.flower.executor import GridExecutor, RemoteStates
 from fedtailor.flower.nodes import Nodes, Timeouts, remote_federation
-from fedtailor.flower.uploads import upload_schema
+from fedtailor.flower.schema import upload_schema
 from fedtailor.methods import METHODS
 from fedtailor.params import Params, add_prefix, decode, encode, not_finite
 from fedtailor.random import key
@@ -242,7 +243,9 @@ class _Server:
         self.federation = federation
         self.task = task_of(self.experiment, self.method, backbone, 0)
         self.first = self.method.init_client(self.task, 0, key(0, "client", 0))
-        self.schema = upload_schema(self.method, self.task, federation)
+        context = self.method, self.task, federation
+        self.chain = upload_chain(*context, self.experiment.plan)
+        self.schema = upload_schema(*context, self.chain)
         digest = messages.digest(self.experiment)
         self.blank = messages.RoundRequest(digest, _RUN, name, 0, 0, "train", ())
         self.trains()
@@ -292,9 +295,9 @@ class _Server:
 
     def _executor(self) -> GridExecutor:
         return GridExecutor(
-            self.method, self.task, self.federation, RemoteStates(bool(self.first)), self.first,
-            self.schema, self.nodes, Timeouts(), self.blank, self.folder,
-            Metrics(self.experiment.evaluate),
+            self.method, self.task, self.federation, self.chain,
+            RemoteStates(bool(self.first)), self.first, self.schema, self.nodes, Timeouts(),
+            self.blank, self.folder, Metrics(self.experiment.evaluate),
         )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedtailor import random
-from fedtailor.robustness.attacks import AttackConfig, attack_uploads
-from fedtailor.robustness.before import changed
-from fedtailor.robustness.combine import combined
-from fedtailor.robustness.rules import Robust
+from fedtailor.uploads.attacks import AttackConfig, attack_uploads
+from fedtailor.uploads.before import changed
+from fedtailor.uploads.combine import combined
+from fedtailor.uploads.rules import Robust
 
 F, C, P = 2, 12, 1000
 

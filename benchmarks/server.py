@@ -46,8 +46,8 @@ from fedtailor.layers.low_rank import recompress
 from fedtailor.methods.fedmerge import merge, merge_backward
 from fedtailor.methods.fedsdg import alignment_weights
 from fedtailor.params import Params, flat
-from fedtailor.robustness.rules import krum_scores
 from fedtailor.stacked import weighted_sum
+from fedtailor.uploads.rules import krum_scores
 
 RESULTS = Path(__file__).parent / "results"
 TENSORS = 20

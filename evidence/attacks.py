@@ -16,8 +16,8 @@ from typing import Any, get_args
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
 from fedtailor.report.select import ATTACK_SUCCESS
-from fedtailor.robustness.attacks import AttackConfig, Kind
-from fedtailor.robustness.rules import Robust
+from fedtailor.uploads.attacks import AttackConfig, Kind
+from fedtailor.uploads.rules import Robust
 
 from .cross_cells import SYSTEMS
 from .markdown import markdown_table

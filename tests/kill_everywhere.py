@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
+from fedtailor.engine.faults import FaultConfig, Machine
 from fedtailor.optim import Optimiser
-from fedtailor.robustness.faults import FaultConfig, Machine
 from fedtailor.runs.check import check
 from fedtailor.runs.committed import read_commit
 from tests.small import digits, digits_backbone

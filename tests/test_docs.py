@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from fedtailor.engine.faults import ClientFaults, FaultConfig, Machine
 from fedtailor.method import FineTuning, Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.optim import Optimiser
-from fedtailor.robustness.attacks import AttackConfig
-from fedtailor.robustness.faults import ClientFaults, FaultConfig, Machine
 from fedtailor.runs import builtin
+from fedtailor.uploads.attacks import AttackConfig
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = [

@@ -32,7 +32,7 @@ _ORIGINS = {
     "Optimiser": "optim.Optimiser",
     "Paper": "method.Paper",
     "Plan": "engine.config.Plan",
-    "Robust": "robustness.rules.Robust",
+    "Robust": "uploads.rules.Robust",
     "Result": "results.Result",
     "Round": "engine.results.Round",
     "STOP": "runs.callbacks.STOP",

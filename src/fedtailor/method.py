@@ -18,10 +18,10 @@ from .layers.lora import Alpha, Rank, base_params, lora_factors, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick
-from .robustness.rules import Robust
 from .stacked import weighted_sum
 from .task.backbone import Backbone
 from .task.task import Task
+from .uploads.rules import Robust
 
 Server = Params
 

@@ -16,6 +16,7 @@ from fedtailor.data.config import LocalConfig
 from fedtailor.data.federation import Federation
 from fedtailor.engine.asynchronous import Buffered
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
+from fedtailor.engine.faults import ClientFaults, FaultConfig, Machine, TimeModel
 from fedtailor.engine.participants import Participants
 from fedtailor.engine.prepare import first_server
 from fedtailor.engine.rounds import rounds
@@ -25,7 +26,6 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
-from fedtailor.robustness.faults import ClientFaults, FaultConfig, Machine, TimeModel
 from fedtailor.task.task import Task
 from tests.small import digits, digits_backbone, digits_federation, last_round, same_bits
 

@@ -12,9 +12,9 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
 from fedtailor.params import subtract
-from fedtailor.robustness.attacks import STRENGTHS, AttackConfig
-from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
+from fedtailor.uploads.attacks import STRENGTHS, AttackConfig
+from fedtailor.uploads.rules import Robust
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
 FIVE = (9,) * 5

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.client import Training
+from fedtailor.engine.config import Plan
 from fedtailor.engine.executors.work import client_requests
-from fedtailor.engine.prepare import first_server
+from fedtailor.engine.prepare import first_server, upload_chain
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
@@ -18,7 +19,8 @@ def what_is_wrong(values: Tensor, loss: float = 1.0) -> str | None:
     method, federation = FedAvg(), digits_federation()
     task = Task(digits_backbone(), method.adapt)
     server = first_server(method, task, federation)
-    training = Training(method, task, federation, LocalConfig(), None)
+    chain = upload_chain(method, task, federation, Plan(rounds=1))
+    training = Training(method, task, federation, LocalConfig(), None, chain)
     (turn,) = client_requests([3], 1, "train", 1, {3: 1}, lambda client: {})
     job = training.prepare(server, turn)
     update = training.finish(turn, job, ({**server, "w": values}, {}, torch.tensor(loss)), 0.0)

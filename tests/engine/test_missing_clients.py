@@ -23,9 +23,9 @@ from fedtailor.method import Cohort, FineTuning, Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.params import Params, stack
-from fedtailor.robustness.rules import Robust
 from fedtailor.stacked import weighted_sum
 from fedtailor.task.task import Task
+from fedtailor.uploads.rules import Robust
 from tests.small import SIZES, digits_backbone, digits_federation
 
 PLAN = Plan(rounds=1, local=LocalConfig(batch_size=8), evaluate=EvaluateConfig(clients=1))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedtailor import random
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan, ScheduleConfig
+from fedtailor.engine.faults import FaultConfig
 from fedtailor.engine.prepare import new_store
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
@@ -19,10 +20,9 @@ from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
 from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Batch, Params, encode
-from fedtailor.robustness.faults import FaultConfig
-from fedtailor.robustness.rules import Robust
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+from fedtailor.uploads.rules import Robust
 from tests.small import digits_backbone, digits_federation
 
 FEDERATION = digits_federation()

@@ -18,13 +18,14 @@ import fedtailor as ft
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.metrics import Metrics, MetricValues
+from fedtailor.engine.prepare import upload_chain
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.border import accept_upload, evaluation_of
 from fedtailor.flower.codec import WireError, pack, unpack
 from fedtailor.flower.messages import ClientReply, NodeInfo, Sizes
 from fedtailor.flower.nodes import remote_federation
-from fedtailor.flower.uploads import UploadSchema
+from fedtailor.flower.schema import UploadSchema
 from fedtailor.params import subtract
 from fedtailor.task.batch_norm import check_variances
 from fedtailor.task.task import Task
@@ -210,7 +211,9 @@ def test_variances_below_0_are_refused_of_models_with_names_of_their_own(
     packed = method.pack(task, one.upload)
     schema = UploadSchema.of(method.unpack(task, packed), packed)
     request = ClientRequest(0, 0, 1, None, "train", 1, 1.0, len(case.batches(0)))
-    context, reply = (method, task, schema, one.received, request), ClientReply(0, loss=1.0)
+    chain = upload_chain(method, task, case.subject.federation, case.subject.plan)
+    context = method, task, chain, schema, one.received, request
+    reply = ClientReply(0, loss=1.0)
     accept_upload(*context, reply, packed)
     (name,) = (name for name in packed if name.endswith("running_var"))
     with pytest.raises(WireError, match=f"{name} holds variances below 0"):

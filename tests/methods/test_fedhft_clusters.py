@@ -18,8 +18,8 @@ from fedtailor.methods.fedhft import FedHFT
 from fedtailor.optim import Optimiser
 from fedtailor.params import Params
 from fedtailor.random import key
-from fedtailor.robustness.rules import Robust
 from fedtailor.task.task import Task
+from fedtailor.uploads.rules import Robust
 from tests.golden import linear_backbone
 from tests.small import check_all, digits, digits_backbone
 

@@ -14,10 +14,10 @@ from fedtailor.methods.fedmask import FedMask, retain
 from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Params, decode, encode
 from fedtailor.random import key
-from fedtailor.robustness.rules import Robust
 from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+from fedtailor.uploads.rules import Robust
 from tests.golden import X, Y, batch_of, linear_backbone, logit_gradient, one_round
 from tests.small import check_all, digits_backbone, last_round
 

@@ -12,9 +12,9 @@ import pytest
 import fedtailor as ft
 from fedtailor.engine.config import ScheduleConfig
 from fedtailor.errors import InputError
-from fedtailor.robustness.attacks import AttackConfig
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.manifest import open_run
+from fedtailor.uploads.attacks import AttackConfig
 from tests.runs.conftest import EXPERIMENT, contents
 from tests.small import digits, digits_backbone, without_checksum
 

@@ -11,9 +11,9 @@ from annotated_types import Le, Lt
 from fedtailor.deploy.folder import Deployment
 from fedtailor.methods import METHODS
 from fedtailor.optim import Optimiser
-from fedtailor.robustness.rules import Robust
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.tune import Range, TuneConfig
+from fedtailor.uploads.rules import Robust
 
 
 def _numbers_without_limit(hint: Any, limits: tuple[Any, ...] = ()) -> bool:

@@ -15,12 +15,12 @@ import torch
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.engine.faults import FaultConfig, Machine
 from fedtailor.engine.row_file import RowFile
 from fedtailor.errors import DivergedError
 from fedtailor.report import compare
 from fedtailor.report.read import read_trial
 from fedtailor.report.select import select_round
-from fedtailor.robustness.faults import FaultConfig, Machine
 from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
 from fedtailor.runs.committed import read_commit, state_path

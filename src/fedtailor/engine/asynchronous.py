@@ -7,12 +7,8 @@ A fixed number of clients is in flight: each has been sent the server's state of
 sends its update. As soon as the buffer holds so many updates, the server aggregates them, which is
 a round. A client that comes back frees its place, and another one is sent the server's state.
 
-A client's update is its upload minus an upload that changes nothing of the state that it was sent.
-Its staleness s is the number of rounds since then. It counts as
-
-    the upload that changes nothing of the server's state of now + update / sqrt(1 + s)
-
-and the method makes the server's next state of these, with its own weights and its own step.
+A stale upload counts less (`uploads.staleness`), and the method makes the server's next state of
+these, with its own weights and its own step.
 
 Between two states of the server no client is sent a state twice, or one after it has come back.
 So the random numbers of each training have a key of their own; and with all clients in flight and
@@ -22,17 +18,14 @@ not on what clients train: the schedule of a run that goes on is worked out agai
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from .. import random
 from ..data.federation import Federation
-from ..method import Method, Server
-from ..params import Params
-from ..robustness.faults import TimeModel
-from ..task.task import Task
+from ..method import Method
 from .config import Plan
+from .faults import TimeModel
 from .participants import Member, Participants, Schedule, Synchronous, participants
 
 
@@ -138,31 +131,3 @@ def schedule(
     for _ in range(done):
         versions = buffered.next_round().versions
     return buffered, versions
-
-
-def brought_up_to_date(
-    method: Method, task: Task, upload: Params, sent: Server, server: Server, staleness: int
-) -> Params:
-    """A stale upload as the aggregate takes it.
-
-    Tensors that are not of floats, and running statistics, stay as they are.
-
-    Args:
-        method, task: those of the run.
-        upload: one client's, by name ``[...]``.
-        sent: the server's state that the client was sent.
-        server: the server's state of now.
-        staleness: the rounds between the two.
-    """
-    floats = {
-        name: value
-        for name, value in upload.items()
-        if value.is_floating_point() and name not in task.buffers
-    }
-    then, now = (method.unchanged(task, state, floats) for state in (sent, server))
-    factor = 1 / math.sqrt(1 + staleness)
-    moved = {
-        name: now[name].double() + factor * (value.double() - then[name].double())
-        for name, value in floats.items()
-    }
-    return upload | {name: value.to(upload[name].dtype) for name, value in moved.items()}

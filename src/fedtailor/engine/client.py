@@ -22,9 +22,10 @@ from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
-from ..robustness.attacks import AttackConfig, flipped
-from ..robustness.backdoor import Trigger
 from ..task.task import Task
+from ..uploads.attacks import AttackConfig, flipped
+from ..uploads.chain import Chain
+from .backdoor import Trigger
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
 from .forms import check_state, check_trained
@@ -121,6 +122,7 @@ class Training(_Clients):
     """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data, with a
     ``trigger`` for a backdoor."""
 
+    chain: Chain
     attack: AttackConfig = AttackConfig()
     attackers: frozenset[int] = frozenset()
     trigger: Trigger | None = None
@@ -153,7 +155,8 @@ class Training(_Clients):
         cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss = outcome
-        packed = self.method.pack(self.task, upload)
+        at = self.chain.context(inputs.received, request.round, [request.client])
+        packed = self.chain.send(upload, at)
         return ClientUpdate(
             packed,
             {name: value.cpu() for name, value in private.items()},

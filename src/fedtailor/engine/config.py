@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -13,11 +13,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from ..data.config import Clients, Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
-from ..robustness.attacks import AttackConfig
-from ..robustness.backdoor import Trigger
-from ..robustness.faults import ClientFaults, FaultConfig
-from ..robustness.norms import RECENT, NormBound
 from ..task.task import Precision
+from ..uploads.attacks import AttackConfig
+from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
+from .backdoor import Trigger
+from .faults import ClientFaults, FaultConfig
 
 LEAST = 0.5  # of a cohort, where clients whose uploads can't be used are left out
 
@@ -85,29 +85,9 @@ class CohortConfig:
     above_norm: Literal["refuse", "clip", "keep"] = "refuse"
     # the bound; None: by the norms of others
     max_norm: Annotated[float, Gt(0), Le(1e12)] | None = None
-    norm_factor: Annotated[float, Ge(1), Le(1e12)] = 1000.0  # times the quantile of recent norms
-    norm_quantile: Annotated[float, Gt(0), Lt(1)] = 0.5
-
-    @property
-    def refuses_rarely(self) -> bool:
-        """Whether the bound on norms is so high that honest uploads stay below it."""
-        usual = CohortConfig()
-        return self.above_norm == "keep" or (
-            self.above_norm == "refuse"
-            and self.max_norm is None
-            and self.norm_factor >= usual.norm_factor
-            and self.norm_quantile >= usual.norm_quantile
-        )
-
-    def norm_bound(self, recent: Sequence[Mapping[int, float]]) -> NormBound:
-        """The bound on norms after rounds whose uploads had the ``recent`` ones."""
-        return NormBound(
-            self.above_norm,
-            self.max_norm,
-            self.norm_factor,
-            self.norm_quantile,
-            tuple(recent[-RECENT:]),
-        )
+    # times the quantile of recent norms
+    norm_factor: Annotated[float, Ge(1), Le(1e12)] = USUAL_FACTOR
+    norm_quantile: Annotated[float, Gt(0), Lt(1)] = USUAL_QUANTILE
 
     def count(self, num_clients: int) -> int:
         """The cohort's size, at least 1, of ``num_clients`` that take part."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..method import Method, Server
 from ..params import Params, add_prefix, clone, same_tensors, stack
-from ..robustness.backdoor import Trigger
 from ..task.task import Task
+from .backdoor import Trigger
 from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
 from .config import Plan

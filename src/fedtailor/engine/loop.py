@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
@@ -14,26 +13,19 @@ from ..data.federation import Federation, num_turns
 from ..errors import DivergedError, InputError, TooFewLeftError, TooFewUploadsError
 from ..method import Cohort, Method, Server
 from ..profiling import Clock, phase
-from ..robustness.faults import TimeModel
 from ..task.task import Task
-from .aggregation import (
-    NextState,
-    UploadMean,
-    Uploads,
-    empty_uploads,
-    next_state,
-    training_order,
-)
-from .asynchronous import brought_up_to_date
+from ..uploads.chain import Chain
+from ..uploads.collected import Uploads
+from .aggregation import NextState, empty_uploads, next_state, training_order
 from .client import ClientUpdate
 from .client_store import PrivateStates
 from .config import LEAST, Plan
 from .evaluation import Evaluator
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .faults import TimeModel
 from .participants import Member, Schedule, draw_cohort
 from .prepare import cohort_of
 from .results import CohortResults, Round, round_faults
-from .screen import Screen
 
 # what to do about a method that has ended, because of its losses, or of the bound on norms
 _SLOWER = "lower the learning rate or set optimiser.clip"
@@ -49,6 +41,7 @@ class Loop:
     task: Task
     federation: Federation
     plan: Plan
+    chain: Chain
     store: PrivateStates
     executor: Executor
     evaluator: Evaluator
@@ -56,9 +49,6 @@ class Loop:
     schedule: Schedule
     time: TimeModel | None
     versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
-
-    def __post_init__(self) -> None:
-        self.screen = Screen(self.method, self.task, self.federation, self.plan)
 
     def before(self, server: Server) -> Round:
         """Evaluate the states that the run begins with."""
@@ -101,7 +91,7 @@ class Loop:
         notes = self._notes(cohort, results, state)
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
-        norms = self.screen.close(cohort)
+        norms = self.chain.close(cohort.clients)
         self.evaluator.forget([member.client for member in drawn.members])
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds) and self._all_began(number)
@@ -138,43 +128,46 @@ class Loop:
             InputError: too few updates are usable (DivergedError: because they, or the server's
                 next state, are not finite).
         """
-        complete = self.complete and self.plan.faults.deadline is None
-        uploads = self._empty(cohort, members, complete and self.plan.cohort.refuses_rarely)
+        uploads = self._empty(cohort, members)
         with clock.phase("train"):
             results = self._train(server, cohort, members, uploads)
         clock.move(results.data_seconds / self.executor.processes, "train", "data")
         if cohort.clients:
             self._check_quorum(results, cohort)
-        if isinstance(uploads, UploadMean) and not uploads.keeps and self.screen.above():
+        if not uploads.keeps and self.chain.needs != "sums":
             # what has been added up can't be taken out again
             self.store.begin(cohort.round)
-            uploads = self._empty(cohort, members, complete=False)
+            uploads = self._empty(cohort, members)
             with clock.phase("train"):
                 results = self._train(server, cohort, members, uploads)
-        if (problem := self._too_few(len(results.losses))) is not None:
+        if not results.losses and (self.method.trains_alone or self.plan.faults.is_active):
+            alone = self.method.trains_alone
+            problem = "it is no client's turn" if alone else "no upload is there"
             return results, _unchanged(server, problem)
         with clock.phase("aggregate"):
             least, late = self._least(cohort, self.quorum), len(results.late)
             # one process does without uploads above the bound even where no update may be missing
             quorum = self.quorum if self.federation.remote else LEAST
-            left = self._least(cohort, quorum)
-            context = self.method, self.task, server, uploads, cohort
+            at = replace(
+                self.chain.context(
+                    server, cohort.round, [cohort.clients[at] for at in sorted(results.losses)]
+                ),
+                drawn=len(cohort.clients),
+                least=self._least(cohort, quorum) - late,
+            )
+            context, max_share = (self.method, self.task, self.chain), self.plan.cohort.max_share
             try:
                 state = next_state(
-                    *context,
-                    sorted(results.losses),
-                    least=least - late,
-                    max_share=self.plan.cohort.max_share,
-                    screen=partial(self.screen, least=left - late),
+                    *context, uploads, cohort, at, least=least - late, max_share=max_share
                 )
-            except TooFewUploadsError as error:  # some are above the bound on norms
+            except TooFewUploadsError as error:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
                 self.store.begin(cohort.round)  # nothing of the round is kept
                 way_out = _HIGHER if isinstance(error, TooFewLeftError) else _SLOWER
                 raise self._diverged(str(error), cohort, way_out) from None
-        for position in state.left_out:
-            self.store.unstage(cohort.clients[position])
+        for client in state.left_out:
+            self.store.unstage(client)
         return results, state
 
     def _all_began(self, number: int) -> bool:
@@ -185,33 +178,16 @@ class Loop:
         clients = federation.num_clients - plan.cohort.novel
         return num_turns(number, plan.rounds, plan.cohort_size(federation), clients) >= clients
 
-    def _too_few(self, present: int) -> str | None:
-        """Why so few uploads can't be aggregated; None: they can."""
-        if present == 0 and self.method.trains_alone:
-            return "it is no client's turn"
-        if present == 0:
-            return "no upload is there" if self.plan.faults.is_active else None
-        try:
-            self.method.robust.among(present)
-        except TooFewUploadsError as error:
-            return str(error)
-        return None
-
-    def _empty(self, cohort: Cohort, members: Sequence[Member], complete: bool) -> Uploads:
-        return empty_uploads(
-            self.method,
-            cohort,
-            [member.steps for member in members if member.counts],
-            self.plan,
-            complete=complete,
-            attacked=self.plan.attack.on_uploads,
-        )
+    def _empty(self, cohort: Cohort, members: Sequence[Member]) -> Uploads:
+        steps = [member.steps for member in members if member.counts]
+        complete = self.complete and self.plan.faults.deadline is None
+        return empty_uploads(self.method, self.chain, cohort, steps, self.plan, complete=complete)
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
         it has said itself."""
         reasons = {} if self.federation.remote else results.reasons
-        reasons |= {cohort.clients[at]: reason for at, reason in state.left_out.items()}
+        reasons |= state.left_out
         name = self.federation.name
         reasons |= {
             client: f"its upload came after {seconds:.6g} simulated seconds"
@@ -231,7 +207,6 @@ class Loop:
     ) -> CohortResults:
         """Train the members; those that were sent an older state go first."""
         results, least = CohortResults(), self._least(cohort, self.quorum)
-        self.screen.begin(server)
         order = [members[at] for at in training_order([member.steps for member in members])]
         places = {member.client: place for place, member in enumerate(order)}
         positions = {client: position for position, client in enumerate(cohort.clients)}
@@ -258,12 +233,11 @@ class Loop:
                     self.store.stage(client, result.private)
                     if position is None:
                         continue
-                    upload = self.method.unpack(self.task, result.packed)
-                    if (staleness := cohort.round - 1 - version) > 0:
-                        upload = brought_up_to_date(
-                            self.method, self.task, upload, sent, server, staleness
-                        )
-                    self.screen.measure(client, upload)
+                    at = self.chain.context(server, cohort.round, [client])
+                    at = replace(at, sent=sent, staleness=cohort.round - 1 - version)
+                    upload = self.chain.receive(result.packed, at)
+                    if not uploads.keeps:
+                        self.chain.watch(upload, at)
                     uploads.put(position, upload)
         return results
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,19 @@ from ..data.table import Images
 from ..errors import InputError
 from ..method import Cohort, Method, Server
 from ..params import Batch, Params, aligned, to_device
-from ..robustness.faults import TimeModel
 from ..task.task import Task
+from ..uploads.attacks import Attack
+from ..uploads.chain import Chain, Link
+from ..uploads.norms import NormBound
+from ..uploads.packing import Packing
+from ..uploads.robust import RobustRule
+from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training
 from .client_store import ClientStore
 from .config import Plan
 from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
+from .faults import TimeModel
 from .forms import check_state
 from .joining import Joining
 from .metrics import MetricFunction, Metrics
@@ -59,6 +66,27 @@ def cohort_of(federation: Federation, number: int, clients: tuple[int, ...]) -> 
     key = random.key(federation.seed, number, "aggregate")
     num_examples = torch.tensor(sizes, dtype=torch.float64)
     return Cohort(clients, num_examples, number, key, federation.num_clients)
+
+
+def upload_chain(
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    recent_norms: Sequence[Mapping[int, float]] = (),
+) -> Chain:
+    """What uploads pass through, from the training to the wire; ``recent_norms`` as in `rounds`."""
+    cohort, attack, robust = plan.cohort, plan.attack, method.robust
+    bound = cohort.max_norm, cohort.norm_factor, cohort.norm_quantile
+    links: list[Link | None] = [
+        RobustRule(robust, method.name) if robust.is_active else None,
+        NormBound(cohort.above_norm, *bound, recent_norms) if cohort.above_norm != "keep" else None,
+        Attack(attack, plan.attackers(federation)) if attack.on_uploads else None,
+        Staleness() if cohort.buffer is not None else None,
+        Packing(partial(method.pack, task), partial(method.unpack, task)),
+    ]
+    active = tuple(link for link in links if link is not None)
+    return Chain(active, federation.seed, task.buffers, partial(method.unchanged, task))
 
 
 def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
@@ -115,7 +143,8 @@ def client_works(
     public = public_batch(federation, task) if method.needs_public else None
     context, trigger = (method, task, federation), plan.trigger(federation)
     attack = plan.attack, plan.attackers(federation), trigger
-    train = Training(*context, plan.local, public, *attack)
+    chain = upload_chain(method, task, federation, plan)
+    train = Training(*context, plan.local, public, chain, *attack)
     batch_size = plan.evaluate.batch_size
     evaluate = ClientEvaluation(*context, plan.local, public, batch_size, wanted, trigger)
     return {

@@ -21,7 +21,14 @@ from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import MetricFunction, Metrics
 from .participants import draw_cohort
-from .prepare import as_trained, client_works, first_server, new_store, time_model
+from .prepare import (
+    as_trained,
+    client_works,
+    first_server,
+    new_store,
+    time_model,
+    upload_chain,
+)
 from .results import Round
 
 
@@ -97,10 +104,10 @@ def rounds(
     trigger = plan.trigger(federation)
     evaluator = Evaluator(method, task, federation, plan, store, runner, wanted, trigger)
     participants, versions = schedule(method, federation, plan, time, start)
+    chain = upload_chain(method, task, federation, plan, recent_norms)
     loop = Loop(
-        method, task, federation, plan, store, runner, evaluator, quorum, participants, time
+        method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time
     )
-    loop.screen.recent_norms = recent_norms
     for version in versions:
         state = earlier(version) if earlier is not None else None
         state = first_server(method, task, federation) if state is None else state

@@ -14,8 +14,8 @@ from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
 from ..params import CACHED, Batch, Params, add_prefix, to_device
-from ..robustness.backdoor import Trigger
 from ..task.task import Task
+from .backdoor import Trigger
 from .metrics import Metrics, MetricValues
 
 Split = Literal["validation", "test"]

@@ -25,9 +25,10 @@ from ..params import Params, not_finite, pick, to_device
 from ..runs.experiment import Experiment
 from ..task.batch_norm import check_variances
 from ..task.task import Task
+from ..uploads.chain import Chain
 from .codec import FAULTS, Limits, WireError, unpack, words
 from .messages import ClientReply, NodeInfo, RoundReply, RoundRequest
-from .uploads import UploadSchema, check_form, form_of
+from .schema import UploadSchema, check_form, form_of
 
 MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
 MOST_CLASSES = 10**5
@@ -172,14 +173,15 @@ def error_of(reply: ClientReply) -> str | None:
 def accept_upload(
     method: Method,
     task: Task,
+    chain: Chain,
     schema: UploadSchema,
     received: Params,
     request: ClientRequest,
     reply: ClientReply,
     packed: Params,
 ) -> Params:
-    """A client's upload, unpacked; the client has trained from what it ``received``, as the
-    ``request`` asked it to.
+    """A client's upload, as the ``chain`` receives it; the client has trained from what it
+    ``received``, as the ``request`` asked it to.
 
     Raises:
         WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
@@ -188,9 +190,10 @@ def accept_upload(
     if reply.loss is None or not 0 <= reply.loss <= _MOST:
         raise WireError(f"its loss is {reply.loss}; allowed: a finite number, 0 or more")
     schema.check_packed(packed)
+    at = chain.context(received, request.round, [request.client])
     try:
-        upload = method.unpack(task, to_device(packed, task.device))
-        same = form_of(method.pack(task, upload)) == form_of(packed)
+        upload = chain.receive(to_device(packed, task.device), at)
+        same = form_of(chain.send(upload, at)) == form_of(packed)
     except FAULTS as error:
         raise WireError(f"its upload can't be unpacked: {error}") from None
     check_form("its upload", upload, schema.form)

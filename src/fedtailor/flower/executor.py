@@ -26,11 +26,12 @@ from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..run_format import REFUSED_FILE
 from ..task.task import Task
+from ..uploads.chain import Chain
 from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
 from .codec import WireError, pack
 from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
-from .uploads import UploadSchema
+from .schema import UploadSchema
 
 _KINDS: dict[str, Kind] = {
     "train": "train",
@@ -128,6 +129,7 @@ class GridExecutor:
     method: Method
     task: Task
     federation: Federation
+    chain: Chain
     states: RemoteStates
     first_private: Params
     schema: UploadSchema
@@ -189,7 +191,8 @@ class GridExecutor:
         self, request: ClientRequest, reply: ClientReply, payload: Params, received: Params
     ) -> ClientUpdate:
         packed = to_device(payload, self.task.device)
-        accept_upload(self.method, self.task, self.schema, received, request, reply, packed)
+        how = self.method, self.task, self.chain, self.schema
+        accept_upload(*how, received, request, reply, packed)
         trained = self.method.num_trained(self.task)
         costs = measure(self.task, received, self.first_private, payload, trained=trained)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)

@@ -22,6 +22,7 @@ from flwr.supercore.exit import ExitCode
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
 from ..engine.metrics import Metrics
+from ..engine.prepare import upload_chain
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError, one_line
 from ..params import to_device
@@ -41,7 +42,7 @@ from .executor import GridExecutor, RemoteStates
 from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, Joining, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
-from .uploads import upload_schema
+from .schema import upload_schema
 
 
 def server_app(
@@ -182,15 +183,17 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
     first = method.init_client(task, 0, random.key(part.seed, "client", 0))
     best = directory.commit.best_round if directory.commit.best else 0
     states = RemoteStates.after(_cohorts(directory), best, bool(first))
+    chain = upload_chain(method, task, federation, plan)
     names, experiment = _names(directory), digest(inputs.experiment)
     before = tuple(zip(names.before, names.up_to, strict=True))
     executor = GridExecutor(
         method=method,
         task=task,
         federation=federation,
+        chain=chain,
         states=states,
         first_private=first,
-        schema=upload_schema(method, task, federation),
+        schema=upload_schema(method, task, federation, chain),
         nodes=nodes,
         timeouts=timeouts,
         blank=RoundRequest(experiment, names.run, part.label, part.seed, 0, "train", (), before),

@@ -22,8 +22,8 @@ from ..params import Params, add_prefix, strip_prefix, to_device
 from ..run_format import seal_json
 from ..runs.files import write_atomically
 from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
+from .schema import ANY, Form, check_form, form_of
 from .states import States
-from .uploads import ANY, Form, check_form, form_of
 
 
 @dataclass(frozen=True)

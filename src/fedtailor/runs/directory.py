@@ -36,7 +36,6 @@ from ..report.read import read_environment
 from ..report.records import Round as RoundLine
 from ..report.records import Timing
 from ..report.select import Metric
-from ..robustness.norms import RECENT
 from ..run_format import (
     REFUSED_FILE,
     as_json,
@@ -47,6 +46,7 @@ from ..run_format import (
     held_checksum,
     seal_json,
 )
+from ..uploads.norms import RECENT
 from .best import best_rounds
 from .committed import (
     COSTS_FILE,

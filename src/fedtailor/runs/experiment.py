@@ -15,13 +15,13 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from ..data.config import DataConfig, LocalConfig, SplitConfig
 from ..engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan, ScheduleConfig
+from ..engine.faults import FaultConfig
 from ..errors import InputError, brief, missing_file, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
-from ..robustness.attacks import AttackConfig
-from ..robustness.faults import FaultConfig
 from ..run_format import check_folder_name
+from ..uploads.attacks import AttackConfig
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin

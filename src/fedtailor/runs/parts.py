@@ -16,8 +16,8 @@ from ..method import Method
 from ..report.bounds import changed_bounds
 from ..report.read import read_trial
 from ..report.select import Metric, headline, selection_metric
-from ..robustness.norms import about_norms
 from ..run_format import has_commit
+from ..uploads.norms import about_norms
 from .callbacks import CommittedRound, OnRound, wants_stop
 from .committed import START_FILE, StartRecord, model_seed, read_commit
 from .directory import RunDirectory, give_id, locked

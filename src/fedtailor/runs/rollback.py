@@ -18,7 +18,6 @@ from ..errors import InputError, naming, unknown
 from ..report.checked import load_json
 from ..report.logs import LOGS, read_log
 from ..report.records import Round
-from ..robustness.norms import about_norms
 from ..run_format import (
     check_committed,
     check_tensors,
@@ -27,6 +26,7 @@ from ..run_format import (
     committed_bytes,
     has_commit,
 )
+from ..uploads.norms import about_norms
 from .best import best_then
 from .committed import (
     MOST_ROLL_BACKS,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedtailor.robustness.norms import NormBound, update_norm
+from fedtailor.uploads.norms import NormBound, update_norm
 
 
 @pytest.mark.parametrize(

@@ -9,38 +9,85 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import TooFewLeftError
 from ..params import Params
 from ..stacked import accumulation_dtype
+from .chain import Link, Needs, UploadContext
+from .collected import Uploads
 
 RECENT = 10  # rounds whose norms count
+USUAL_FACTOR, USUAL_QUANTILE = 1000.0, 0.5
+_FIRST = 1_000_000  # times the norm of the server's state
 _FAR = 10  # times the median
 
 
-@dataclass(frozen=True)
-class NormBound:
+@dataclass
+class NormBound(Link):
     """The bound of a round, and what becomes of an upload ``above`` it: it is left out ("refuse"),
     or its difference from the server's state is scaled down to the bound ("clip").
 
     ``largest`` is a fixed bound. None: ``factor`` times a ``quantile`` of the norms of the
     ``recent`` rounds, by client, or of the round itself where that is more. Two uploads don't show
     which of them is false. So in a round of fewer than three each client has one vote, its last
-    norm; of an even number the larger one counts, and with fewer than two the bound is ``first``.
-    Uploads that change nothing don't count.
+    norm; of an even number the larger one counts, and with fewer than two the bound is a million
+    times the norm of the server's state, or a million where that is less than 1. Uploads that
+    change nothing don't count.
     """
 
-    above: Literal["refuse", "clip", "keep"]
+    above: Literal["refuse", "clip"]
     largest: float | None
     factor: float
     quantile: float
-    recent: tuple[Mapping[int, float], ...] = ()
+    recent: Sequence[Mapping[int, float]] = ()
+    norms: dict[int, float] = field(default_factory=dict)  # of the round, by client
     first: float = math.inf
+
+    @property
+    def needs(self) -> Needs:
+        """Where the bound is so high that honest uploads stay below it, sums until one is above."""
+        high = self.factor >= USUAL_FACTOR and self.quantile >= USUAL_QUANTILE
+        rarely = self.above == "refuse" and self.largest is None and high
+        return "sums" if rarely and not self.above_limit(list(self.norms.values())) else "uploads"
+
+    def watch(self, upload: Params, at: UploadContext) -> None:
+        if not self.norms and not self._is_known:
+            self.first = _FIRST * max(1.0, total_norm(at.state))
+        (client,) = at.clients
+        self.norms[client] = update_norm(upload, at.unchanged(upload))
+
+    def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
+        if not uploads.keeps:
+            return {}  # those that are added up are below the bound
+        self.norms = {}
+        for row, client in enumerate(at.clients):
+            self.watch(uploads.upload(row), replace(at, clients=(client,)))
+        norms = list(self.norms.values())
+        rows, limit = self.above_limit(norms), self.limit(norms)
+        if self.above == "clip":
+            for row in rows:
+                upload = uploads.upload(row)
+                clip(upload, at.unchanged(upload), limit / norms[row])
+            return {}
+        size = len(at.clients)
+        if rows and size - len(rows) < max(1, at.least):
+            raise TooFewLeftError(
+                f"the norms of {len(rows)} of {size} uploads are above {limit:.3g} "
+                f"(cohort.max_norm, norm_factor), {size - len(rows)} are left and {at.least} needed"
+            )
+        reason = "the norm of its upload, {:.3g}, is above the bound of {:.3g}"
+        return {row: reason.format(norms[row], limit) for row in rows}
+
+    def close(self, clients: Sequence[int]) -> tuple[float, ...]:
+        counted = {client: self.norms[client] for client in clients}
+        self.recent, self.norms = [*self.recent, counted][-RECENT:], {}
+        return tuple(counted.values())
 
     def limit(self, norms: Sequence[float]) -> float:
         """The bound of a round whose uploads have these ``norms``.
@@ -60,18 +107,18 @@ class NormBound:
         pools = [now, [norm for _, norm in recent]]
         return self.factor * max(self._usual(pool, "lower") for pool in pools if pool)
 
+    def above_limit(self, norms: Sequence[float]) -> list[int]:
+        """The places of the norms above the bound, ascending."""
+        limit = self.limit(norms)
+        return [at for at, norm in enumerate(norms) if not norm <= limit]
+
     @property
-    def is_known(self) -> bool:
+    def _is_known(self) -> bool:
         """Whether the norms of two clients are known, so that ``first`` never counts."""
         return len({k for norms in self.recent for k, norm in norms.items() if norm > 0}) > 1
 
     def _usual(self, norms: Sequence[float], side: Literal["lower", "higher"]) -> float:
         return float(np.quantile(norms, self.quantile, method=side))
-
-    def above_limit(self, norms: Sequence[float]) -> list[int]:
-        """The places of the norms above the bound, ascending."""
-        limit = self.limit(norms)
-        return [at for at, norm in enumerate(norms) if not norm <= limit]
 
 
 def about_norms(rounds: Mapping[int, Mapping[int, float]], best: int) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedtailor.robustness.distances import directions_from
 from fedtailor.stacked import squared_distances
+from fedtailor.uploads.distances import directions_from
 
 MANY = torch.randn(6, 215_000, generator=torch.Generator().manual_seed(0))
 

@@ -15,15 +15,15 @@ import fedtailor as ft
 from fedtailor.data.federation import Federation
 from fedtailor.data.partition import partition
 from fedtailor.data.table import Dataset, Tokens
+from fedtailor.engine.backdoor import Trigger
 from fedtailor.engine.config import EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.optim import Optimiser
-from fedtailor.robustness.attacks import AttackConfig
-from fedtailor.robustness.backdoor import Trigger
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+from fedtailor.uploads.attacks import AttackConfig
 from tests.small import digits, same_bits
 
 ATTACK = AttackConfig("backdoor", clients=(1,), target=3)

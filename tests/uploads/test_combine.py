@@ -10,8 +10,8 @@ from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.params import Params
-from fedtailor.robustness.combine import combined
-from fedtailor.robustness.rules import COMBINATIONS, Robust
+from fedtailor.uploads.combine import combined
+from fedtailor.uploads.rules import COMBINATIONS, Robust
 from tests.small import last_round
 
 C, F = 9, 2

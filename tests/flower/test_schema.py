@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType
 from fedtailor.errors import InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import WireError
-from fedtailor.flower.uploads import UploadSchema
+from fedtailor.flower.schema import UploadSchema
 from tests.flower.grid import QUICK, experiment, grid, rewritten
 from tests.small import digits_backbone
 

@@ -13,9 +13,9 @@ import torch
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params
-from fedtailor.robustness.rules import Robust, krum_scores
 from fedtailor.runs.experiment import parse
 from fedtailor.stacked import squared_distances
+from fedtailor.uploads.rules import Robust, krum_scores
 from tests.small import last_round, same_bits
 
 V = np.random.default_rng(0).normal(size=(7, 12))

@@ -24,10 +24,10 @@ from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.methods.ifca import IFCA
 from fedtailor.optim import ClientContext
 from fedtailor.params import Batch, Params, clone, flat, subtract
-from fedtailor.robustness.attacks import AttackConfig
-from fedtailor.robustness.rules import Robust
 from fedtailor.runs.log_lines import history_line
 from fedtailor.task.task import Task
+from fedtailor.uploads.attacks import AttackConfig
+from fedtailor.uploads.rules import Robust
 from tests.small import digits_backbone, digits_federation, same_bits
 
 FEDERATION = digits_federation()

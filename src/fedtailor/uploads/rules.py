@@ -95,6 +95,11 @@ class Robust:
         return self.rule in COMBINATIONS
 
     @property
+    def makes_one(self) -> bool:
+        """Whether one upload is made of all, by the rule or by means of buckets."""
+        return self.combines or "bucketing" in self.before
+
+    @property
     def needs_state(self) -> bool:
         """Whether distances from the server's own state count."""
         return "clip" in self.before or self.rule == "centred-clipping"
@@ -136,7 +141,7 @@ class Robust:
         """Raise InputError if the rule doesn't go with a method of this ``name``."""
         if needs_only_mean:
             return
-        if self.combines or "bucketing" in self.before:
+        if self.makes_one:
             what = f"robust.rule = {self.rule!r}" if self.combines else "bucketing"
             raise InputError(
                 f"{what} makes one upload of several, but {name} needs each client's; rules for "

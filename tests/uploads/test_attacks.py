@@ -8,7 +8,7 @@ import torch
 
 from fedtailor import random
 from fedtailor.errors import InputError
-from fedtailor.robustness.attacks import AttackConfig, attack_uploads, flipped
+from fedtailor.uploads.attacks import AttackConfig, attack_uploads, flipped
 
 BASE = np.array([1.0, -2.0, 0.5])
 X = np.random.default_rng(2).normal(size=(5, 3)) + BASE

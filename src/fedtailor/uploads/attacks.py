@@ -11,7 +11,7 @@ its own update an attacker sends
     mimic: the update of the first honest member
     free-rider: no change
 or it trains on labels C - 1 - y instead of y, of C classes (label-flip), or on batches of which a
-share has a trigger and the label that attackers want (backdoor, see `backdoor.Trigger`). A backdoor
+share has a trigger and the label that attackers want (backdoor, see `engine.backdoor`). A backdoor
 may be boosted: then s times its own update is sent (s = 1).
 
 Sources:
@@ -41,6 +41,8 @@ from torch import Tensor
 from .. import random
 from ..errors import InputError
 from ..params import Batch, Params
+from .chain import Link, Needs, UploadContext
+from .collected import Uploads
 
 Kind = Literal[
     "none", "label-flip", "sign-flip", "scaling", "gaussian", "inner-product", "little-is-enough",
@@ -199,3 +201,24 @@ def attack_uploads(
             else:
                 sent = torch.zeros_like(base)
             value[row] = (base + sent).to(value.dtype)
+
+
+@dataclass(frozen=True)
+class Attack(Link):
+    """Changes what ``attackers`` send, once all honest uploads are there for them to know."""
+
+    config: AttackConfig
+    attackers: frozenset[int]
+
+    @property
+    def needs(self) -> Needs:
+        return "stack"
+
+    def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
+        rows = [row for row, client in enumerate(at.clients) if client in self.attackers]
+        if rows and self.config.is_on(at.round):
+            attacked = at.updates(uploads.params)
+            unchanged = at.unchanged({name: value[0] for name, value in attacked.items()})
+            key = random.key(at.seed, at.round, "attack")
+            attack_uploads(self.config, attacked, unchanged, rows, key)
+        return {}

@@ -21,6 +21,7 @@ from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, to_device
 from ..task.task import Task
+from ..uploads.chain import Chain
 from .codec import WireError
 
 Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by name
@@ -67,8 +68,8 @@ class UploadSchema:
         return cls(*forms, max(map(wire_bytes, forms)))
 
 
-def upload_schema(method: Method, task: Task, federation: Federation) -> UploadSchema:
-    """The schema of the method's uploads."""
+def upload_schema(method: Method, task: Task, federation: Federation, chain: Chain) -> UploadSchema:
+    """The schema of the method's uploads, as the ``chain`` sends them."""
     device, key = task.device, random.key(federation.seed, "form")
     server = to_device(first_server(method, task, federation), device)
     received = to_device(method.send(task, server, 0), device)
@@ -78,8 +79,9 @@ def upload_schema(method: Method, task: Task, federation: Federation) -> UploadS
     context = ClientContext(key.to(device), 1.0, 0, public)
     steps = [to_device(_blank(federation.dataset), device)]
     upload, _, _ = client_round(method, task, received, private, steps, context)
-    packed = method.pack(task, upload)
-    return UploadSchema.of(method.unpack(task, packed), packed)
+    at = chain.context(received, 0, [0])
+    packed = chain.send(upload, at)
+    return UploadSchema.of(chain.receive(packed, at), packed)
 
 
 def form_of(params: Params) -> Form:

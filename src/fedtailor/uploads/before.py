@@ -10,6 +10,7 @@ from torch import Tensor
 from ..params import Params, pick
 from ..stacked import column_chunks, combine, squared_distances
 from .distances import squared_distances_from
+from .norms import clip
 from .rules import Robust
 
 
@@ -63,8 +64,6 @@ def _clipped(uploads: Params, counting: Params, state: Params, radius: float | N
     distances = squared_distances_from(counting, state).sqrt()
     bound = distances.median() if radius is None else torch.tensor(radius).to(distances)
     for row in (distances > bound).nonzero().flatten().tolist():
-        left = (bound / distances[row]).item()
-        for name, value in uploads.items():
-            base = state[name].to(value.device, torch.float64)
-            value[row] = (base + left * (value[row].double() - base)).to(value.dtype)
+        upload = {name: value[row] for name, value in uploads.items()}
+        clip(upload, state, (bound / distances[row]).item())
     return uploads

@@ -1,0 +1,167 @@
+"""The chain of links that uploads pass through, from a client's training to the aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from ..params import Params
+from .collected import Uploads
+
+Needs = Literal["sums", "uploads", "stack"]
+_NEEDS: tuple[Needs, ...] = ("sums", "uploads", "stack")
+
+
+@dataclass(frozen=True)
+class UploadContext:
+    """What links know of a round. ``state`` is what the client has received, or at the server its
+    own state; ``clients`` are the client, or those whose uploads are there, in the order of rows.
+    ``unchanged`` gives the upload that changes nothing (`Method.unchanged`), and ``statistics``
+    are the names of running statistics. A stale upload is ``staleness`` rounds old and changes
+    ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
+    """
+
+    seed: int
+    statistics: Collection[str]
+    unchanged_from: Callable[[Params, Params], Params]
+    state: Params
+    round: int
+    clients: tuple[int, ...]
+    sent: Params = field(default_factory=dict)
+    staleness: int = 0
+    drawn: int = 0
+    least: int = 1
+
+    @property
+    def unchanged(self) -> Callable[[Params], Params]:
+        """The float tensors of an upload like this one that changes nothing of ``state``."""
+        return partial(self.unchanged_from, self.state)
+
+    def updates(self, upload: Params) -> Params:
+        """The tensors that tell what clients change: of floats, and no running statistics."""
+        return {
+            name: value
+            for name, value in upload.items()
+            if value.is_floating_point() and name not in self.statistics
+        }
+
+
+class Link:
+    """One transform of uploads. By default each end changes nothing."""
+
+    note: str | None = None  # what is to be told of the round
+
+    @property
+    def needs(self) -> Needs:
+        """What it works with at the server: "sums" of uploads that are forgotten at once, single
+        "uploads" that are kept until all are there, or a "stack" of these."""
+        return "sums"
+
+    def send(self, upload: Params, at: UploadContext) -> Params:
+        """At the client: its upload as this link sends it."""
+        return upload
+
+    def receive(self, upload: Params, at: UploadContext) -> Params:
+        """At the server: one client's upload again, as far as the server may know it."""
+        return upload
+
+    def watch(self, upload: Params, at: UploadContext) -> None:
+        """See one client's upload that is then added up and forgotten."""
+
+    def check(self, present: int) -> None:
+        """Raise TooFewUploadsError if so many uploads are too few."""
+
+    def gather(self, uploads: Uploads, at: UploadContext) -> Mapping[int, str | None]:
+        """Change the uploads that are there, in place; the rows that are not used, and why: a
+        member with a reason doesn't count, and one with None has only not been selected.
+
+        Raises:
+            TooFewLeftError: too few would be left.
+        """
+        return {}
+
+    def total(self, uploads: Params, at: UploadContext) -> Params:
+        """What the method aggregates, from stacked uploads ``[c, ...]`` or their mean
+        ``[1, ...]``: as many rows, or one. Called again if the aggregate can't be used."""
+        return uploads
+
+    def close(self, clients: Sequence[int]) -> tuple[float, ...]:
+        """End a round that counts these clients; the norms of their uploads, where known."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Links in the order in which a client applies them; the server goes from the last one to the
+    first. The other fields are those of `UploadContext`."""
+
+    links: tuple[Link, ...]
+    seed: int
+    statistics: Collection[str]
+    unchanged_from: Callable[[Params, Params], Params]
+
+    def context(self, state: Params, round_: int, clients: Sequence[int]) -> UploadContext:
+        """What the links know at a client that has received ``state``, or at the server."""
+        known = self.seed, self.statistics, self.unchanged_from
+        return UploadContext(*known, state, round_, tuple(clients))
+
+    @property
+    def needs(self) -> Needs:
+        """What the links need, all together."""
+        return max((link.needs for link in self.links), key=_NEEDS.index, default="sums")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be told of the round."""
+        return tuple(link.note for link in self.links if link.note is not None)
+
+    def send(self, upload: Params, at: UploadContext) -> Params:
+        """A client's upload as it travels."""
+        for link in self.links:
+            upload = link.send(upload, at)
+        return upload
+
+    def receive(self, packed: Params, at: UploadContext) -> Params:
+        """The upload again, at the server."""
+        for link in reversed(self.links):
+            packed = link.receive(packed, at)
+        return packed
+
+    def watch(self, upload: Params, at: UploadContext) -> None:
+        """See an upload that is then added up and forgotten."""
+        for link in self.links:
+            link.watch(upload, at)
+
+    def check(self, present: int) -> None:
+        """Raise TooFewUploadsError if so many uploads are too few for a link."""
+        for link in self.links:
+            link.check(present)
+
+    def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
+        """Let each link change the uploads that are there, in place; the clients whose uploads are
+        not used, and why (`Link.gather`).
+
+        Raises:
+            TooFewUploadsError, TooFewLeftError: too few are there, or would be left.
+        """
+        unused: dict[int, str | None] = {}
+        for link in reversed(self.links):
+            if not (rows := link.gather(uploads, at)):
+                continue
+            unused |= {at.clients[row]: reason for row, reason in rows.items()}
+            left = [row for row in range(len(at.clients)) if row not in rows]
+            uploads.keep(left)
+            at = replace(at, clients=tuple(at.clients[row] for row in left))
+        return unused
+
+    def total(self, uploads: Params, at: UploadContext) -> Params:
+        """What the method aggregates."""
+        for link in reversed(self.links):
+            uploads = link.total(uploads, at)
+        return uploads
+
+    def close(self, clients: Sequence[int]) -> tuple[float, ...]:
+        """End a round that counts these clients; the norms of their uploads, where known."""
+        return tuple(norm for link in self.links for norm in link.close(clients))

@@ -1,0 +1,84 @@
+"""Robust aggregation: what a rule leaves of a cohort's uploads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import random
+from ..errors import InputError
+from ..params import Params, pick
+from ..stacked import weighted_sum
+from .before import changed
+from .chain import Link, Needs, UploadContext
+from .collected import Uploads
+from .combine import combined
+from .rules import Robust
+
+
+@dataclass
+class RobustRule(Link):
+    """Selects uploads as soon as all are there, or makes one of all for the aggregate. ``method``
+    is the method's name."""
+
+    robust: Robust
+    method: str
+
+    @property
+    def needs(self) -> Needs:
+        return "stack"
+
+    def check(self, present: int) -> None:
+        self.robust.among(present)
+
+    def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
+        if self.robust.makes_one:
+            return {}
+        rule, floats, _ = self._changed(uploads.params, at)
+        rows = rule.select(pick(floats, at.updates(floats)))
+        uploads.params.update(floats)
+        selected = range(len(at.clients)) if rows is None else rows.tolist()
+        return dict.fromkeys(set(range(len(at.clients))).difference(selected))
+
+    def total(self, uploads: Params, at: UploadContext) -> Params:
+        if not self.robust.makes_one:
+            return uploads
+        rule, floats, state = self._changed(uploads, at)
+        scored = list(at.updates(floats))
+        if rule.combines:
+            one = combined(rule, floats, state, scored)
+        else:  # buckets
+            rows = rule.select(pick(floats, scored))
+            kept = floats if rows is None else {name: value[rows] for name, value in floats.items()}
+            count = len(next(iter(kept.values())))
+            one = weighted_sum(kept, torch.full((count,), 1 / count))
+        return {name: value[None] for name, value in one.items()}
+
+    def _changed(self, params: Params, at: UploadContext) -> tuple[Robust, Params, Params]:
+        """The rule for as many uploads as are there, their float tensors after the steps before it,
+        and the server's own state where distances from it count."""
+        rule = self.robust.among(len(at.clients))
+        self.note = None
+        if rule.attackers < self.robust.attackers:
+            self.note = (
+                f"{len(at.clients)} of {at.drawn} uploads are there: the rule withstands "
+                f"{rule.attackers} false ones, not {self.robust.attackers}"
+            )
+        floats = {name: value for name, value in params.items() if value.is_floating_point()}
+        if "nnm" in rule.before and len(floats) < len(params):
+            raise InputError(
+                f"robust.before has 'nnm', which takes means, and {self.method} also sends "
+                f"{min(params.keys() - floats.keys())}, which has none; allowed: 'clip'"
+            )
+        state = {}
+        if rule.needs_state:
+            own = at.unchanged({name: value[0] for name, value in floats.items()})
+            state = {name: value.to(floats[name].device) for name, value in own.items()}
+        # running statistics would drown what clients ask for: they are far larger than updates
+        scored = list(at.updates(floats))
+        for name in floats.keys() - set(scored):
+            floats[name] = rule.bound(floats[name])
+        key = random.key(at.seed, at.round, "aggregate")
+        order = random.uniform(key, (len(at.clients),)).argsort()
+        return rule, changed(rule, floats, state, scored, order), state
