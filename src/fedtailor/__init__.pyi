@@ -36,7 +36,7 @@ from .report import write
 from .results import Result as Result
 from .results import open_result as open_result
 from .results import run as run
-from .robustness.rules import Robust as Robust
+from .uploads.rules import Robust as Robust
 from .runs.callbacks import STOP as STOP
 from .runs.callbacks import CommittedRound as CommittedRound
 from .runs.callbacks import EarlyStopping as EarlyStopping

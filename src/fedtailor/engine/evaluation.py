@@ -3,7 +3,7 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,14 +23,7 @@ from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .joining import join_requests
 from .metrics import Metrics
-from .scoring import (
-    SPLITS,
-    EvaluatedModel,
-    Evaluation,
-    evaluate_one,
-    evaluations,
-    num_sums,
-)
+from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations, num_sums
 
 Results = dict[int, ClientEvaluationResult]  # by client
 
@@ -101,7 +94,7 @@ class Evaluator:
             batch_size = self.plan.evaluate.batch_size
             options = self.metrics, self.trigger
             return evaluate_one(scores_of, self.federation, clients, batch_size, *options)
-        results = self._results("global", shared, clients, number, self.store.read)
+        results = self._results("global", shared, clients, number)
         return self._evaluations("global", clients, results)
 
     def _evaluations(
@@ -125,28 +118,11 @@ class Evaluator:
             self.kept.clear()
         self.kept_for = server
         changed = [client for client in clients if client not in self.kept]
-        self.kept.update(self._evaluate_personal(server, changed, number, self.store.read))
+        self.kept.update(self._results("evaluate", server, changed, number))
         return self.kept
 
-    def _evaluate_personal(
-        self,
-        server: Server,
-        clients: Sequence[int],
-        number: int,
-        private: Callable[[int], Params | None],
-    ) -> Results:
-        """The model that each client uses, fine-tuned where the method does that, on its own
-        examples."""
-        return self._results("evaluate", server, clients, number, private)
-
-    def _results(
-        self,
-        work: str,
-        server: Server,
-        clients: Sequence[int],
-        number: int,
-        private: Callable[[int], Params | None],
-    ) -> Results:
+    def _results(self, work: str, server: Server, clients: Sequence[int], number: int) -> Results:
+        """Of the model that each client uses, or of one for all, on its own examples."""
         passes, federation = self.method.finetune_passes, self.federation
         sizes = {
             client: federation.num_steps(client, self.plan.local, passes)
@@ -155,9 +131,9 @@ class Evaluator:
             for client in clients
         }
         order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients
+        private = self.store.read
         requests = client_requests(order, number, "personalise", passes, sizes, private)
-        results = self.executor.map(work, server, requests)
-        return {request.client: _copied(result) for request, result in _usable(results)}
+        return _usable(self.executor.map(work, server, requests))
 
     def _evaluate_joining(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """Of clients that have just joined: fitted for a few passes, of which nothing is kept."""
@@ -167,8 +143,7 @@ class Evaluator:
             return self.store.read(client) or {}
 
         requests = join_requests(self.federation, local, clients, number, passes, private)
-        results = self.executor.map("join", server, requests)
-        return {request.client: _copied(result) for request, result in results}
+        return _usable(self.executor.map("join", server, requests))
 
     def _diagnostics(
         self, server: Server, clients: Sequence[int], shown: Mapping[int, Params | None]
@@ -187,13 +162,12 @@ class Evaluator:
         return diagnostics
 
 
-def _usable(
-    results: Iterable[tuple[ClientRequest, Any]],
-) -> Iterator[tuple[ClientRequest, ClientEvaluationResult]]:
-    return ((item, result) for item, result in results if not isinstance(result, Refusal))
-
-
-def _copied(result: ClientEvaluationResult) -> ClientEvaluationResult:
-    """With tensors that stay valid when the next result is asked for."""
-    shown = result.diagnostics
-    return replace(result, diagnostics=None if shown is None else clone(shown))
+def _usable(results: Iterable[tuple[ClientRequest, Any]]) -> Results:
+    """By client, with tensors that stay valid when the next result is asked for."""
+    found: Results = {}
+    for request, result in results:
+        if not isinstance(result, Refusal):
+            shown = result.diagnostics
+            copied = None if shown is None else clone(shown)
+            found[request.client] = replace(result, diagnostics=copied)
+    return found

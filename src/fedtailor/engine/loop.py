@@ -61,14 +61,6 @@ class Loop:
             number=0,
             server=server,
             cohort=Cohort((), none, 0, key, self.federation.num_clients),
-            losses=(),
-            steps=(),
-            lr_scale=0.0,
-            trained=0,
-            trained_steps=0,
-            bytes_down=0,
-            bytes_up=0,
-            costs=None,
             evaluations=tuple(evaluations),
             diagnostics=diagnostics,
             seconds=clock.seconds,
@@ -180,7 +172,7 @@ class Loop:
 
     def _empty(self, cohort: Cohort, members: Sequence[Member]) -> Uploads:
         steps = [member.steps for member in members if member.counts]
-        complete = self.complete and self.plan.faults.deadline is None
+        complete = self.quorum == 1 and self.plan.faults.deadline is None
         return empty_uploads(self.method, self.chain, cohort, steps, self.plan, complete=complete)
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
@@ -265,17 +257,17 @@ class Loop:
             return False
         down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
         seconds = self.time.seconds(member.client, member.steps, down, up if sends else 0)
-        return results.is_late(member.client, seconds, self.plan.faults.deadline, sends=sends)
+        results.seconds = max(results.seconds, seconds)
+        deadline = self.plan.faults.deadline
+        if not sends or deadline is None or seconds <= deadline:
+            return False
+        results.late[member.client] = seconds
+        return True
 
     def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
         """How many of the cohort's updates can be usable, as far as it is known."""
         refused = {client for client, _ in results.refusals.values()}
         return len(cohort.clients) - len(refused.intersection(cohort.clients))
-
-    @property
-    def complete(self) -> bool:
-        """Whether every member of a cohort must have a usable update."""
-        return self.quorum == 1
 
     def _least(self, cohort: Cohort, quorum: float) -> int:
         """How many updates must be usable, of the cohort that was drawn."""

@@ -43,15 +43,6 @@ class CohortResults:
         """Why clients have no usable update."""
         return {client: refusal.reason for client, refusal in self.refusals.values()}
 
-    def is_late(self, client: int, seconds: float, deadline: float | None, *, sends: bool) -> bool:
-        """Take the simulated time of a member of a synchronous round; whether it ``sends`` an
-        upload that comes after the deadline."""
-        self.seconds = max(self.seconds, seconds)
-        if not sends or deadline is None or seconds <= deadline:
-            return False
-        self.late[client] = seconds
-        return True
-
     def add(
         self, place: int, position: int | None, steps: int, update: ClientUpdate, *, sends: bool
     ) -> None:
@@ -101,18 +92,18 @@ class Round:
     number: int
     server: Server
     cohort: Cohort
-    losses: tuple[float, ...]
-    steps: tuple[int, ...]
-    lr_scale: float
-    trained: int
-    trained_steps: int
-    bytes_down: int
-    bytes_up: int
-    costs: Costs | None  # None if nobody has trained
     evaluations: tuple[Evaluation, ...]
     diagnostics: Params
     seconds: dict[str, float]
     executor: str | None  # what the clients were run by; None: `auto` has not chosen yet
+    losses: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    lr_scale: float = 0.0
+    trained: int = 0
+    trained_steps: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    costs: Costs | None = None  # None if nobody has trained
     notes: tuple[str, ...] = ()
     cpu_seconds: float | None = None
     norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from ..params import Params
@@ -34,10 +33,9 @@ class UploadContext:
     drawn: int = 0
     least: int = 1
 
-    @property
-    def unchanged(self) -> Callable[[Params], Params]:
+    def unchanged(self, upload: Params) -> Params:
         """The float tensors of an upload like this one that changes nothing of ``state``."""
-        return partial(self.unchanged_from, self.state)
+        return self.unchanged_from(self.state, upload)
 
     def updates(self, upload: Params) -> Params:
         """The tensors that tell what clients change: of floats, and no running statistics."""
@@ -93,7 +91,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Link):
     """Links in the order in which a client applies them; the server goes from the last one to the
     first. The other fields are those of `UploadContext`."""
 
@@ -109,8 +107,7 @@ class Chain:
 
     @property
     def needs(self) -> Needs:
-        """What the links need, all together."""
-        return max((link.needs for link in self.links), key=_NEEDS.index, default="sums")
+        return max((link.needs for link in self.links), key=_NEEDS.index)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,50 +115,38 @@ class Chain:
         return tuple(link.note for link in self.links if link.note is not None)
 
     def send(self, upload: Params, at: UploadContext) -> Params:
-        """A client's upload as it travels."""
         for link in self.links:
             upload = link.send(upload, at)
         return upload
 
-    def receive(self, packed: Params, at: UploadContext) -> Params:
-        """The upload again, at the server."""
+    def receive(self, upload: Params, at: UploadContext) -> Params:
         for link in reversed(self.links):
-            packed = link.receive(packed, at)
-        return packed
+            upload = link.receive(upload, at)
+        return upload
 
     def watch(self, upload: Params, at: UploadContext) -> None:
-        """See an upload that is then added up and forgotten."""
         for link in self.links:
             link.watch(upload, at)
 
     def check(self, present: int) -> None:
-        """Raise TooFewUploadsError if so many uploads are too few for a link."""
         for link in self.links:
             link.check(present)
 
     def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
-        """Let each link change the uploads that are there, in place; the clients whose uploads are
-        not used, and why (`Link.gather`).
-
-        Raises:
-            TooFewUploadsError, TooFewLeftError: too few are there, or would be left.
-        """
+        """As `Link.gather`, by client."""
         unused: dict[int, str | None] = {}
         for link in reversed(self.links):
-            if not (rows := link.gather(uploads, at)):
-                continue
-            unused |= {at.clients[row]: reason for row, reason in rows.items()}
-            left = [row for row in range(len(at.clients)) if row not in rows]
-            uploads.keep(left)
-            at = replace(at, clients=tuple(at.clients[row] for row in left))
+            if rows := link.gather(uploads, at):
+                unused |= {at.clients[row]: reason for row, reason in rows.items()}
+                left = [row for row in range(len(at.clients)) if row not in rows]
+                uploads.keep(left)
+                at = replace(at, clients=tuple(at.clients[row] for row in left))
         return unused
 
     def total(self, uploads: Params, at: UploadContext) -> Params:
-        """What the method aggregates."""
         for link in reversed(self.links):
             uploads = link.total(uploads, at)
         return uploads
 
     def close(self, clients: Sequence[int]) -> tuple[float, ...]:
-        """End a round that counts these clients; the norms of their uploads, where known."""
         return tuple(norm for link in self.links for norm in link.close(clients))

@@ -56,10 +56,7 @@ Selection = Literal["krum", "multi-krum", "mda"]
 Combination = Literal[
     "median", "trimmed-mean", "meamed", "geometric-median", "centred-clipping", "bulyan"
 ]
-Rule = Literal[
-    "none", "krum", "multi-krum", "mda",
-    "median", "trimmed-mean", "meamed", "geometric-median", "centred-clipping", "bulyan",
-]  # fmt: skip
+Rule = Literal["none", Selection, Combination]
 Step = Literal["clip", "nnm", "bucketing"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 COMBINATIONS: tuple[str, ...] = get_args(Combination)
