@@ -36,7 +36,6 @@ from .report import write
 from .results import Result as Result
 from .results import open_result as open_result
 from .results import run as run
-from .uploads.rules import Robust as Robust
 from .runs.callbacks import STOP as STOP
 from .runs.callbacks import CommittedRound as CommittedRound
 from .runs.callbacks import EarlyStopping as EarlyStopping
@@ -48,6 +47,7 @@ from .runs.rollback import rollback as rollback
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
 from .trackers.follow import track as track
+from .uploads.rules import Robust as Robust
 
 write_report = write
 __version__: str
