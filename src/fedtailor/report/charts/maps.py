@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .content import Json
-from .specs import chart, tip
+from .specs import chart, layer, picked, tip
 
 _MAX_NAMES = 30  # below dots; with more clients, their numbers in order
 _FEW = 14  # names that have room beside each other on a phone
@@ -71,25 +71,18 @@ def _dots(content: Json) -> Json:
     if len(content["clients"]) <= _MAX_NAMES:
         x = {"field": "name", "type": "nominal", "sort": {"field": "place"}}
         x["axis"] = {"title": title, "labelLimit": 90}
-    places: Json = {
-        "x": x,
-        "y": {"field": "value", "type": "quantitative", "axis": axis,
-              "scale": {"domain": content["reach"], "nice": True}},
-    }  # fmt: skip
-    dots: Json = {"mark": {"type": "circle", "cursor": "pointer", "size": 90, "opacity": 0.9}}
+    y = {"field": "value", "type": "quantitative", "axis": axis,
+         "scale": {"domain": content["reach"], "nice": True}}  # fmt: skip
+    places: Json = {"x": x, "y": y}
+    colour: Json = {"datum": "", "type": "nominal", "legend": None}
     if content["hasTruth"]:
         fields.append(("truth", "n", "true cluster"))
         legend = {"orient": "top", "title": "true cluster"}
-        colour: Json = {"field": "truth", "type": "nominal", "legend": legend}
-    else:
-        colour = {"datum": "", "type": "nominal", "legend": None}
-    dots["encoding"] = {**places, "color": colour, "tooltip": tip(*fields)}
-    picked = {
-        "transform": [{"filter": "picked != null && datum.key == picked"}],
-        "mark": {"type": "point", "filled": False, "size": 240, "strokeWidth": 2.5},
-        "encoding": places,
-    }
-    return chart("cells", f"{value} by client", 280, {"layer": [dots, picked]})
+        colour = {"field": "truth", "type": "nominal", "legend": legend}
+    dots = layer({"type": "circle", "cursor": "pointer", "size": 90, "opacity": 0.9},
+                 {**places, "color": colour, "tooltip": tip(*fields)})  # fmt: skip
+    ring = picked("point", places, filled=False, size=240, strokeWidth=2.5)
+    return chart("cells", f"{value} by client", 280, {"layer": [dots, ring]})
 
 
 def _without(value: float, field: str, of_map: Json, colour: str) -> Json:
@@ -122,17 +115,8 @@ def _map(
 
     places = {"x": axis(*x, -60 if longest > 3 else 0), "y": axis(*y, 0)}
     legend = {"orient": "top", "gradientLength": 160, "titleLimit": 300, "format": ".3~g"}
-    rect: Json = {
-        "mark": {"type": "rect", "cursor": "pointer"},
-        "encoding": {
-            **places,
-            "color": {"type": "quantitative", "legend": legend, **colour},
-            "tooltip": tooltip,
-        },
-    }
-    picked = {
-        "transform": [{"filter": "picked != null && datum.key == picked"}],
-        "mark": {"type": "rect", "fill": None, "strokeWidth": 1.5},
-        "encoding": places,
-    }
-    return chart(name, f"{y[1]} by {x[1]}", {"step": step}, {"layer": [rect, picked]})
+    colours = {"type": "quantitative", "legend": legend, **colour}
+    rect = layer({"type": "rect", "cursor": "pointer"},
+                 {**places, "color": colours, "tooltip": tooltip})  # fmt: skip
+    layers = [rect, picked("rect", places, fill=None, strokeWidth=1.5)]
+    return chart(name, f"{y[1]} by {x[1]}", {"step": step}, {"layer": layers})

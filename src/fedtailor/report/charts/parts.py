@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .content import Json, number
-from .specs import chart, tip
+from .specs import by_round, chart, layer, tip, touch
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -46,26 +46,19 @@ def line_chart(
 
     The axis reaches from ``least`` to 100, or as far as the values if that is None.
     """
-    x = {"field": "round", "type": "quantitative",
-         "axis": {"title": "round", "tickMinStep": 1, "format": "d", "grid": False}}  # fmt: skip
     y = {"field": "value", "type": "quantitative", "axis": {"title": title},
          "scale": {"zero": False} if least is None else {"domain": [least, 100]}}  # fmt: skip
     words = [("series", "n", series), ("round", "q", "round"), ("value", "q", title), *tooltip]
-    of_series: Json = {"x": x, "y": y, "color": colour, "detail": {"field": "series"}}
-    area = of_series | {"y": y | {"field": "low"}, "y2": {"field": "high"}}
+    places = {"x": by_round(), "y": y}
+    of_series: Json = {**places, "color": colour, "detail": {"field": "series"}}
+    ends = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
     layers = [
-        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": of_series},
-        {"mark": {"type": "circle", "size": 36, "opacity": 1}, "encoding": of_series},
-        {
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "mark": {"type": "area", "opacity": 0.15},
-            "encoding": area,
-        },
-        {
-            "mark": {"type": "circle", "size": 160, "opacity": 0.001},
-            "encoding": {"x": x, "y": y, "tooltip": tip(*words)},
-        },
-    ]
+        layer({"type": "line", "strokeWidth": 2}, of_series),
+        layer({"type": "circle", "size": 36, "opacity": 1}, of_series),
+        layer({"type": "area", "opacity": 0.15}, of_series | ends,
+              {"filter": "isValid(datum.low)"}),
+        touch(places, tip(*words)),
+    ]  # fmt: skip
     return chart("lines", f"{title} by round", 260, {"layer": layers})
 
 

@@ -19,7 +19,7 @@ from ..select import Entry
 from ..tensors import tensor_names, tensors
 from .content import Group, Json, number
 from .parts import Chart, Figure, line_chart, nominal, spread
-from .specs import chart, tip
+from .specs import chart, layer, picked, tip
 
 Floats = NDArray[np.float64]
 Bracket = tuple[list[float], list[float]]  # x and y of one merge of two clusters
@@ -28,11 +28,7 @@ _BINS = 40
 _LAYER = ("gate.norm.", "gate.linear.", "gate.post.")
 _STATISTICS = ("running_mean", "running_var")
 _MAX_SORTED = 300  # clients; the leaves of a dendrogram with more of them have any valid order
-_LEFT = {
-    "minExtent": 96,
-    "maxExtent": 96,
-    "labelLimit": 72,
-}  # charts that stand one above the other
+_LEFT = {"minExtent": 96, "maxExtent": 96, "labelLimit": 72}  # of charts one above the other
 
 
 def _trained_clients(path: Path) -> NDArray[np.int64]:
@@ -230,37 +226,23 @@ def _dendrogram(names: Sequence[str], low: float) -> Json:
     x = _along_clients(len(names), names)
     y: Json = {"field": "y", "type": "quantitative", "axis": {"title": "distance", **_LEFT},
                "scale": {"domainMin": low, "zero": False}}  # fmt: skip
-    join = {
-        "data": {"name": "joins"},
-        "mark": {"type": "line", "strokeWidth": 1.6, "clip": True},
-        "encoding": {
-            "x": {"field": "x", **x}, "y": y, "detail": {"field": "join"}, "order": {"value": None}
-        },
-    }  # fmt: skip
-    touch = {
-        "data": {"name": "tops"},
-        "mark": {"type": "rule", "strokeWidth": 14, "opacity": 0.001},
-        "encoding": {
-            "x": {"field": "left", **x}, "x2": {"field": "right"}, "y": y,
-            "tooltip": tip(("y", "q", "joined at distance"), ("clients", "q", "clients below")),
-        },
-    }  # fmt: skip
+    ends = {"x": {"field": "left", **x}, "x2": {"field": "right"}, "y": y}
+    joined = tip(("y", "q", "joined at distance"), ("clients", "q", "clients below"))
+    leaf = {"x": {"field": "x", **x}, "y": {**y, "datum": low}}
+    leaf["y"].pop("field")
     words = tip(("name", "n", "client"), ("train", "q", "training examples"))
-    places = {"x": {"field": "x", **x}, "y": y | {"field": None, "datum": low}}
-    places["y"].pop("field")
-    leaf = {
-        "data": {"name": "leaves"},
-        "mark": {"type": "circle", "size": 70, "opacity": 1, "cursor": "pointer"},
-        "encoding": {**places, "tooltip": words},
-    }
-    picked = {
-        "data": {"name": "leaves"},
-        "transform": [{"filter": "picked != null && datum.key == picked"}],
-        "mark": {"type": "point", "filled": False, "size": 220, "strokeWidth": 2.5},
-        "encoding": places,
-    }
-    layers = {"layer": [join, touch, leaf, picked]}
-    return chart("joins", "clients joined by the distance of their gating layers", 240, layers)
+    layers = [
+        layer({"type": "line", "strokeWidth": 1.6, "clip": True},
+              {"x": {"field": "x", **x}, "y": y, "detail": {"field": "join"},
+               "order": {"value": None}}, data="joins"),
+        layer({"type": "rule", "strokeWidth": 14, "opacity": 0.001}, ends | {"tooltip": joined},
+              data="tops"),
+        layer({"type": "circle", "size": 70, "opacity": 1, "cursor": "pointer"},
+              leaf | {"tooltip": words}, data="leaves"),
+        picked("point", leaf, data="leaves", filled=False, size=220, strokeWidth=2.5),
+    ]  # fmt: skip
+    title = "clients joined by the distance of their gating layers"
+    return chart("joins", title, 240, {"layer": layers})
 
 
 def _strip(count: int, classes: Sequence[str]) -> Json:
@@ -272,22 +254,13 @@ def _strip(count: int, classes: Sequence[str]) -> Json:
     )
     legend = {"orient": "top", "gradientLength": 160, "title": "% of the client's examples"}
     places = {"x": {"field": "left", **x}, "x2": {"field": "right"}, "y": y}
-    rect = {
-        "mark": {"type": "rect", "cursor": "pointer"},
-        "encoding": {
-            **places,
-            "color": {"field": "share", "type": "quantitative", "legend": legend,
-                      "scale": {"domain": [0, 100]}},
-            "tooltip": words,
-        },
-    }  # fmt: skip
-    picked = {
-        "transform": [{"filter": "picked != null && datum.key == picked"}],
-        "mark": {"type": "rect", "fill": None, "strokeWidth": 1.5},
-        "encoding": places,
-    }
+    colour = {"field": "share", "type": "quantitative", "legend": legend,
+              "scale": {"domain": [0, 100]}}  # fmt: skip
+    rect = layer({"type": "rect", "cursor": "pointer"},
+                 {**places, "color": colour, "tooltip": words})  # fmt: skip
+    layers = [rect, picked("rect", places, fill=None, strokeWidth=1.5)]
     height = {"step": 16 if len(classes) <= 30 else 6}
-    return chart("cells", "labels of the same clients", height, {"layer": [rect, picked]})
+    return chart("cells", "labels of the same clients", height, {"layer": layers})
 
 
 def _records(trial: Trial) -> list[Record]:

@@ -18,19 +18,16 @@ from ..select import Metric, higher_is_better, is_percentage, unit_of
 from .content import Json
 
 _SHOWN = {"filter": "indexof(shown, datum.method) >= 0"}
-_ROUNDS = {"title": "round", "tickMinStep": 1, "format": "d", "grid": False}
-_OPACITY = {
-    "condition": {"test": "focus == null || focus == datum.method", "value": 1},
-    "value": 0.12,
-}
-_FAINT = {
-    "condition": {"test": "focus == null || focus == datum.method", "value": 0.6},
-    "value": 0.06,
-}
+_FOCUSED = "focus == null || focus == datum.method"
+_OPACITY = {"condition": {"test": _FOCUSED, "value": 1}, "value": 0.12}
+_FAINT = {"condition": {"test": _FOCUSED, "value": 0.6}, "value": 0.06}
+_OF_LINES = {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
+_OF_MARKS = {"symbolSize": 90, "symbolStrokeWidth": 0}
 
 
 def chart(name: str, description: str, height: int | Json, layers: Json) -> Json:
     """Return a chart of the data ``name``, as wide as its place in the page."""
+    params: Json = {"shown": [], "focus": None, "picked": None, "outer": WIDTH}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "description": description,
@@ -38,18 +35,34 @@ def chart(name: str, description: str, height: int | Json, layers: Json) -> Json
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
         "data": {"name": name},
-        "params": [
-            {"name": "shown", "value": []},
-            {"name": "focus", "value": None},
-            {"name": "picked", "value": None},
-            {"name": "outer", "value": WIDTH},
-        ],
+        "params": [{"name": param, "value": value} for param, value in params.items()],
         **layers,
     }
 
 
-_OF_LINES = {"symbolType": "stroke", "symbolSize": 450, "symbolStrokeWidth": 2}
-_OF_MARKS = {"symbolSize": 90, "symbolStrokeWidth": 0}
+def layer(mark: Json, encoding: Json, *transform: Json, data: str = "") -> Json:
+    """Return one layer of a chart, of the rows that ``transform`` leaves."""
+    found: Json = {"mark": mark, "encoding": encoding}
+    found |= {"transform": list(transform)} if transform else {}
+    return found | ({"data": {"name": data}} if data else {})
+
+
+def touch(places: Json, words: Sequence[Json], size: int = 160) -> Json:
+    """Return a layer without colour that says what is under the pointer."""
+    mark = {"type": "circle", "size": size, "opacity": 0.001}
+    return layer(mark, {**places, "tooltip": words})
+
+
+def picked(mark: str, encoding: Json, *transform: Json, data: str = "", **look: Any) -> Json:
+    """Return a layer that marks the picked client."""
+    is_picked = {"filter": "picked != null && datum.key == picked"}
+    return layer({"type": mark, **look}, encoding, *transform, is_picked, data=data)
+
+
+def by_round() -> Json:
+    """The axis of rounds."""
+    axis = {"title": "round", "tickMinStep": 1, "format": "d", "grid": False}
+    return {"field": "round", "type": "quantitative", "axis": axis}
 
 
 def _legend(labels: Sequence[str], look: Json) -> Json:
@@ -60,7 +73,10 @@ def _legend(labels: Sequence[str], look: Json) -> Json:
     return {"orient": "bottom", "title": None, "symbolOpacity": 1, **names, **look}
 
 
-def _by(labels: Sequence[str], look: Sequence[Any] | None, legend: Json | None) -> Json:
+def _by(
+    labels: Sequence[str], legend: Json | None = None, look: Sequence[Any] | None = None
+) -> Json:
+    """Tell methods apart by their colour, or by their ``look``."""
     scale: Json = {"domain": list(labels)}
     if look is not None:
         turns = (k + k // len(COLOURS) for k in range(len(labels)))  # colours repeat, looks do not
@@ -69,20 +85,8 @@ def _by(labels: Sequence[str], look: Sequence[Any] | None, legend: Json | None) 
     return {"field": "method", "type": "nominal", "scale": scale, "legend": legend}
 
 
-def _colour(labels: Sequence[str], legend: Json | None = None) -> Json:
-    return _by(labels, None, legend)
-
-
-def _dash(labels: Sequence[str], legend: Json) -> Json:
-    return _by(labels, DASHES, legend)
-
-
-def _shape(labels: Sequence[str]) -> Json:
-    return _by(labels, SHAPES, _OF_MARKS)
-
-
-def _measure(title: str, *, field: str = "value", grid: bool = True) -> Json:
-    axis = {"title": title, "grid": grid}
+def _measure(title: str, field: str = "value") -> Json:
+    axis = {"title": title, "grid": True}
     return {"field": field, "type": "quantitative", "scale": {"zero": False}, "axis": axis}
 
 
@@ -97,54 +101,31 @@ def tip(*fields: tuple[str, str, str]) -> list[Json]:
 def curves(labels: Sequence[str], metric: Metric, split: str) -> Json:
     """Means over clients by round, with a band of one deviation over seeds."""
     axis = f"mean {split} {metric}{unit_of(metric)}"
-    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
-    colour, tooltip = _colour(labels, _OF_MARKS), tip(
+    words = tip(
         ("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis),
         ("std", "q", "std over seeds"), ("reported", "q", "seeds that report this round"),
     )  # fmt: skip
-    band = {
-        "mark": {"type": "area", "opacity": 0.12, "interpolate": "linear"},
-        "transform": [{"filter": "datum.std > 0 && (focus == null || focus == datum.method)"}],
-        "encoding": {
-            "x": x,
-            "y": _measure(axis, field="low"),
-            "y2": {"field": "high"},
-            "color": colour,
-        },
-    }
-    line = {
-        "mark": {"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
-        "encoding": {
-            "x": x,
-            "y": _measure(axis),
-            "color": colour,
-            "strokeDash": _dash(labels, _OF_MARKS),
-            "opacity": _OPACITY,
-        },
-    }
-    reported = {
-        "mark": {"type": "point", "size": 70, "strokeWidth": 2},
-        "transform": [{"filter": "datum.reported > 0"}],
-        "encoding": {
-            "x": x,
-            "y": _measure(axis),
-            "color": colour,
-            "shape": _shape(labels),
-            "opacity": _OPACITY,
-        },
-    }
-    touch = {
-        "mark": {"type": "circle", "size": 160, "opacity": 0.001},
-        "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip},
-    }
+    colour = {"color": _by(labels, _OF_MARKS)}
+    places = {"x": by_round(), "y": _measure(axis)}
+    own = {**places, **colour, "opacity": _OPACITY}
+    low_high = {"x": by_round(), "y": _measure(axis, "low"), "y2": {"field": "high"}, **colour}
+    has_band = {"filter": f"datum.std > 0 && ({_FOCUSED})"}
+    layers = [
+        layer({"type": "area", "opacity": 0.12, "interpolate": "linear"}, low_high, has_band),
+        layer({"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
+              own | {"strokeDash": _by(labels, _OF_MARKS, DASHES)}),
+        layer({"type": "point", "size": 70, "strokeWidth": 2},
+              own | {"shape": _by(labels, _OF_MARKS, SHAPES)}, {"filter": "datum.reported > 0"}),
+        touch(places, words),
+    ]  # fmt: skip
     transform = [
         {"filter": f"datum.split == '{split}'"},
         _SHOWN,
         {"calculate": "datum.value - datum.std", "as": "low"},
         {"calculate": "datum.value + datum.std", "as": "high"},
     ]
-    layers = {"transform": transform, "layer": [band, line, reported, touch]}
-    return chart("curves", f"{axis} by round, a line a method", 280, layers)
+    description = f"{axis} by round, a line a method"
+    return chart("curves", description, 280, {"transform": transform, "layer": layers})
 
 
 def _by_method(ranked: Sequence[str]) -> Json:
@@ -157,48 +138,28 @@ def ahead(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
     """How far each method is ahead of training alone, with its interval."""
     unit = "points" if is_percentage(metric) else unit_of(metric).strip(" ()")
     axis = f"ahead of training alone ({unit or metric})"
-    tooltip = tip(
+    words = tip(
         ("method", "n", "method"), ("value", "q", "ahead by"), ("low", "q", "95 % from"),
         ("high", "q", "to"), ("reading", "n", "these data show"),
         ("worseOff", "q", "clients worse off"), ("clients", "q", "of"),
     )  # fmt: skip
-    zero = {
-        "data": {"values": [{}]},
-        "mark": {"type": "rule", "strokeDash": [4, 3]},
-        "encoding": {"x": {"datum": 0, "type": "quantitative", "axis": {"title": axis}}},
-    }
-    y = _by_method(ranked)
-    interval = {
-        "transform": [_SHOWN, {"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "strokeWidth": 3},
-        "encoding": {
-            "y": y,
-            "x": _measure(axis, field="low"),
-            "x2": {"field": "high"},
-            "color": _colour(labels),
-            "opacity": _OPACITY,
-            "tooltip": tooltip,
-        },
-    }
-    point = {
-        "transform": [_SHOWN],
-        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-        "encoding": {
-            "y": y,
-            "x": _measure(axis),
-            "color": _colour(labels),
-            "opacity": _OPACITY,
-            "tooltip": tooltip,
-        },
-    }
-    layers = {"layer": [zero, interval, point]}
-    return chart("ahead", axis, {"step": 26}, layers)
+    own = {"y": _by_method(ranked), "color": _by(labels), "opacity": _OPACITY, "tooltip": words}
+    ends = {"x": _measure(axis, "low"), "x2": {"field": "high"}}
+    zero = {"datum": 0, "type": "quantitative", "axis": {"title": axis}}
+    layers = [
+        {**layer({"type": "rule", "strokeDash": [4, 3]}, {"x": zero}), "data": {"values": [{}]}},
+        layer({"type": "rule", "strokeWidth": 3}, own | ends, _SHOWN,
+              {"filter": "isValid(datum.low)"}),
+        layer({"type": "point", "filled": True, "size": 110, "opacity": 1},
+              own | {"x": _measure(axis)}, _SHOWN),
+    ]  # fmt: skip
+    return chart("ahead", axis, {"step": 26}, {"layer": layers})
 
 
 def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Json:
     """The test result of every client with every method, over boxes of all clients."""
     axis = f"test {metric}{unit_of(metric)}"
-    tooltip = tip(
+    words = tip(
         ("name", "n", "client"), ("group", "n", "of"), ("method", "n", "method"),
         ("value", "q", axis), ("train", "q", "training examples"), ("test", "q", "test examples"),
     )  # fmt: skip
@@ -207,58 +168,24 @@ def clients(labels: Sequence[str], ranked: Sequence[str], metric: Metric) -> Jso
         ("p50", "q", "median"), ("p75", "q", "upper quarter"), ("p90", "q", "best tenth from"),
         ("clients", "q", "clients, all seeds"),
     )  # fmt: skip
-    y = _by_method(ranked)
-    of_boxes = {"data": {"name": "boxes"}, "transform": [_SHOWN]}
-    colour = _colour(labels)
-    whisker = {
-        **of_boxes,
-        "mark": {"type": "rule", "strokeWidth": 1.5},
-        "encoding": {
-            "y": y, "x": _measure(axis, field="p10"), "x2": {"field": "p90"},
-            "color": colour, "opacity": _OPACITY,
-        },
-    }  # fmt: skip
-    box = {
-        **of_boxes,
-        "mark": {"type": "bar", "size": 26, "fillOpacity": 0.13, "strokeWidth": 1.2},
-        "encoding": {
-            "y": y, "x": _measure(axis, field="p25"), "x2": {"field": "p75"},
-            "color": colour, "stroke": colour, "opacity": _OPACITY, "tooltip": percentiles,
-        },
-    }  # fmt: skip
-    median = {
-        **of_boxes,
-        "mark": {"type": "tick", "thickness": 3, "size": 26},
-        "encoding": {
-            "y": y,
-            "x": _measure(axis, field="p50"),
-            "color": colour,
-            "opacity": _OPACITY,
-        },
-    }
-    dots = {
-        "transform": [_SHOWN],
-        "mark": {"type": "circle", "cursor": "pointer", "size": 28},
-        "encoding": {
-            "y": y,
-            "yOffset": {
-                "field": "jitter",
-                "type": "quantitative",
-                "scale": {"domain": [-1.4, 1.4]},
-            },
-            "x": _measure(axis),
-            "color": colour,
-            "opacity": _FAINT,
-            "tooltip": tooltip,
-        },
-    }
-    picked = {
-        "transform": [_SHOWN, {"filter": "picked != null && datum.key == picked"}],
-        "mark": {"type": "point", "filled": False, "size": 130, "strokeWidth": 2.5},
-        "encoding": {"y": y, "x": _measure(axis), "tooltip": tooltip},
-    }
-    layers = {"layer": [whisker, box, median, dots, picked]}
-    return chart("results", f"{axis} of every client", {"step": 40}, layers)
+    y, colour = _by_method(ranked), _by(labels)
+    of_box = {"y": y, "color": colour, "opacity": _OPACITY}
+    offset = {"field": "jitter", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}}
+    dot = {"y": y, "yOffset": offset, "x": _measure(axis), "color": colour, "opacity": _FAINT}
+    layers = [
+        layer({"type": "rule", "strokeWidth": 1.5},
+              of_box | {"x": _measure(axis, "p10"), "x2": {"field": "p90"}}, _SHOWN, data="boxes"),
+        layer({"type": "bar", "size": 26, "fillOpacity": 0.13, "strokeWidth": 1.2},
+              of_box | {"x": _measure(axis, "p25"), "x2": {"field": "p75"}, "stroke": colour,
+                        "tooltip": percentiles}, _SHOWN, data="boxes"),
+        layer({"type": "tick", "thickness": 3, "size": 26},
+              of_box | {"x": _measure(axis, "p50")}, _SHOWN, data="boxes"),
+        layer({"type": "circle", "cursor": "pointer", "size": 28}, dot | {"tooltip": words},
+              _SHOWN),
+        picked("point", {"y": y, "x": _measure(axis), "tooltip": words}, _SHOWN,
+               filled=False, size=130, strokeWidth=2.5),
+    ]  # fmt: skip
+    return chart("results", f"{axis} of every client", {"step": 40}, {"layer": layers})
 
 
 def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[float]) -> Json:
@@ -277,33 +204,27 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
         axis_of_cost |= {"values": list(ticks), "title": f"{name}, log scale"}
         scale |= {"type": "symlog", "constant": min([t for t in ticks if t > 0], default=1.0)}
     x = {"field": cost, "type": "quantitative", "scale": scale, "axis": axis_of_cost}
-    tooltip = tip(
+    words = tip(
         ("method", "n", "method"), ("value", "q", axis),
         (cost, "s", f"{name}, {unit}"), ("isOnFront", "n", "on the dashed line"),
     )  # fmt: skip
-    front = {
-        "transform": [{"filter": "datum.isOnFront"}],
-        "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [3, 3]},
-        "encoding": {"x": x, "y": _measure(axis), "order": {"field": cost, "type": "quantitative"}},
-    }
-    points = {
-        "mark": {"type": "point", "filled": True, "size": 120, "opacity": 1},
-        "encoding": {
-            "x": x, "y": _measure(axis), "shape": _shape(labels),
-            "color": _colour(labels, _OF_MARKS),
-            "opacity": _OPACITY, "tooltip": tooltip,
-        },
-    }  # fmt: skip
-    names = [
-        {
-            "transform": [{"filter": f"datum.{cost}Named == '{side}'"}],
-            "mark": {"type": "text", "align": align, "dx": dx, "dy": -8, "fontSize": 11},
-            "encoding": {"x": x, "y": _measure(axis), "text": {"field": "method"}},
-        }
-        for side, align, dx in (("right", "left", 8), ("left", "right", -8))
-    ]
-    layers = {"transform": _on_front(metric, cost), "layer": [front, points, *names]}
-    return chart("costs", f"{axis} against {name}", 280, layers)
+    places = {"x": x, "y": _measure(axis)}
+    points = {"shape": _by(labels, _OF_MARKS, SHAPES), "color": _by(labels, _OF_MARKS)}
+    layers = [
+        layer({"type": "line", "interpolate": "step-after", "strokeDash": [3, 3]},
+              places | {"order": {"field": cost, "type": "quantitative"}},
+              {"filter": "datum.isOnFront"}),
+        layer({"type": "point", "filled": True, "size": 120, "opacity": 1},
+              places | points | {"opacity": _OPACITY, "tooltip": words}),
+        *(
+            layer({"type": "text", "align": align, "dx": dx, "dy": -8, "fontSize": 11},
+                  places | {"text": {"field": "method"}},
+                  {"filter": f"datum.{cost}Named == '{side}'"})
+            for side, align, dx in (("right", "left", 8), ("left", "right", -8))
+        ),
+    ]  # fmt: skip
+    of_all = {"transform": _on_front(metric, cost), "layer": layers}
+    return chart("costs", f"{axis} against {name}", 280, of_all)
 
 
 def _on_front(metric: Metric, cost: str) -> list[Json]:
@@ -324,7 +245,6 @@ def _on_front(metric: Metric, cost: str) -> list[Json]:
 
 def client_labels() -> Json:
     """One client's examples by class."""
-    mark = {"type": "bar", "cornerRadiusEnd": 2}
     encoding: Json = {
         "x": {"field": "count", "type": "quantitative",
               "axis": {"title": "examples", "tickMinStep": 1}},
@@ -332,19 +252,21 @@ def client_labels() -> Json:
               "axis": {"title": None, "labelLimit": 110, "grid": False}},
         "tooltip": tip(("class", "n", "class"), ("count", "q", "examples")),
     }  # fmt: skip
-    return chart("clientLabels", "the client's examples by class", {"step": 16},
-                  {"mark": mark, "encoding": encoding})  # fmt: skip
+    bars = layer({"type": "bar", "cornerRadiusEnd": 2}, encoding)
+    return chart("clientLabels", "the client's examples by class", {"step": 16}, bars)
 
 
 def sizes() -> Json:
     """The training examples of every client, the largest first."""
-    x = {"field": "name", "type": "nominal", "sort": None,
-         "axis": {"title": "clients", "labelLimit": 90, "labelOverlap": True}}  # fmt: skip
-    y = {"field": "train", "type": "quantitative", "axis": {"title": "training examples"}}
-    words = tip(("name", "n", "client"), ("train", "q", "training examples"))
-    encoding = {"x": x, "y": y, "tooltip": words}
-    layers = {"mark": {"type": "bar", "cursor": "pointer"}, "encoding": encoding}
-    return chart("sizes", "training examples by client", 220, layers)
+    title = "training examples"
+    encoding: Json = {
+        "x": {"field": "name", "type": "nominal", "sort": None,
+              "axis": {"title": "clients", "labelLimit": 90, "labelOverlap": True}},
+        "y": {"field": "train", "type": "quantitative", "axis": {"title": title}},
+        "tooltip": tip(("name", "n", "client"), ("train", "q", title)),
+    }  # fmt: skip
+    bars = layer({"type": "bar", "cursor": "pointer"}, encoding)
+    return chart("sizes", f"{title} by client", 220, bars)
 
 
 def client_curves(labels: Sequence[str], metric: Metric) -> Json:
@@ -362,45 +284,32 @@ def losses(labels: Sequence[str]) -> Json:
 def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
     """Steps by round, a line a method and seed, with a mark where the best value is reached; those
     of the method ``bold`` are thick."""
-    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
-    places = {"x": x, "y": _measure(title)}
+    places = {"x": by_round(), "y": _measure(title)}
     words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
                 ("value", "q", title))  # fmt: skip
-    own = {"color": _colour(labels, _OF_LINES), "opacity": _OPACITY}
-    line = {
-        "mark": {"type": "line", "interpolate": "step-after"},
-        "encoding": {
-            **places,
-            **own,
-            "strokeDash": _dash(labels, _OF_LINES),
-            "detail": {"field": "seed"},
-            "strokeWidth": {
-                "condition": {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5},
-                "value": 1.2,
-            },
-        },
+    own = {**places, "color": _by(labels, _OF_LINES), "opacity": _OPACITY}
+    is_bold = {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5}
+    lines = own | {
+        "strokeDash": _by(labels, _OF_LINES, DASHES),
+        "detail": {"field": "seed"},
+        "strokeWidth": {"condition": is_bold, "value": 1.2},
     }
-    best = {
-        "mark": {"type": "point", "size": 90, "strokeWidth": 2},
-        "transform": [{"filter": "datum.isBest"}],
-        "encoding": {**places, "color": _colour(labels, _OF_LINES), "opacity": _OPACITY,
-                     "shape": _by(labels, SHAPES, None)},
-    }  # fmt: skip
-    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
-             "encoding": {**places, "tooltip": words}}  # fmt: skip
-    layers = {"transform": [_SHOWN], "layer": [line, best, touch]}
-    return chart("lines", f"{title} by round, a line a method", 280, layers)
+    layers = [
+        layer({"type": "line", "interpolate": "step-after"}, lines),
+        layer({"type": "point", "size": 90, "strokeWidth": 2},
+              own | {"shape": _by(labels, None, SHAPES)}, {"filter": "datum.isBest"}),
+        touch(places, words),
+    ]  # fmt: skip
+    of_all = {"transform": [_SHOWN], "layer": layers}
+    return chart("lines", f"{title} by round, a line a method", 280, of_all)
 
 
 def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:
     """A line a method, and nothing else."""
-    x = {"field": "round", "type": "quantitative", "axis": _ROUNDS}
-    tooltip = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
-    own = {"color": _colour(labels, _OF_LINES), "opacity": _OPACITY}
-    common = {"x": x, "y": _measure(axis), **own}
-    line = {"mark": {"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
-            "encoding": common | {"strokeDash": _dash(labels, _OF_LINES)}}  # fmt: skip
-    touch = {"mark": {"type": "circle", "size": 160, "opacity": 0.001},
-             "encoding": {"x": x, "y": _measure(axis), "tooltip": tooltip}}  # fmt: skip
-    layers = {"transform": [_SHOWN], "layer": [line, touch]}
+    words = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
+    places = {"x": by_round(), "y": _measure(axis)}
+    own = {"color": _by(labels, _OF_LINES), "strokeDash": _by(labels, _OF_LINES, DASHES)}
+    line = layer({"type": "line", "strokeWidth": 2, "strokeCap": "butt"},
+                 {**places, **own, "opacity": _OPACITY})  # fmt: skip
+    layers = {"transform": [_SHOWN], "layer": [line, touch(places, words)]}
     return chart(name, description, height, layers)
