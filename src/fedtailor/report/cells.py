@@ -185,31 +185,26 @@ def _mean(result: Result, metric: Metric) -> Spread | None:
 
 
 def _costs(comparison: Table) -> TextTable:
-    header = ["method", "down", "up", "trained", "communicated", "private", "seconds"]
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else seconds_text(value)
+
     rows = ranked(comparison)
-    cells = [
-        [
-            row.label,
-            si(row.bytes_down, "B"),
-            si(row.bytes_up, "B"),
-            si(row.trained),
-            si(row.communicated),
-            si(row.private),
-            seconds_text(row.seconds),
-        ]
-        for row in rows
-    ]
-    if any(row.cpu_seconds is not None for row in rows):
-        header.append("processor\nseconds")
-        for line, row in zip(cells, rows, strict=True):
-            line.append("-" if row.cpu_seconds is None else seconds_text(row.cpu_seconds))
-    if any(row.simulated_seconds is not None for row in rows):
-        header.append("simulated\nseconds")
-        for line, row in zip(cells, rows, strict=True):
-            known = row.simulated_seconds
-            line.append("-" if known is None else seconds_text(known))
+    columns: dict[str, list[str]] = {
+        "method": [row.label for row in rows],
+        "down": [si(row.bytes_down, "B") for row in rows],
+        "up": [si(row.bytes_up, "B") for row in rows],
+        "trained": [si(row.trained) for row in rows],
+        "communicated": [si(row.communicated) for row in rows],
+        "private": [si(row.private) for row in rows],
+        "seconds": [seconds(row.seconds) for row in rows],
+        "processor\nseconds": [seconds(row.cpu_seconds) for row in rows],
+        "simulated\nseconds": [seconds(row.simulated_seconds) for row in rows],
+    }
+    for name in ("processor\nseconds", "simulated\nseconds"):
+        if all(cell == "-" for cell in columns[name]):
+            del columns[name]
     title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"
-    return TextTable(title, header, cells)
+    return TextTable(title, list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def text_tables(comparison: Table) -> list[TextTable]:

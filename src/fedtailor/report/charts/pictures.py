@@ -285,15 +285,13 @@ def _ends(x: Floats) -> list[float]:
 
 def _reach(x: Floats) -> list[float]:
     """The range of all values in all rounds, which is never empty."""
-    known = x[~np.isnan(x)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    low, high = _ends(x) or (0.0, 1.0)
     return [low, high] if high > low else [low - 0.5, high + 0.5]
 
 
 def _packed(x: Floats) -> Json:
     """Values as 16-bit integers between the lowest and the highest, in base64."""
-    known = x[~np.isnan(x)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    low, high = _ends(x) or (0.0, 1.0)
     step = (high - low) / _LEVELS or 1.0
     codes = np.where(np.isnan(x), _LEVELS + 1, np.round((np.nan_to_num(x) - low) / step))
     data = base64.b64encode(codes.astype("<u2").tobytes()).decode()
