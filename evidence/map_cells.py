@@ -75,7 +75,7 @@ class Cell:
         settings, all_clients = self.one["settings"], [li["clients"] for li in self._all(ALONE)]
         clients = {key: round(mean(c[key] for c in all_clients), 4) for key in all_clients[0]}
         if self.is_language_model:
-            clients |= {"label_overlap": None, "are_classified": False}
+            clients |= {"label_overlap": None, "task": "causal-lm"}
         has_no_ends = not all(has_ends(li) for of in self.methods.values() for li in of.values())
         split = settings["split"]
         best = max(self.methods, key=lambda label: self._mean(label))

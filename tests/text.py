@@ -70,9 +70,7 @@ def tiny_bert() -> Backbone:
         (f"bert.encoder.layer.{i}.attention.output.dense", f"bert.encoder.layer.{i}.output.dense")
         for i in range(2)
     )
-    return Backbone(
-        model, "classification", prepare, blocks=blocks, head=("classifier",), name="tiny"
-    )
+    return Backbone(model, prepare=prepare, blocks=blocks, head=("classifier",), name="tiny")
 
 
 WORDS = ["[PAD]", "[UNK]", *"abcdefgh"]

@@ -46,7 +46,7 @@ _ORIGINS = {
     "init_process_group": "engine.executors.process_group.init_process_group",
     "Onboarded": "inference.onboard.Onboarded",
     "PersonalModel": "inference.model.PersonalModel",
-    "Prediction": "inference.model.Prediction",
+    "Prediction": "objectives.classification.Prediction",
     "load": "runs.experiment.load",
     "load_model": "inference.model.load_model",
     "onboard": "inference.onboard.onboard",

@@ -16,7 +16,6 @@ from .engine.rounds import rounds as rounds
 from .errors import InputError as InputError
 from .export.folder import export_model as export_model
 from .inference.model import PersonalModel as PersonalModel
-from .inference.model import Prediction as Prediction
 from .inference.model import load_model as load_model
 from .inference.onboard import Onboarded as Onboarded
 from .inference.onboard import onboard as onboard
@@ -28,6 +27,7 @@ from .methods import *  # noqa: F403
 from .methods import METHODS as METHODS
 from .models import from_module as from_module
 from .models.config import ModelConfig as ModelConfig
+from .objectives.classification import Prediction as Prediction
 from .optim import ClientContext as ClientContext
 from .optim import Optimiser as Optimiser
 from .optim import train as train

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+FEW = 20  # names in one message
 _UNSEEN = "\u034f\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # joiners, and what chooses a glyph
 
 
@@ -104,6 +105,19 @@ def printed(name: str) -> str:
     """
     text = unicodedata.normalize("NFC", " ".join(name.split()))
     return "".join(character for character in text if character not in _UNSEEN)
+
+
+def listed(names: Sequence[str], counts: Sequence[int] | None = None, few: int = FEW) -> str:
+    """Return up to ``few`` names, each followed by its count, and how many are not shown.
+
+    >>> listed(["oslo", "rome"], [4, 9])
+    'oslo (4), rome (9)'
+    """
+    shown = [name or repr(name) for name in names[:few]]
+    if counts is not None:
+        shown = [f"{name} ({count:,})" for name, count in zip(shown, counts, strict=False)]
+    more = f", and {len(names) - few:,} more" if len(names) > few else ""
+    return ", ".join(shown) + more
 
 
 def missing_file(path: str | Path, where: str = "", what: str = "file") -> InputError:

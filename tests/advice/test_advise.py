@@ -152,7 +152,7 @@ def test_few_seeds_are_said(seeds: tuple[int, ...], said: str) -> None:
     assert any(line.endswith("10 rounds, 3 seeds") for line in lines)
 
 
-CHAT = Clients(6, 50, None, are_classified=False)
+CHAT = Clients(6, 50, None, "causal-lm")
 
 
 def language_model(perplexity: float, over: float, sent: int, *settings: str) -> Measured:
@@ -206,9 +206,9 @@ def test_what_was_not_measured_is_said() -> None:
     for experiment, is_rotated in ((rotated, True), (EXPERIMENT, False)):
         lines = advise_for(MINE, "image", experiment, SETTINGS).lines("x.toml")
         assert is_rotated == any("different angles (split.rotations)" in line for line in lines)
-    unlabelled = Clients(20, 60, None, are_classified=False)
+    unlabelled = Clients(20, 60, None, "causal-lm")
     said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
-    assert "no classes" in said[-1]
+    assert "Nothing was measured for the task causal-lm." in said[-1]
 
 
 def test_figures_of_another_kind_are_an_order_alone() -> None:

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from fedtailor.data.columns import Columns, encode_clients, encode_labels
+from fedtailor.data.columns import Columns, encode_clients
 from fedtailor.errors import InputError
+from tests.data.labels import encode_labels
 
 
 def columns(train, test=(), classes=(), clients=None):

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from fedtailor.data import Data, DataConfig
-from fedtailor.data.columns import encode_labels
 from fedtailor.data.sources import read_columns
 from fedtailor.data.survey import survey
 from fedtailor.errors import InputError
+from tests.data.labels import encode_labels
 
 ONE = ["the food was cold and late", "what a lovely day it is", "one more text to be read"]
 TWO = ["another text with many words", "some more words to read", "nothing to say but much"]

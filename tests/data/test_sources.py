@@ -248,7 +248,7 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
         (DataConfig(name="digits", revision="v1"), "data.revision = 'v1' doesn't apply"),
         (DataConfig(name="digits", label="y"), "data.label = 'y' doesn't apply to .* 'digits'"),
         (DataConfig(name="chitchat", client="user"), "data.client = 'user' doesn't apply"),
-        (DataConfig(name="digits", task="causal-lm"), "needs text; this data set holds images"),
+        (DataConfig(name="digits", task="causal-lm"), "needs texts; these data are images"),
         (DataConfig(name="reuters-r8", limit=4), "needs a model with a tokenizer"),
         (DataConfig(name="chitchat", task="classification"), "needs a label column"),
     ],

@@ -13,6 +13,7 @@ from fedtailor.cli import main
 from fedtailor.deploy.folder import add_site, at_site, init, open_folder
 from fedtailor.engine.metrics import Metrics
 from fedtailor.errors import InputError
+from fedtailor.objectives import DEFAULT
 from fedtailor.runs.experiment import load
 
 EXPERIMENT = """
@@ -76,7 +77,7 @@ def test_files_of_own_metrics_are_in_the_folder(tmp_path: Path) -> None:
     folder = made(tmp_path, text=text)
     content = tomllib.loads((folder / "experiment.toml").read_text())
     assert content["evaluate"]["metrics"] == ["auc", "metrics/mine.py:share"]
-    Metrics(open_folder(folder).experiment.evaluate).check("classification")
+    Metrics(open_folder(folder).experiment.evaluate).check(DEFAULT)
 
 
 def test_the_file_of_an_own_model_is_in_the_folder_and_a_new_site_is_told_so(

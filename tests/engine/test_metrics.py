@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.metrics import Metrics, auc, macro_f1
+from fedtailor.engine.metrics import Metrics
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -19,6 +19,8 @@ from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.objectives import DEFAULT, CausalLM
+from fedtailor.objectives.classification import auc, macro_f1
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
 
@@ -143,7 +145,7 @@ def test_every_executor_has_the_same_values(method: Method, executor: str) -> No
 )
 def test_what_is_not_there_is_refused(config: EvaluateConfig, message: str) -> None:
     with pytest.raises(InputError) as raised:
-        Metrics(config).check("classification")
+        Metrics(config).check(DEFAULT)
     assert message in str(raised.value)
 
 
@@ -151,11 +153,11 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def share(labels, probabilities):\n    return (labels == 0).mean()\n")
     metrics = Metrics(EvaluateConfig(metrics=(f"{file}:share",)))
-    metrics.check("classification")
+    metrics.check(DEFAULT)
     assert metrics.names == ("share",)
     assert metrics(np.array([0, 1, 0, 0]), np.full((4, 2), 0.5)).values == (0.75,)
     with pytest.raises(InputError, match=r"mine\.py defines no 'shar'"):
-        Metrics(EvaluateConfig(metrics=(f"{file}:shar",))).check("classification")
+        Metrics(EvaluateConfig(metrics=(f"{file}:shar",))).check(DEFAULT)
 
 
 @pytest.mark.parametrize("value", ["high", [0.5, 0.5], math.inf])
@@ -166,5 +168,5 @@ def test_a_function_must_return_one_number(value: object) -> None:
 
 
 def test_language_models_have_none() -> None:
-    with pytest.raises(InputError, match=r"evaluate\.metrics is for classification"):
-        Metrics(EvaluateConfig(metrics=("auc",))).check("causal-lm")
+    with pytest.raises(InputError, match="is not for causal-lm, which has loss, acc"):
+        Metrics(EvaluateConfig(metrics=("auc",))).check(CausalLM())

@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerFast
 import fedtailor as ft
 from fedtailor.data import load_data
 from fedtailor.export.folder import export_model
-from fedtailor.export.templates.plain import Model
 from fedtailor.models import load_model, load_tokenizer
 from fedtailor.models.packages import quiet
 from fedtailor.runs.experiment import parse
 from fedtailor.runs.trained import open_trained
+from tests.exported import exported
 from tests.models.small import CAUSAL, DECODERS, save
 
 WORDS = ["[END]", "[STOP]", "patient", "fever", "cough", "since", "two", "days"]
@@ -82,7 +82,7 @@ def test_a_text_that_is_generated_ends(run: Path, tmp_path: Path) -> None:
     assert text == "since two days"
     out = export_model(run, "fedavg", tmp_path / "out", client="a", merge=True)
     with quiet():  # an exported model switches progress bars off for good
-        model = Model(out)
+        model = exported(out)
     assert model.answer("patient fever") == "patient fever since two days"
     generation = transformers.GenerationConfig.from_pretrained(out)
     assert generation.eos_token_id == [0, 1]

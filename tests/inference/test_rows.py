@@ -11,7 +11,6 @@ from datasets import Dataset as Table
 
 from fedtailor.data.config import DataConfig
 from fedtailor.errors import InputError
-from fedtailor.inference.model import Prediction
 from fedtailor.inference.rows import (
     Rows,
     accuracy,
@@ -24,6 +23,8 @@ from fedtailor.inference.rows import (
     of_others,
     read_rows,
 )
+from fedtailor.objectives import DEFAULT, CausalLM
+from fedtailor.objectives.classification import Prediction
 
 DATA = DataConfig(path="train.csv")
 
@@ -155,31 +156,33 @@ def test_labels_are_names_or_numbers_of_classes() -> None:
 
 
 def test_results_are_lines_of_csv_or_json() -> None:
-    of_files = list(as_objects(Rows([Path("x,.png"), Path("y.png")]), PREDICTIONS))
+    of_files = list(as_objects(Rows([Path("x,.png"), Path("y.png")]), PREDICTIONS, DEFAULT))
     assert list(as_csv(of_files)) == [
         "file,label,probability,p(a),p(b)", '"x,.png",a,0.75,0.75,0.25', "y.png,b,1.0,0,1",
     ]  # fmt: skip
-    assert list(as_csv(as_objects(Rows(["x"]), ["so, on"]))) == ["text", '"so, on"']
+    assert list(as_csv(as_objects(Rows(["x"]), ["so, on"], CausalLM()))) == ["text", '"so, on"']
 
 
 def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
     made = table(tmp_path / "a.csv", "id,text,label\n17,one,a\n18,two,b\n")
     rows = read_rows(made, DATA, images=False)
-    check_kept(rows, ["id"], made, ["a", "b"])
-    kept = list(as_csv(as_objects(rows, PREDICTIONS, kept=["id"])))
+    check_kept(rows, ["id"], made, ["a", "b"], DEFAULT)
+    kept = list(as_csv(as_objects(rows, PREDICTIONS, DEFAULT, kept=["id"])))
     assert kept[0] == "id,label,probability,p(a),p(b)"
     assert [line.partition(",")[0] for line in kept[1:]] == ["17", "18"]
     with pytest.raises(InputError, match=r"unknown column .no. in .*a\.csv.* columns: id, "):
-        check_kept(rows, ["no"], made, ["a", "b"])
+        check_kept(rows, ["no"], made, ["a", "b"], DEFAULT)
     with pytest.raises(InputError, match=r"--keep label: .* of its own .*; rename it in the input"):
-        check_kept(rows, ["label"], made, ["a", "b"])
+        check_kept(rows, ["label"], made, ["a", "b"], DEFAULT)
     with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
-        check_kept(Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], by_client=True)
+        check_kept(
+            Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], DEFAULT, by_client=True
+        )
     uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
     with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'; add it to the row, or"):
-        check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"])
+        check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"], DEFAULT)
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
-        check_kept(Rows(["one"]), ["id"], "-", ["a", "b"])
+        check_kept(Rows(["one"]), ["id"], "-", ["a", "b"], DEFAULT)
 
 
 def test_empty_texts_are_counted() -> None:

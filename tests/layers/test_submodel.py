@@ -15,6 +15,7 @@ from fedtailor.layers.submodel import Group, find_groups, kept_units, pad_to_ful
 from fedtailor.models.cnn import cnn, lenet, resnet9
 from fedtailor.models.inputs import TextInputs
 from fedtailor.models.load import from_module
+from fedtailor.objectives import CausalLM
 from fedtailor.params import Batch, Params
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
@@ -46,7 +47,7 @@ def gated() -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-    return Backbone(model, "causal-lm", TextInputs.of("tiny", config, pooled=False))
+    return Backbone(model, CausalLM(), TextInputs.of("tiny", config, pooled=False))
 
 
 MODELS: dict[str, tuple[Callable[[], Backbone], Batch, list[int]]] = {

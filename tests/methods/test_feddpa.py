@@ -12,6 +12,8 @@ from fedtailor.engine.config import EngineConfig
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddpa import FedDPA, representation
+from fedtailor.objectives import OBJECTIVES
+from fedtailor.objectives.objective import Objective
 from fedtailor.optim import ClientContext, Optimiser
 from fedtailor.params import Params
 from fedtailor.random import key
@@ -149,18 +151,16 @@ class Language(nn.Module):
         return self.linear(self.embed(input_ids))
 
 
-@pytest.mark.parametrize("kind", ["classification", "causal-lm"])
-def test_padding_tokens_are_no_part_of_a_representation(
-    kind: Literal["classification", "causal-lm"],
-) -> None:
+@pytest.mark.parametrize("objective", OBJECTIVES.values())
+def test_padding_tokens_are_no_part_of_a_representation(objective: Objective) -> None:
     model = Language()
     only = "input_ids"
-    backbone = Backbone(model, kind, lambda batch: {only: batch[only]}, blocks=(("linear",),))
+    backbone = Backbone(model, objective, lambda batch: {only: batch[only]}, blocks=(("linear",),))
     task = Task(backbone, FedDPA(rank=1).adapt)
     mask = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1]])
     batch = {only: torch.tensor([[1, 2, 3, 0], [4, 5, 6, 1]]), "attention_mask": mask}
     embedded = model.embed.weight.detach().double().numpy()[batch[only].numpy()]
-    if kind == "causal-lm":
+    if objective.per_token:
         want = unit(np.stack([embedded[0, 2], embedded[1, 3]]))
     else:
         want = unit(np.stack([embedded[0, :3].mean(0), embedded[1].mean(0)]))

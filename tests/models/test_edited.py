@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.export.folder import export_model
-from fedtailor.export.templates.plain import Model
 from fedtailor.models import load_model
 from fedtailor.models.packages import quiet
 from fedtailor.runs.experiment import parse
 from fedtailor.runs.trained import open_trained
+from tests.exported import exported
 
 from .small import CAUSAL, DECODERS, save
 
@@ -80,7 +80,7 @@ def test_an_adapter_on_the_output_layer_is_merged(tied: bool, tmp_path: Path) ->
     assert any("lm_head" in name for name in state)
     out = export_model(run, "fedavg", tmp_path / "out", client="a", merge=True)
     with quiet():  # an exported model switches progress bars off for good
-        merged = Model(out)
+        merged = exported(out)
     ids = torch.tensor([[1, 2, 3, 4]])
     ours = {"input_ids": ids, "attention_mask": torch.ones(1, 4)}
     with torch.no_grad():

@@ -142,7 +142,7 @@ def test_user_patterns_choose_blocks_and_head(tmp_path: Path) -> None:
         (ModelConfig("no-such/model"), "classification", "text", "hub"),
         (ModelConfig("minilm"), "causal-lm", "text", "can't be used for 'causal-lm'"),
         (ModelConfig("minilm"), "classification", "image", "is for text data, not image data"),
-        (ModelConfig("efficientnet-lite0"), "causal-lm", "image", "needs text"),
+        (ModelConfig("efficientnet-lite0"), "causal-lm", "image", "needs texts"),
         (ModelConfig("smollm2-135m", pooling="mean"), "causal-lm", "text", "model.pooling"),
         (ModelConfig("minilm", image_size=32), "classification", "text", "model.image_size"),
         (ModelConfig("minilm", head=("top",)), "classification", "text", "model.head 'top'"),

@@ -96,16 +96,16 @@ def test_dropout_is_set_everywhere_but_in_the_attention(tmp_path: Path, name: st
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    def message(folder: Path, kind: Any = "classification", modality: Any = "text") -> str:
+    def message(folder: Path, task: Any = "classification", modality: Any = "text") -> str:
         with pytest.raises(InputError) as error:
-            load(ModelConfig(str(folder)), kind, 3, seed=0, modality=modality)
+            load(ModelConfig(str(folder)), task, 3, seed=0, modality=modality)
         return str(error.value)
 
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "can't read model" in message(empty)
     bert = save(tmp_path / "bert", ENCODERS["bert"], "AutoModel")
-    assert "sees the words to come" in message(bert, kind="causal-lm")
+    assert "sees the words to come" in message(bert, task="causal-lm")
     (bert / "model.safetensors").write_bytes(b"xx")
     assert "can't load model" in message(bert)
     vit = save(tmp_path / "vit", VIT, IMAGE)

@@ -1,11 +1,12 @@
 import dataclasses
-from typing import Literal
 
 import pytest
 import torch
 from torch import nn
 
 from fedtailor import random
+from fedtailor.objectives import OBJECTIVES
+from fedtailor.objectives.objective import Objective
 from fedtailor.optim import ClientContext, Optimiser, train
 from fedtailor.params import Batch, Params
 from fedtailor.task.backbone import Backbone
@@ -70,10 +71,10 @@ def test_weights_that_modules_share_stay_shared(tied: bool) -> None:
     torch.testing.assert_close(task.logits({**task.state, "0.weight": W}, batch), expected)
 
 
-@pytest.mark.parametrize("kind", ["classification", "causal-lm"])
-def test_what_is_no_number_hits_nothing(kind: Literal["classification", "causal-lm"]) -> None:
+@pytest.mark.parametrize("objective", OBJECTIVES.values())
+def test_what_is_no_number_hits_nothing(objective: Objective) -> None:
     """Though argmax takes the first of logits that are not numbers for the largest."""
-    task = Task(dataclasses.replace(digits_backbone(), kind=kind))
+    task = Task(dataclasses.replace(digits_backbone(), objective=objective))
     logits = torch.zeros(2, 3, 4)
     logits[0] = torch.nan
     labels = {
@@ -81,8 +82,8 @@ def test_what_is_no_number_hits_nothing(kind: Literal["classification", "causal-
         "input_ids": torch.zeros(2, 3, dtype=torch.int64),
         "attention_mask": torch.ones(2, 3),
     }
-    scores = task.score(logits[:, 0] if kind == "classification" else logits, labels)
-    assert scores.correct.tolist() == ([0, 1] if kind == "classification" else [0, 2])
+    scores = task.score(logits if objective.per_token else logits[:, 0], labels)
+    assert scores.correct.tolist() == ([0, 2] if objective.per_token else [0, 1])
     assert scores.loss.isnan().tolist() == [True, False]
 
 

@@ -15,11 +15,12 @@ from ..data.federation import Federation
 from ..data.overlap import label_counts, label_overlap
 from ..method import FineTuning
 from ..methods import METHODS
+from ..objectives import OBJECTIVES
 from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
-from .measured import ALONE, Clients, Kind, Setting, Task, measured_settings
+from .measured import ALONE, Clients, Kind, Setting, measured_settings
 from .words import WHOLE, can_adapt, cells_of, data_of, in_words, model_of, trained
 
 MOST = 3  # methods that are named
@@ -103,7 +104,7 @@ class Advice:
         )
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         page = "docs/when.md has them all"
-        if self.setting.task == "causal-lm":
+        if OBJECTIVES[self.setting.task].per_token:
             page = "docs/cross.md has its table"
         said.append(f"The measurement: {self.setting.command} ({page})")
         return said
@@ -169,7 +170,7 @@ class Advice:
 
     def _table(self, setting: Setting) -> list[str]:
         """What the named methods came to; the score only where the kind is the same."""
-        is_lm = setting.task == "causal-lm"
+        is_lm = OBJECTIVES[setting.task].per_token
         header = [
             "method",
             "perplexity measured" if is_lm else "accuracy measured",
@@ -257,12 +258,11 @@ def advise_for(
     that were measured. Only those of the same task count. Of them, those with a model that is
     pretrained as the experiment's is are preferred, then those with such data. The closest of them
     counts, and the same data set makes one closer."""
-    task: Task = "classification" if clients.are_classified else "causal-lm"
-    kind = Kind(modality, experiment.model.pretrained, task)
+    kind = Kind(modality, experiment.model.pretrained, clients.task)
     known = measured_settings() if settings is None else settings
-    settings = [one for one in known if one.task == task]
+    settings = [one for one in known if one.task == clients.task]
     if not settings:
-        why = "Nothing was measured." if clients.are_classified else _NO_CLASSES
+        why = f"Nothing was measured for the task {clients.task}. {_COMPARE}"
         return Advice(clients, kind, None, 0.0, (), why)
 
     def rank(one: Setting) -> tuple[bool, bool, float]:
@@ -337,10 +337,9 @@ def _fields(method: FineTuning) -> dict[str, Any]:
 def clients_of(federation: Federation) -> Clients:
     """Return what is known of the clients of a federation."""
     sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
-    if federation.dataset.labels is None:
-        return Clients(len(sizes), float(np.median(sizes)), None, are_classified=False)
-    overlap = label_overlap(label_counts(federation))
-    return Clients(len(sizes), float(np.median(sizes)), overlap)
+    has_classes = federation.dataset.class_numbers is not None
+    overlap = label_overlap(label_counts(federation)) if has_classes else None
+    return Clients(len(sizes), float(np.median(sizes)), overlap, federation.dataset.task)
 
 
 def clients_of_run(path: Path) -> Clients:
@@ -352,10 +351,9 @@ def clients_of_run(path: Path) -> Clients:
     partition = next(iter(read(path).partitions.values()))
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))
-    return Clients(len(partition.train), median, overlap, bool(partition.classes))
+    return Clients(len(partition.train), median, overlap, partition.task)
 
 
-_NO_CLASSES = (
-    "Your examples have no classes, and no language model was measured. Compare a few methods\n"
-    "on your own validation data, for example local, fedavg and fedavg-ft."
+_COMPARE = (
+    "Compare a few methods\non your own validation data, for example local, fedavg and fedavg-ft."
 )

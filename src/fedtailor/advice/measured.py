@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
+from ..objectives import DEFAULT, OBJECTIVES
+
 ALONE = "local"
 
 Interval = tuple[float, float, float]  # a difference, and its 95 % interval
-Task = Literal["classification", "causal-lm"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Clients:
     number: int
     median_examples: float
     label_overlap: float | None
-    are_classified: bool = True
+    task: str = DEFAULT.name
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Kind:
 
     modality: Literal["text", "image"]
     pretrained: bool
-    task: Task = "classification"
+    task: str = DEFAULT.name
 
     def __str__(self) -> str:
-        if self.task == "causal-lm":
+        if OBJECTIVES[self.task].per_token:
             return (
                 "a pretrained language model"
                 if self.pretrained
@@ -100,7 +101,7 @@ class Setting:
     clients: Clients
     chosen: str
     methods: Mapping[str, Measured]
-    task: Task = "classification"
+    task: str = DEFAULT.name
     has_ends: bool = True
 
     @property

@@ -118,7 +118,7 @@ def _models() -> list[dict[str, Any]]:
         {
             "model": name,
             "what it is": entry.description,
-            "for": ", ".join(entry.kinds),
+            "for": ", ".join(entry.tasks),
             "licence": entry.licence,
             "from": entry.get,
         }

@@ -69,20 +69,21 @@ def _predict(options: argparse.Namespace) -> None:
     data, images = trained.experiment.data, trained.data["modality"] == "image"
     rows = read_rows(options.input, data, images=images, text=options.text)
     classes, by_client = trained.data["classes"], options.by_client
-    check_kept(rows, options.keep, options.input, classes, by_client=by_client)
+    objective = trained.task.backbone.objective
+    check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
     clients = clients_of(rows, options.input, data) if options.by_client else None
     if clients is None:
         results = model.predict(rows.inputs, max_new_tokens=most)
     else:
         results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
     right = ""
-    if rows.labels is not None and trained.data["task"] == "classification":
+    if rows.labels is not None and trained.data["classes"]:
         right = accuracy(results, rows.labels, classes)
         numbers = class_numbers(rows.labels, classes)
         if seen := count_trained_on(trained, rows.inputs, numbers):
             many = "1 of them was a training row" if seen == 1 else f"{seen} were training rows"
             right += f"; {many}, so this says little of new ones"
-    objects = as_objects(rows, results, clients, options.keep)
+    objects = as_objects(rows, results, objective, clients, options.keep)
     _write(map(as_json, objects) if options.json else as_csv(objects), options.out)
     if options.client is None and not options.by_client:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import InputError, brief
-from .columns import usual_column
+from ..objectives import objective_of
+from .columns import TEXT_NAMES, usual_column
 from .config import DataConfig
 from .text_files import separator_of
 
@@ -106,12 +107,13 @@ def with_numbers(tables: Sequence[Any], config: DataConfig) -> list[Any]:
         InputError: all texts are numbers.
     """
     names = tables[0].column_names
-    text = config.text or usual_column("text", names)
-    label = config.label or usual_column("label", names)
+    objective = objective_of(config.task)
+    text = config.text or usual_column(TEXT_NAMES, names)
+    label = config.label or usual_column(objective.target_names, names)
     if text is not None and text in names and kind_of(_cells(tables[:1], text)) != "text":
         raise InputError(f"column {text!r} holds numbers or nothing, not text or images")
     kinds: dict[str, Kind] = {}
-    if label is not None and config.task != "causal-lm":
+    if label is not None and objective.reads_targets:
         cells = _cells(tables, label)
         named = all(not cell or not cell.strip() or cell in config.classes for cell in cells)
         kinds[label] = "text" if named else kind_of(cells)

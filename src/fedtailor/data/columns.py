@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief, spelt
+from ..errors import InputError, brief
+from ..objectives import OBJECTIVES, objective_of
+from ..objectives.cells import Cells, is_blank, trimmed, whole
+from ..objectives.objective import Objective, Targets
 from . import images, other_tasks
 from .config import DataConfig
-from .names import check_names, listed
+from .names import check_names
 from .table import Indices
 
 TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
-LABEL_NAMES = ("label", "labels", "target", "category")
-USUAL_NAMES = (*TEXT_NAMES, *_IMAGE, *LABEL_NAMES)
-_MANY_CLASSES = 200
-_FEW_ROWS = 20
-
-
-class UnknownLabelError(InputError):
-    """Labels of no known class: the first one, its row, what is allowed, and how often each stands
-    there."""
-
-    def __init__(self, split: str, label: str, row: int, allowed: str, counts: str) -> None:
-        self._label, self._row, self._rest = label, row, f"allowed: {allowed}{counts}"
-        super().__init__(
-            f"{self.in_words(f'the {split} rows')} "
-            "(if these rows have no labels, name another split of the data set)"
-        )
-
-    def in_words(self, where: str) -> str:
-        """Return the message about the rows of ``where``."""
-        return f"unknown label {self._label} in row {self._row} of {where}; {self._rest}"
+_TARGETS = tuple(name for one in OBJECTIVES.values() for name in one.target_names)
+USUAL_NAMES = (*TEXT_NAMES, *_IMAGE, *_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -59,6 +43,13 @@ class Columns:
     clients: Sequence[Any] | None = None
     places: tuple[str, str] = ("the labels", "the clients")
     numbers: Indices | None = None
+
+    @property
+    def row_numbers(self) -> list[int]:
+        """Which of the source's rows each row is, from 1 on in either split."""
+        every: Indices = 1 + np.r_[: self.num_train, : self.num_test]
+        numbers: list[int] = (every if self.numbers is None else self.numbers).tolist()
+        return numbers
 
     def train_only(self) -> Columns:
         """Return the columns without the official test split."""
@@ -85,9 +76,9 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
         InputError: a column is missing or holds something else, or the two tables differ in it.
     """
     source = _input_column(train, config)
-    label = None
-    if config.task != "causal-lm":
-        label = _find(train, "label", config.label, LABEL_NAMES)
+    label, objective = None, objective_of(config.task)
+    if objective.reads_targets:
+        label = _find(train, "label", config.label, objective.target_names)
     client = None if config.client is None else _find(train, "client", config.client, ())
     if label is not None and label == client:
         raise InputError(
@@ -135,7 +126,7 @@ def _input_column(table: Any, config: DataConfig) -> str:
         return _find(table, "image", config.image, _IMAGE)
     if config.text is None:
         texts = [name for name in table.column_names if _is_text(table, name)]
-        other_tasks.check_no_pair(texts, usual_column("text", texts), "data.text")
+        other_tasks.check_no_pair(texts, usual_column(TEXT_NAMES, texts), "data.text")
     usual = next((name for name in _IMAGE if name in table.column_names), None)
     if config.text is None and usual and not any(name in table.column_names for name in TEXT_NAMES):
         return usual
@@ -156,7 +147,8 @@ def _find(table: Any, role: str, name: str | None, usual: Sequence[str]) -> str:
         if len(flags) > 1:
             raise other_tasks.several_labels(flags, "the data", "data.label")
     hint = other_tasks.of_lists([column for column in columns if _is_nested(table, column)])
-    alternative = ", or data.task = 'causal-lm'" if role == "label" else ""
+    others = [repr(name) for name, one in OBJECTIVES.items() if not one.reads_targets]
+    alternative = f", or data.task = {' or '.join(others)}" if role == "label" else ""
     raise InputError(
         f"no {role} column has a usual name{hint}; set data.{role}{alternative}; columns: {listed}"
     )
@@ -232,133 +224,28 @@ def _kind(table: Any, column: str) -> str:
     return str(getattr(feature, "dtype", None) or type(feature).__name__)
 
 
-def encode_labels(
-    columns: Columns, classes: tuple[str, ...] = ()
-) -> tuple[Indices, tuple[str, ...]]:
-    """Turn the labels of a source into class numbers.
-
-    The classes are the labels that occur in training rows, in sorted order; blanks around a text
-    don't count. A row without a label, or with an empty one, has class -1.
-
-    Args:
-        columns: N rows with labels.
-        classes: the names of all classes, in order, whether they occur or not; labels that the
-            source names in another order are matched by name. Integer labels are numbers of
-            ``classes``, unless these are named by the integers. (): the source's classes, or
-            those of its training rows.
-
-    Returns:
-        Class numbers int64 ``[N]``, and the names of the classes.
+def targets_of(
+    columns: Columns, objective: Objective, classes: tuple[str, ...] = ()
+) -> Targets | None:
+    """Return what the rows of a source are to be predicted as; None if the inputs say it.
 
     Raises:
-        InputError: no row of a split has a label; a label is of no known class, or can't be
-            shown; most rows have a label of their own.
+        InputError: there is no column of targets, or it holds something else; a class has a name
+            that can't be shown.
     """
-    labels, source_classes = _whole(columns.labels), columns.classes
-    if labels is None:
+    if not objective.reads_targets:
+        return None
+    if columns.labels is None:
         raise InputError(
-            "classification needs a label column, and the data have none; set data.label"
+            f"{objective.name} needs a label column, and the data have none; set data.label"
         )
-    if not source_classes and not (classes and all(map(classes.__contains__, map(str, labels)))):
-        other_tasks.check_labels(columns.places[0], labels)
-    if not source_classes:
-        labels = [label if label in classes else trimmed(label) for label in labels]
-    if classes and source_classes:
-        numbered = range(len(source_classes))
-        labels = [source_classes[x] if x in numbered else x for x in labels]
-    train, test = labels[: columns.num_train], labels[columns.num_train :]
-    splits = (("training", train), ("test", test))
-    for split, values in splits:
-        if len(values) and all(map(_is_missing, values)):
-            raise InputError(
-                f"{columns.places[0]}: no row of the {split} split has a label; name another column"
-            )
-    train = [label for label in train if not _is_missing(label)]
-    test = [label for label in test if not _is_missing(label)]
-    if not all(isinstance(label, str) for label in train) and not all(
-        isinstance(label, int) for label in train
-    ):
-        wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
-        raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
-    names = classes or source_classes
-    known = {*train, *test}
-    if isinstance(train[0], str):
-        names = names or tuple(sorted(set(train)))
-        numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
-    elif not names or ({*map(str, known)} & {*names} and not source_classes):
-        names = names or tuple(map(str, sorted(set(train))))
-        by_name = {name: number for number, name in enumerate(names)}
-        numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
-    else:
-        numbers = {number: number for number in range(len(names))}
-    if not classes and not source_classes:
-        check_few_classes(columns.places[0], len(names), len(train))
-    check_names("class", names, "data.classes" if classes else columns.places[0])
-    rows = 1 + np.r_[: columns.num_train, : columns.num_test]
-    rows = rows if columns.numbers is None else columns.numbers
-    n = columns.num_train
-    for split, at in (("training", slice(n)), ("test", slice(n, None))):
-        _check_labels(split, rows[at], labels[at], numbers, names)
-    encoded = [-1 if _is_missing(label) else numbers[label] for label in labels]
-    return np.array(encoded, np.int64), names
-
-
-def check_few_classes(place: str, classes: int, rows: int) -> None:
-    """Raise InputError where so many labels in so many rows are more like an id column.
-
-    >>> check_few_classes("column 'id'", 300, 300)
-    Traceback (most recent call last):
-    fedtailor.errors.InputError: column 'id' has 300 labels in 300 rows, as many classes as rows; \
-a label has a few values, each in many rows
-    """
-    if classes == rows > _FEW_ROWS or (classes > _MANY_CLASSES and 2 * classes > rows):
-        like = "as many classes as rows" if classes == rows else "so most classes have one row"
-        raise InputError(
-            f"{place} has {classes:,} labels in {rows:,} rows, {like}; a label has a few values, "
-            "each in many rows"
-        )
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty."""
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
-    """Undo what csv readers make of whole numbers beside empty cells, or beside 1.0: floats."""
-    if values is None or not any(isinstance(value, float) for value in values):
-        return values
-    cells = [None if value != value else value for value in values]
-    if not all(value.is_integer() for value in cells if isinstance(value, float)):
-        return values
-    return [int(value) if isinstance(value, float) else value for value in cells]
-
-
-def _check_labels(
-    split: str,
-    rows: Indices,
-    labels: Sequence[Any],
-    numbers: Mapping[Any, int],
-    names: Sequence[str],
-) -> None:
-    """Raise UnknownLabelError where a label has no number."""
-    others = [
-        (int(row), label)
-        for row, label in zip(rows, labels, strict=True)
-        if label not in numbers and not _is_missing(label)
-    ]
-    if not others:
-        return
-    row, label = others[0]
-    numbered = [*range(len(names))]
-    is_range = isinstance(label, int) and (
-        [*numbers] == numbered or [*names] == [*map(str, numbered)]
+    place = columns.places[0]
+    cells = Cells(
+        columns.labels, columns.num_train, columns.classes, place, row_numbers=columns.row_numbers
     )
-    allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
-    counts = Counter(brief(other) for _, other in others)
-    each = f"; {len(others)} rows have such labels: {listed([*counts], [*counts.values()])}"
-    each = each if len(others) > 1 else ""
-    raise UnknownLabelError(split, spelt(label, names), row, allowed, each)
+    targets = objective.targets(cells, classes)
+    check_names("class", targets.classes, "data.classes" if classes else place)
+    return targets
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
@@ -375,11 +262,11 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     """
     if columns.clients is None:
         return None, None
-    cells = [trimmed(value) for value in _whole(columns.clients) or ()]
-    values = [value for value in cells if not _is_missing(value)]
+    cells = [trimmed(value) for value in whole(columns.clients) or ()]
+    values = [value for value in cells if not is_blank(value)]
     if not values:
         raise InputError("no row has a client: the client column is empty; name another column")
-    if columns.num_test and all(map(_is_missing, cells[columns.num_train :])):
+    if columns.num_test and all(map(is_blank, cells[columns.num_train :])):
         raise InputError(
             f"{columns.places[1]}: no test row has a client; fill the column in, or set "
             "data.test_split = 'none' to take test rows from each client's own"
@@ -392,17 +279,8 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
     check_names("client", dict.fromkeys(values), columns.places[1])
     names, numbers = np.unique(np.array(values), return_inverse=True)
     groups = np.full(len(cells), -1, np.int64)
-    groups[[row for row, value in enumerate(cells) if not _is_missing(value)]] = numbers
+    groups[[row for row, value in enumerate(cells) if not is_blank(value)]] = numbers
     return groups, tuple(map(str, names.tolist()))
-
-
-def trimmed(value: Any) -> Any:
-    """What a cell names, without blanks around it; None for a cell of blanks alone.
-
-    >>> trimmed(" berlin "), trimmed("  "), trimmed(7)
-    ('berlin', None, 7)
-    """
-    return (value.strip() or (None if value else "")) if isinstance(value, str) else value
 
 
 def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
@@ -413,7 +291,10 @@ def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
     return np.array([r for r in blank if trimmed(values[r]) in without - {None}], np.int64)
 
 
-def usual_column(role: Literal["text", "label"], names: Sequence[str]) -> str | None:
-    """Return the first of the columns ``names`` that has a usual name for texts or labels."""
-    usual = TEXT_NAMES if role == "text" else LABEL_NAMES
+def usual_column(usual: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the first of ``usual`` that is one of the columns ``names``.
+
+    >>> usual_column(TEXT_NAMES, ["label", "content"])
+    'content'
+    """
     return next((name for name in usual if name in names), None)

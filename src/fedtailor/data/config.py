@@ -25,7 +25,7 @@ class DataConfig:
     revision: str | None = None  # of a Hugging Face data set: a commit, a branch or a tag
     train_split: str = "train"
     test_split: str | None = "test"  # None, or absent in the data: no official test split
-    task: Literal["classification", "causal-lm"] | None = None  # None: the built-in's
+    task: str | None = None  # a kind of task; None: the built-in's
     text: str | None = None  # columns; None: the built-in's, or the usual names
     image: str | None = None
     label: str | None = None

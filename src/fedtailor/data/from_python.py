@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..objectives import objective_of
 from ..run_format import FROM_PYTHON
-from .columns import LABEL_NAMES, TEXT_NAMES, Columns, usual_column
+from .columns import TEXT_NAMES, Columns, usual_column
 from .config import DataConfig
 from .images import picture_array
 from .other_tasks import check_no_pair, is_flag, several_labels
-from .sources import Task, load_data
+from .sources import load_data
 from .table import Dataset, Indices
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Data:
         label: str | None = None,
         client: str | None = None,
         test: pd.DataFrame | None = None,
-        task: Task = "classification",
+        task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
         """Texts from a DataFrame, one example a row.
@@ -74,8 +75,9 @@ class Data:
         """
         frames = [frame] if test is None else [frame, test]
         names = {"text": _column(frame, "text", text, TEXT_NAMES)}
-        if task == "classification":
-            names["label"] = _column(frame, "label", label, LABEL_NAMES)
+        objective = objective_of(task)
+        if objective.reads_targets:
+            names["label"] = _column(frame, "label", label, objective.target_names)
         if client is not None:
             names["client"] = _column(frame, "client", client, ())
         for name in names.values():
@@ -96,7 +98,7 @@ class Data:
             len(frame),
             values.get("label"),
             values.get("client"),
-            task,
+            objective.name,
             classes,
             (f"column {names.get('label')!r}", f"column {names.get('client')!r}"),
         )
@@ -109,7 +111,7 @@ class Data:
         clients: Any = None,
         *,
         test: tuple[Any, ...] | None = None,
-        task: Task = "classification",
+        task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
         """Pictures or texts from arrays or lists, N examples.
@@ -134,10 +136,13 @@ class Data:
         """
         train = _Arrays.of((inputs, labels, clients))
         both = train if test is None else train.joined(_Arrays.of(test))
-        if task == "classification" and both.labels is None:
-            raise InputError("classification needs labels; give them, or task='causal-lm'")
-        labels = both.labels if task == "classification" else None
-        return cls._in_memory(both.inputs, len(train.inputs), labels, both.clients, task, classes)
+        objective = objective_of(task)
+        if objective.reads_targets and both.labels is None:
+            raise InputError(f"{objective.name} needs labels; give them, or another task")
+        labels = both.labels if objective.reads_targets else None
+        return cls._in_memory(
+            both.inputs, len(train.inputs), labels, both.clients, objective.name, classes
+        )
 
     @classmethod
     def from_csv(
@@ -148,7 +153,7 @@ class Data:
         text: str | None = None,
         label: str | None = None,
         client: str | None = None,
-        task: Task | None = None,
+        task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
         """A csv file with one example a row; jsonl, parquet and Arrow files work, too.
@@ -179,7 +184,7 @@ class Data:
         client: str | None = None,
         train_split: str = "train",
         test_split: str | None = "test",
-        task: Task | None = None,
+        task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
         """A data set of the Hugging Face hub (``owner/set``), or a built-in one.
@@ -208,7 +213,7 @@ class Data:
         num_train: int,
         labels: list[Any] | None,
         clients: list[Any] | None,
-        task: Task,
+        task: str,
         classes: Sequence[str],
         places: tuple[str, str] = ("labels", "clients"),
     ) -> Data:
@@ -300,7 +305,7 @@ def _column(frame: pd.DataFrame, role: str, name: str | None, usual: Sequence[st
     """The column called ``name``; None: the first one with a usual name."""
     if role == "text" and name is None:
         texts = [str(c) for c in frame.columns if frame[c].dtype.kind not in "biufcmM"]
-        check_no_pair(texts, usual_column("text", texts), "text=")
+        check_no_pair(texts, usual_column(TEXT_NAMES, texts), "text=")
     for candidate in usual if name is None else (name,):
         if candidate in frame.columns:
             return candidate
@@ -362,7 +367,7 @@ def _row(row: int, index: Any) -> str:
     return f"at [{row}]" if index is None else f"in the row with the index {index.tolist()[row]!r}"
 
 
-def _stated(task: Task | None, classes: Sequence[str]) -> dict[str, Any]:
+def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:
     """The fields of ``[data]`` that are given; the experiment says the others."""
     fields: dict[str, Any] = {} if task is None else {"task": task}
     return {**fields, "classes": tuple(classes)} if classes else fields

@@ -25,11 +25,11 @@ def majority_class(federation: Federation, clients: Sequence[int]) -> tuple[Indi
         ``[K]``; -1 for all other clients.
     """
     dataset = federation.dataset
-    assert dataset.labels is not None
+    assert dataset.class_numbers is not None
     majority = np.full(federation.num_clients, -1)
     correct = np.full(federation.num_clients, -1)
     for client in clients:
-        train, test = (dataset.labels[federation.rows(client, at)] for at in _SPLITS)
+        train, test = (dataset.class_numbers[federation.rows(client, at)] for at in _SPLITS)
         majority[client] = np.bincount(train).argmax()
         correct[client] = np.count_nonzero(test == majority[client])
     return majority, correct

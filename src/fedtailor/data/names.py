@@ -1,4 +1,4 @@
-"""Names of clients and classes: what may stand in them, a client's number, lists in messages."""
+"""Names of clients and classes: what may stand in them, a client's number."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from ..errors import InputError, brief, printed, spelt, whole_number
+from ..errors import FEW, InputError, brief, listed, printed, spelt, whole_number
 
-FEW = 20  # names in one message
 LONGEST = 500  # characters of a name
 _JOINERS = "\u200c\u200d"  # of Persian and Indian words, and of emoji
 
@@ -98,16 +97,3 @@ def _unknown(client: str, names: Sequence[str]) -> str:
     similar = difflib.get_close_matches(client, known, n=1)
     hint = f"did you mean {similar[0]!r}? " if similar and shown == brief(client) else ""
     return f"no client {shown}; {hint}allowed: {', '.join(known)}"
-
-
-def listed(names: Sequence[str], counts: Sequence[int] | None = None, few: int = FEW) -> str:
-    """Return up to ``few`` names, each followed by its count, and how many are not shown.
-
-    >>> listed(["oslo", "rome"], [4, 9])
-    'oslo (4), rome (9)'
-    """
-    shown = [name or repr(name) for name in names[:few]]
-    if counts is not None:
-        shown = [f"{name} ({count:,})" for name, count in zip(shown, counts, strict=False)]
-    more = f", and {len(names) - few:,} more" if len(names) > few else ""
-    return ", ".join(shown) + more

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .names import FEW, listed
+from ..errors import FEW, listed
 
 Indices = NDArray[np.int64]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, spelt
-from .columns import Columns, trimmed
-from .names import listed
+from ..errors import InputError, listed, spelt
+from ..objectives.cells import trimmed
+from .columns import Columns
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 

@@ -1,16 +1,13 @@
-"""Kinds of task that do not exist yet, told by the columns of a table and by its labels."""
+"""Kinds of task that do not exist yet, told by the columns of a table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..errors import InputError, brief
-
-NOT_YET = "a kind of task that does not exist yet"
+from ..objectives.classification import NOT_YET
 
 _PAIRS = (
     "premise hypothesis", "question sentence", "question context", "question passage",
@@ -23,8 +20,6 @@ _NUMBERED = re.compile(
     r"claim|code|review|comment|paragraph)[ _-]?(1|2|a|b)"
 )
 _FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
-_LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
-_BETWEEN = ("|", ";", ",")  # several labels in a cell
 
 
 def check_no_pair(texts: Sequence[str], chosen: str | None, option: str) -> None:
@@ -75,54 +70,3 @@ def several_labels(names: Sequence[str], place: str, option: str) -> InputError:
         f"row (multi-label), which is {NOT_YET}; to train on one of them alone, name it with "
         f"{option}"
     )
-
-
-def check_labels(place: str, labels: Iterable[Any]) -> None:
-    """Raise InputError where the labels are numbers to predict, lists, objects, or several in a
-    cell; ``place`` says where they stand.
-
-    >>> check_labels("column 'y'", [0.5, 2.0])
-    Traceback (most recent call last):
-    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict are regression, which is \
-a kind of task that does not exist yet; labels are words or whole numbers
-    """
-    texts = set()
-    for label in labels:
-        if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
-            raise InputError(
-                f"{place} holds lists or objects; several labels of one row (multi-label), a tag "
-                f"for each word, or an answer in a text is {NOT_YET}; labels are words or whole "
-                "numbers"
-            )
-        if isinstance(label, float) and label == label and not label.is_integer():
-            raise InputError(
-                f"{place} holds {label!r}: numbers to predict are regression, which is {NOT_YET}; "
-                "labels are words or whole numbers"
-            )
-        if isinstance(label, str):
-            texts.add(label)
-    for between in _BETWEEN:
-        if cell := _with_several(texts, between):
-            raise InputError(
-                f"{place} holds {brief(cell, 60)}, which looks like several labels of one row "
-                f"(multi-label), {NOT_YET}; if it is one label, list all in data.classes"
-            )
-
-
-def _is_list(label: Any) -> bool:
-    return isinstance(label, str) and bool(_LIST.fullmatch(label))
-
-
-def _with_several(texts: Iterable[str], between: str) -> str | None:
-    """A cell of several labels, if one of its labels stands at another place in another cell: so
-    ``New York, NY`` beside ``Buffalo, NY`` is none."""
-    cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]
-    places: dict[str, set[int]] = {}
-    for parts in cells:
-        for place, part in enumerate(parts):
-            places.setdefault(part, set()).add(place)
-    for parts in cells:
-        several = len(parts) > 1 and all(parts) and len(set(parts)) == len(parts)
-        if several and any(len(places[part]) > 1 for part in parts):
-            return between.join(parts)
-    return None

@@ -19,8 +19,8 @@ def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
         ``[K, classes]``.
     """
     dataset = federation.dataset
-    assert dataset.labels is not None
-    return federation.partition.counts(dataset.labels, dataset.num_classes, slice(None))
+    assert dataset.class_numbers is not None
+    return federation.partition.counts(dataset.class_numbers, dataset.num_classes, slice(None))
 
 
 def label_overlap(counts: NDArray[np.integer[Any]]) -> float:

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import random
-from ..errors import InputError
+from ..errors import InputError, listed
 from . import schemes
 from .config import SplitConfig
-from .names import listed
 from .omissions import Omission, of_clients, of_held_out, of_rows
 from .table import Dataset, Indices, Labels, Partition, Rows, Shares, Split
 
@@ -67,7 +66,7 @@ def partition(
     [[431, 431, 431], [48, 48, 48], [120, 120, 120]]
     """
     seed = seed if config.seed is None else config.seed
-    labels: Labels | None = dataset.labels
+    labels: Labels | None = dataset.class_numbers
     if labels is None:
         labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
     clusters: Indices | None = None

@@ -46,7 +46,7 @@ def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
         )
     if scheme == "iid":
         return
-    if dataset.labels is None:
+    if dataset.class_numbers is None:
         raise InputError(f"split.scheme {scheme!r} needs labels; without: iid, natural")
     num_classes = int((np.bincount(labels[:count]) > 0).sum())
     checks: dict[str, Callable[[SplitConfig, int, int, int], None]] = {

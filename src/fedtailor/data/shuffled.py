@@ -27,9 +27,9 @@ def shuffle_labels(dataset: Dataset, parts: Partition, share: float, seed: int) 
     """
     if share == 0:
         return dataset
-    if dataset.labels is None:
+    if dataset.class_numbers is None:
         raise InputError(f"split.shuffled is {share}, but the data have no labels; allowed: 0")
-    labels, count = np.array(dataset.labels), len(parts.train)
+    labels, count = np.array(dataset.class_numbers), len(parts.train)
     order = random.generator(seed, "partition", "shuffled").permutation(count)
     for client in order[: round(share * count)].tolist():
         rows = parts.train[client]

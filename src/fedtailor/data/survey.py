@@ -10,8 +10,9 @@ from typing import Any, Literal, Protocol
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
+from ..objectives.cells import trimmed
+from ..objectives.classification import NOT_YET, check_few_classes, check_labels
 from . import cells, other_tasks
-from .columns import check_few_classes, trimmed
 from .local_files import local_table
 from .names import check_names
 
@@ -190,7 +191,7 @@ class Survey:
             raise InputError(
                 f"columns {', '.join(map(repr, alike[:_SENTENCE]))} of {self.path} may each be the "
                 f"input; an input of several {chosen.kind}s (such as pairs) is "
-                f"{other_tasks.NOT_YET}; name the one to train on with --text"
+                f"{NOT_YET}; name the one to train on with --text"
             )
 
     def _check_one_label(self, found: Sequence[Column], taken: set[str | None]) -> None:
@@ -209,7 +210,7 @@ class Survey:
         for column in [] if is_named else others:
             if _is_called(column.name, _LABELS) or column.name.lower() in _ANSWERS:
                 place = f"column {column.name!r} of {self.path}"
-                other_tasks.check_labels(place, self._values(column.name))
+                check_labels(place, self._values(column.name))
 
     def _words(self, name: str) -> int:
         """How many words a text of the column has: the median of those that differ."""
@@ -246,7 +247,7 @@ class Survey:
                 f"column {name!r} of {self.path} holds {column.kind}s; labels are words or whole "
                 "numbers"
             )
-        other_tasks.check_labels(f"column {name!r} of {self.path}", self._values(name))
+        check_labels(f"column {name!r} of {self.path}", self._values(name))
         values = self.counts(name)
         if len(values) < 2:
             only = ", ".join(map(repr, values)) or "nothing"

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..objectives import objective_of
+from ..objectives.objective import Objective
 from .names import check_names
 
 if TYPE_CHECKING:
@@ -120,8 +122,9 @@ class Dataset:
     """A data set ready for training.
 
     Rows ``[0, num_train)`` are for training; rows from ``num_train`` on are the official test
-    split (none if ``num_train == len(inputs)``). ``labels`` ``[N]`` (any integer dtype) is None for
-    causal language modelling. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
+    split (none if ``num_train == len(inputs)``). ``task`` is the kind of task. ``labels`` ``[N]``
+    are its targets (class numbers of any integer dtype where it has ``classes``), None if the
+    inputs are. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
     if the source names a column for it, and ``client_names`` has a name for each number.
     ``digest`` identifies the content; names are no part of it; it is computed unless it is given.
     ``omissions`` are the rows that were left out or cut.
@@ -129,7 +132,7 @@ class Dataset:
 
     inputs: Tokens | Images
     num_train: int
-    task: Literal["classification", "causal-lm"]
+    task: str
     digest: str = ""
     labels: Labels | None = None
     classes: Sequence[str] = field(default=())
@@ -156,8 +159,18 @@ class Dataset:
         return digest.hexdigest()
 
     @property
+    def objective(self) -> Objective:
+        """The kind of task."""
+        return objective_of(self.task)
+
+    @property
+    def class_numbers(self) -> Labels | None:
+        """The class of each row, ``[N]``; None where rows have none."""
+        return self.labels if self.objective.has_classes else None
+
+    @property
     def num_classes(self) -> int:
-        """The number of classes; 0 for language modelling."""
+        """The number of classes; 0 where rows have none."""
         return len(self.classes)
 
     @property
@@ -171,10 +184,12 @@ class Dataset:
         return None if isinstance(self.inputs, Tokens) else self.inputs.values.shape[1:]
 
     def batch(self, indices: Indices) -> Batch:
-        """Return the inputs and, for classification, ``labels`` int64 ``[b]``."""
+        """Return the inputs and the targets: ``labels`` ``[b]``, int64 for classes."""
         batch = self.inputs.batch(indices)
         if self.labels is not None:
-            batch["labels"] = torch.from_numpy(self.labels[indices].astype(np.int64))
+            labels = self.labels[indices]
+            is_class = self.objective.has_classes
+            batch["labels"] = torch.from_numpy(labels.astype(np.int64) if is_class else labels)
         return batch
 
     def fingerprints(self, rows: Indices) -> Fingerprints:
@@ -183,8 +198,9 @@ class Dataset:
         found = np.empty(len(rows), np.uint64)
         for start in range(0, len(rows), _HASHED):
             some = rows[start : start + _HASHED]
-            labels = np.zeros(len(some), "<i8") if self.labels is None else self.labels[some]
-            label_bytes = (label.tobytes() for label in labels.astype("<i8"))
+            labels = np.zeros(len(some)) if self.labels is None else self.labels[some]
+            number = "<f8" if labels.dtype.kind == "f" and self.labels is not None else "<i8"
+            label_bytes = (label.tobytes() for label in labels.astype(number))
             digests = (
                 hashlib.blake2b(label + content, digest_size=8).digest()
                 for label, content in zip(label_bytes, self.inputs.contents(some), strict=True)

@@ -17,9 +17,8 @@ import tomli_w
 from ..data import DataConfig
 from ..data.config import Clients
 from ..data.local_files import FORMATS
-from ..data.names import listed
-from ..data.sources import task_of_data
-from ..errors import InputError, brief, missing_file, unknown, whole_number
+from ..data.sources import objective_of_data
+from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..runs.checked import build
 from ..runs.experiment import Experiment, load, parse, read, read_toml
@@ -368,14 +367,14 @@ def _site(text: str) -> SiteConfig:
 
 def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``[data]`` that all sites have in common."""
-    task = task_of_data(config)
-    if task == "classification" and not config.classes:
+    objective = objective_of_data(config)
+    if objective.has_classes and not config.classes:
         raise InputError(
             "data.classes is missing: a site may lack some of the classes, but all sites must "
             'number them alike; write for example classes = ["no", "yes"]'
         )
     common = {key: value for key, value in fields.items() if key not in _SITE_DATA}
-    return {**common, "task": task}
+    return {**common, "task": objective.name}
 
 
 def _deploy_toml(deployment: Deployment) -> str:

@@ -36,7 +36,7 @@ def check_attack(federation: Federation, plan: Plan) -> None:
             f"attack.kind = {plan.attack.kind!r}: attacks are simulated in one process, not over "
             "Flower; leave [attack] out"
         )
-    if plan.attack.on_data and federation.dataset.labels is None:
+    if plan.attack.on_data and federation.dataset.class_numbers is None:
         raise InputError(
             f"attack.kind = {plan.attack.kind!r}, but the data have no labels; "
             "choose a kind that changes updates instead"
@@ -123,7 +123,7 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
 
 def _check_public_labels(method: Method, federation: Federation) -> None:
     public, clients_data = federation.public, federation.dataset
-    classes = () if public is None or public.labels is None else public.classes
+    classes = () if public is None or public.class_numbers is None else public.classes
     if not classes or list(classes) != list(clients_data.classes):
         raise InputError(
             f"{method.name} as configured trains on the public examples' labels: their classes "

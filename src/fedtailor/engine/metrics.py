@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,61 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief, unknown
-from ..task.backbone import Kind
+from ..objectives import OBJECTIVES
+from ..objectives.objective import MetricFunction, Objective
 from ..user_code import load, own_faults
 from .config import EvaluateConfig
 
-Labels = NDArray[np.int64]
+Labels = NDArray[Any]
 Probabilities = NDArray[np.float64]
-MetricFunction = Callable[[Labels, Probabilities], float]
 
-
-def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
-    """The mean F1 over the classes that occur in ``labels``, each against all others.
-
-    Args:
-        labels: the true classes ``[n]``.
-        probabilities: of each class ``[n, classes]``; the highest one is the prediction.
-
-    >>> P = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
-    >>> round(macro_f1(np.array([0, 1, 1]), P), 4)
-    0.6667
-    """
-    predicted, classes = probabilities.argmax(1), probabilities.shape[1]
-    hits = np.bincount(labels[labels == predicted], minlength=classes)
-    examples = np.bincount(labels, minlength=classes)
-    predictions = np.bincount(predicted, minlength=classes)
-    present = examples > 0
-    return float((2 * hits[present] / (examples + predictions)[present]).mean())
-
-
-def auc(labels: Labels, probabilities: Probabilities) -> float:
-    """The area under the ROC curve: for two classes that of the second one, else the mean over the
-    classes that occur in ``labels``, each against all others. NaN if only one class occurs.
-
-    Args:
-        labels: the true classes ``[n]``.
-        probabilities: of each class ``[n, classes]``.
-
-    >>> P = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
-    >>> auc(np.array([0, 0, 1, 1]), P)
-    0.75
-    """
-    from scipy.stats import rankdata
-
-    present = np.unique(labels)
-    if len(present) < 2:
-        return math.nan
-    chosen = np.array([1]) if probabilities.shape[1] == 2 else present
-    positive = labels[:, None] == chosen  # [n, chosen]
-    p = positive.sum(0)
-    ranks = rankdata(probabilities[:, chosen], axis=0)  # equal values share their mean rank
-    pairs = (ranks * positive).sum(0) - p * (p + 1) / 2
-    return float((pairs / (p * (len(labels) - p))).mean())
-
-
-METRICS: Mapping[str, MetricFunction] = {"macro_f1": macro_f1, "auc": auc}
-"""The metrics that ``evaluate.metrics`` may name."""
+METRICS = {name: one for kind in OBJECTIVES.values() for name, one in kind.metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -129,14 +83,18 @@ class Metrics:
             )
         return METRICS[spec]
 
-    def check(self, kind: Kind, *, remote: bool = False) -> None:
+    def check(self, objective: Objective, *, remote: bool = False) -> None:
         """Raise InputError where the metrics can't be computed. With ``remote`` the functions are
         at the clients' sites, and not looked for."""
-        if self.asked and kind != "classification":
-            what = "metrics" if self.config.metrics else "confusion"
-            raise InputError(
-                f"evaluate.{what} is for classification; language models have loss and accuracy"
-            )
+        unfit = METRICS.keys() - objective.metrics.keys() - self.given.keys()
+        has_other = not objective.metrics or bool(unfit & {*self.config.metrics})
+        refused = {
+            "metrics": bool(self.config.metrics) and has_other,
+            "confusion": self.config.confusion and not objective.has_classes,
+        }
+        for what in (name for name, is_refused in refused.items() if is_refused):
+            has = ", ".join(["loss", "accuracy", *objective.metrics])
+            raise InputError(f"evaluate.{what} is not for {objective.name}, which has {has}")
         double = [name for name, count in Counter(self.names).items() if count > 1]
         if double or {"loss", "accuracy"} & set(self.names):
             raise InputError(

@@ -17,6 +17,7 @@ from ..data.federation import Federation
 from ..data.table import Images
 from ..errors import InputError
 from ..method import Cohort, Method, Server
+from ..objectives.objective import MetricFunction
 from ..params import Batch, Params, aligned, to_device
 from ..task.task import Task
 from ..uploads.attacks import Attack
@@ -33,7 +34,7 @@ from .executors.work import ClientRequest, Work
 from .faults import TimeModel
 from .forms import check_state
 from .joining import Joining
-from .metrics import MetricFunction, Metrics
+from .metrics import Metrics
 from .participants import draw_cohort
 from .scoring import Scoring
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..data.federation import Federation
 from ..method import Method, Server
+from ..objectives.objective import MetricFunction
 from ..params import to_device
 from ..task.task import Task
 from .asynchronous import schedule
@@ -19,7 +20,7 @@ from .executors.counted import Counted
 from .executors.work import Executor, Work
 from .loop import Loop
 from .malloc import keep_freed_memory
-from .metrics import MetricFunction, Metrics
+from .metrics import Metrics
 from .participants import draw_cohort
 from .prepare import (
     as_trained,
@@ -84,7 +85,7 @@ def rounds(
     federation.check()
     check(method, task, federation, plan)
     wanted = Metrics(plan.evaluate, metrics or {})
-    wanted.check(federation.dataset.task, remote=federation.remote)
+    wanted.check(federation.dataset.objective, remote=federation.remote)
     store = store or new_store(method, task, federation)
     if server is None:
         server = first_server(method, task, federation)

@@ -115,9 +115,12 @@ def metric_values(
     metrics: Metrics, federation: Federation, rows: Indices, probabilities: NDArray[np.float64]
 ) -> MetricValues:
     """The metrics of one client's ``rows``, whose classes have these ``probabilities``."""
-    labels = federation.dataset.labels
-    assert labels is not None
-    return metrics(labels[rows].astype(np.int64), probabilities)
+    dataset = federation.dataset
+    assert dataset.labels is not None
+    labels = dataset.labels[rows]
+    return metrics(
+        labels if dataset.class_numbers is None else labels.astype(np.int64), probabilities
+    )
 
 
 def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -215,7 +218,7 @@ def _score_batch(
             others = batch["labels"] != trigger.target
             columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
         if probabilities:
-            columns = torch.cat([columns, logits.double().softmax(-1)], 1)
+            columns = torch.cat([columns, task.backbone.objective.predictions(logits)], 1)
     return columns.cpu().numpy()
 
 

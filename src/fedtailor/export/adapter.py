@@ -39,7 +39,7 @@ def write_adapter(
     config = LoraConfig(
         r=rank, lora_alpha=rank, target_modules=list(ranks), rank_pattern=others,
         alpha_pattern=dict(others), base_model_name_or_path=base,
-        task_type="CAUSAL_LM" if network.data["task"] == "causal-lm" else None,
+        task_type=network.backbone.objective.peft_task,
         inference_mode=True,
     )  # fmt: skip
     config.save_pretrained(str(out))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
+from ..objectives import objective_of
 from ..report.names import client_name
 from ..report.text import markdown
 from ..runs.experiment import Experiment
@@ -68,7 +69,7 @@ def card(
         joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
         is_shared: whether all clients have this very model.
     """
-    lm = about["task"] == "causal-lm"
+    lm = objective_of(about["task"]).per_token
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import re
 import shutil
 from importlib.resources import files
@@ -20,6 +21,7 @@ _PACKAGE = files(__package__.rpartition(".")[0])
 _ERROR = re.compile(r"^from \.+errors import InputError$", re.MULTILINE)
 _NEEDED = re.compile(r"^from (\.+)((?:\w+\.)*\w+) import", re.MULTILINE)
 _RELATIVE = re.compile(r"^( *)from \.+(?:\w+\.)*(\w+) import", re.MULTILINE)
+_ANSWERS = '"""What the model says."""\n\nfrom __future__ import annotations\n'
 _LIBRARY = re.compile(r"^(?:import|from) fedtailor\b", re.MULTILINE)
 _EFFICIENTNET = "efficientnet_lite_pytorch"
 
@@ -36,6 +38,8 @@ def write_code(network: Network, form: str, out: Path) -> None:
         InputError: the code of a module of one's own is missing, or needs this library.
     """
     _copy(f"export/templates/{form}.py", out / "model.py")
+    exported = network.backbone.objective.exported
+    (out / "answers.py").write_text(f"{_ANSWERS}\n\n{inspect.getsource(exported)}")
     use = (_PACKAGE / "export/templates/use.py").read_text()
     (out / "use.py").write_text(use.replace("from .plain import", "from model import"))
     kind = network.about(None, False)["kind"]
@@ -63,6 +67,8 @@ def _copy(source: str, target: Path) -> None:
     """Copy a file of this package and those that it needs, as plain modules of one folder."""
     text = _ERROR.sub("InputError = ValueError", (_PACKAGE / source).read_text())
     for dots, path in _NEEDED.findall(text):
+        if path == "answers":
+            continue  # that of the kind of task
         folder, name = Path(source).parents[len(dots) - 1], path.rpartition(".")[2]
         _copy(f"{folder}/{path.replace('.', '/')}.py", target.with_name(f"{name}.py"))
     target.write_text(_RELATIVE.sub(r"\1from \2 import", text))

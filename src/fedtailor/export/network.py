@@ -163,10 +163,7 @@ class Network:
     def _auto_class(self, whole: bool) -> str:
         if self.pooling and not whole:
             return "AutoModel"
-        if self.data["modality"] == "image":
-            return "AutoModelForImageClassification"
-        lm = self.data["task"] == "causal-lm"
-        return "AutoModelForCausalLM" if lm else "AutoModelForSequenceClassification"
+        return self.backbone.objective.auto_classes[self.data["modality"]]
 
     def inputs(self) -> dict[str, Any]:
         """How ``base.py`` turns a batch into the arguments of its forward."""
@@ -210,7 +207,7 @@ class Network:
             config.use_cache = True
         if tensors.keys() - self.tensors.keys():
             config.tie_word_embeddings = False  # a merged adapter on the tied head
-        if self.data["task"] == "classification":
+        if self.data["classes"]:
             config.id2label = dict(enumerate(self.data["classes"]))
             config.label2id = {name: number for number, name in enumerate(self.data["classes"])}
         if self.backbone.tokenizer is not None and config.pad_token_id is None:
@@ -220,7 +217,7 @@ class Network:
             like: Any = auto.from_config(config)
         config.architectures = [type(like).__name__]
         config.save_pretrained(str(folder))
-        if ends := sorted(self.backbone.ends) if self.data["task"] == "causal-lm" else []:
+        if ends := sorted(self.backbone.ends) if self.backbone.objective.generates else []:
             pad = config.pad_token_id
             generation = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=pad)
             generation.save_pretrained(str(folder))

@@ -19,8 +19,9 @@ from ..engine.client import ClientEvaluationResult
 from ..engine.executors.work import ClientRequest
 from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
-from ..errors import InputError
+from ..errors import InputError, brief
 from ..method import Method
+from ..objectives import OBJECTIVES
 from ..params import Params, not_finite, pick, to_device
 from ..runs.experiment import Experiment
 from ..task.batch_norm import check_variances
@@ -57,8 +58,10 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     if len(info.classes) > MOST_CLASSES:
         raise WireError(f"it has {len(info.classes)} classes; at most {MOST_CLASSES} are read")
     check_names("class", info.classes)
-    if info.task == "classification" and not info.classes:
-        raise WireError("its task is classification, and it has no classes")
+    if info.task not in OBJECTIVES:
+        raise WireError(f"its task is {brief(info.task)}; allowed: {', '.join(OBJECTIVES)}")
+    if OBJECTIVES[info.task].has_classes and not info.classes:
+        raise WireError(f"its task is {info.task}, and it has no classes")
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
     picture = info.picture
@@ -230,9 +233,8 @@ def evaluation_of(
         )
     examples = [federation.num_rows(reply.client, split) for split in SPLITS]
     for said, counted in zip(sums[:, 2].tolist(), examples, strict=True):
-        # a language model predicts every token of an example
-        is_lm = federation.dataset.task == "causal-lm"
-        if said != counted and not (is_lm and said <= counted * _MOST_TOKENS):
+        most = counted * (_MOST_TOKENS if federation.dataset.objective.per_token else 1)
+        if said != counted and not (most > counted and said <= most):
             raise WireError(f"its results are of {sums[:, 2].tolist()} examples, not of {examples}")
     if not metrics.asked:
         return ClientEvaluationResult(sums, None)

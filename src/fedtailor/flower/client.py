@@ -18,9 +18,10 @@ from flwr.clientapp import ClientApp
 from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluation, Training
-from ..engine.metrics import MetricFunction, Metrics
+from ..engine.metrics import Metrics
 from ..engine.prepare import as_trained, client_works, first_server, new_store
 from ..errors import DivergedError, InputError, unknown
+from ..objectives.objective import MetricFunction
 from ..params import Params, to_device
 from ..run_format import seal_json
 from ..runs.base_model import fingerprint
@@ -168,7 +169,7 @@ class Site:
         self._check(question.experiment)
         self._load(self._experiment.seeds)
         dataset, seeds = self._dataset, self._experiment.seeds
-        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.task)
+        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.objective)
         served = self._served(node)
         clients, new = ((), served) if self._are_new else (served, ())
         shape = dataset.picture
@@ -341,8 +342,8 @@ class Site:
             for part in (split.train, split.validation, split.test)
         )
         dataset, labels = self._dataset, list[list[int]]()
-        if self._tell_labels and dataset.labels is not None:
-            counts = split.counts(dataset.labels, dataset.num_classes, slice(None))
+        if self._tell_labels and dataset.class_numbers is not None:
+            counts = split.counts(dataset.class_numbers, dataset.num_classes, slice(None))
             labels = counts[list(clients)].tolist()
         return Sizes(seed, split.digest, train, validation, test, tuple(map(tuple, labels)))
 

@@ -65,7 +65,7 @@ class NodeInfo(Exact):
 
     clients: tuple[int, ...]
     num_clients: int
-    task: Literal["classification", "causal-lm"]
+    task: str
     classes: tuple[str, ...]
     picture: tuple[int, ...] | None
     data: str

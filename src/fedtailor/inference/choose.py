@@ -73,7 +73,7 @@ def all_scores(
     """The scores of a new client's candidates, and of always its most frequent class, if there are
     classes."""
     scores = {}
-    if federation.dataset.labels is not None:
+    if federation.dataset.class_numbers is not None:
         scores["majority"] = _majority(federation, number)
     for name in reversed(MODELS):
         if name in candidates:
@@ -90,7 +90,7 @@ def did_not_learn(scores: Scores, kept: str) -> bool:
 
 
 def _majority(federation: Federation, number: int) -> dict[str, dict[str, float | None]]:
-    labels = federation.dataset.labels
+    labels = federation.dataset.class_numbers
     assert labels is not None
     most = np.bincount(labels[federation.rows(number, "train")]).argmax()
     hits = {split: labels[federation.rows(number, split)] == most for split in SPLITS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ..data import Data
-from ..data.names import listed
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
@@ -26,15 +25,6 @@ from ..task.backbone import Backbone
 from .examples import picture_examples, text_examples
 from .generation import generate
 from .module import LogitsModule
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The most probable class, its probability, and that of every class."""
-
-    label: str
-    probability: float
-    probabilities: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -59,8 +49,8 @@ class PersonalModel:
 
     @property
     def kind(self) -> str:
-        """``classification`` or ``causal-lm``."""
-        return self.trained.task.backbone.kind
+        """The kind of task, as ``data.task`` names it."""
+        return self.trained.task.backbone.objective.name
 
     @cached_property
     def module(self) -> LogitsModule:
@@ -104,14 +94,15 @@ class PersonalModel:
 
     def predict_examples(self, examples: Tokens | Images, max_new_tokens: int) -> list[Any]:
         """The same of `examples`."""
-        if isinstance(examples, Tokens) and self.kind == "causal-lm":
+        objective = self.trained.task.backbone.objective
+        if isinstance(examples, Tokens) and objective.generates:
             return self._texts(examples, max_new_tokens)
         size = self.trained.experiment.evaluate.batch_size
         predictions: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
-            scores = torch.softmax(self.logits(examples.batch(rows)), 1).tolist()
-            for row, values in zip(rows, scores, strict=True):
-                predictions[row] = self._prediction(values)
+            answers = objective.answers(self.logits(examples.batch(rows)), self.classes)
+            for row, answer in zip(rows, answers, strict=True):
+                predictions[row] = answer
         return predictions
 
     def examples(self, inputs: Any) -> Tokens | Images:
@@ -121,11 +112,6 @@ class PersonalModel:
             InputError: the model reads inputs of another kind, or one of them can't be read.
         """
         return examples_of(self.trained, inputs)
-
-    def _prediction(self, values: list[float]) -> Prediction:
-        best = int(np.argmax(values))
-        names = self.classes
-        return Prediction(names[best], values[best], dict(zip(names, values, strict=True)))
 
     def _texts(self, prompts: Tokens, max_new_tokens: int) -> list[str]:
         backbone = self.trained.task.backbone
@@ -208,7 +194,7 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
         return picture_examples(inputs, data["picture"])
     max_length = trained.experiment.data.max_length
     backbone = trained.task.backbone
-    prompts = backbone.kind == "causal-lm"
+    prompts = backbone.objective.generates
     examples = text_examples(inputs, backbone.tokenizer, max_length, prompts=prompts)
     check_ids(examples, backbone)
     return examples
@@ -232,7 +218,7 @@ def count_trained_on(
     labels = np.asarray(class_numbers)
     rows = np.flatnonzero(labels >= 0)
     examples = examples_of(trained, inputs)
-    found = Dataset(examples, len(labels), "classification", "-", labels).fingerprints(rows)
+    found = Dataset(examples, len(labels), trained.data["task"], "-", labels).fingerprints(rows)
     return int(np.isin(found, known).sum())
 
 

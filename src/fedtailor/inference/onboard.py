@@ -13,7 +13,6 @@ import torch
 
 from .. import random
 from ..data import Data, DataConfig
-from ..data.columns import UnknownLabelError
 from ..data.federation import Federation, Split
 from ..data.local_files import local_table
 from ..data.one_client import columns_of_client, dataset_of_client
@@ -26,6 +25,7 @@ from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError
+from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
 from ..run_format import seal_json
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
@@ -216,7 +216,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     config = replace(
         source.config(ours), task=task, limit=None, skip=0, limit_test=None,
-        classes=tuple(trained.data["classes"]) if task == "classification" else (),
+        classes=tuple(trained.data["classes"]),
     )  # fmt: skip
     config = replace(config, client=config.client or _client_column(config, ours.client))
     columns = source.columns or read_columns(config, cache_dir())
@@ -307,7 +307,7 @@ def decide(
     fits = fits_anything(training.method, request.private)
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
-    by_loss = training.task.backbone.kind == "causal-lm"
+    by_loss = training.task.backbone.objective.selects == "loss"
     kept, note = choose(
         candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
     )

@@ -17,15 +17,17 @@ import numpy as np
 
 from ..data.by_user import files_of
 from ..data.cells import check_column_names
-from ..data.columns import of_tables, usual_column
+from ..data.columns import TEXT_NAMES, of_tables, usual_column
 from ..data.config import DataConfig
 from ..data.local_files import FORMATS, local_table
-from ..data.names import listed
+from ..data.sources import objective_of_data
 from ..data.text_files import check_text_file, separator_of
 from ..disk_cache import cache_dir
-from ..errors import InputError, brief, missing_file, spelt, unknown, whole_number
+from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
+from ..objectives import CausalLM
+from ..objectives.classification import Prediction
+from ..objectives.objective import Objective
 from .examples import PICTURES, picture_paths
-from .model import Prediction
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
 
@@ -85,7 +87,7 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
 def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
     cache, image = cache_dir(), None if text else data.image
-    config = DataConfig(path=source, text=text or data.text, image=image, task="causal-lm")
+    config = DataConfig(path=source, text=text or data.text, image=image, task=CausalLM.name)
     table = local_table(source, cache)
     inputs = of_tables(table, None, config, cache).read(np.arange(len(table)))
     if isinstance(inputs, list) == images:
@@ -132,7 +134,8 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
 
 def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataConfig) -> Rows:
     """The rows of a table, with their labels and clients where the first one has any."""
-    label = data.label or usual_column("label", list(table[0]))
+    usual = objective_of_data(data).target_names
+    label = data.label or usual_column(usual, list(table[0]))
     labels, clients = (
         [_cell(row.get(name)) for row in table] if name is not None and name in table[0] else None
         for name in (label, data.client)
@@ -204,7 +207,7 @@ def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
         raise unknown(
             "column", name, columns, where=f"{source} (--text names the texts)", kind="columns"
         )
-    column = name or usual_column("text", columns)
+    column = name or usual_column(TEXT_NAMES, columns)
     if column is None:
         raise InputError(
             f"no column of {source} has a usual name for texts; name it with --text; columns: "
@@ -263,6 +266,7 @@ def check_kept(
     columns: Sequence[str],
     source: str,
     classes: Sequence[str],
+    objective: Objective,
     *,
     by_client: bool = False,
 ) -> None:
@@ -274,8 +278,7 @@ def check_kept(
     """
     if columns and rows.table is None:
         raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
-    own = {"label", "probability", "probabilities", *(f"p({name})" for name in classes)}
-    own = (own if classes else {"text"}) | ({"client"} if by_client else set())
+    own = objective.column_names(classes) | ({"client"} if by_client else set())
     for column in columns:
         if column not in (present := list((rows.table or [{}])[0])):
             raise unknown("column", column, present, where=source, kind="columns")
@@ -323,7 +326,8 @@ def of_others(rows: Rows, client: str, names: Sequence[str]) -> str:
 
 def as_objects(
     rows: Rows,
-    results: Iterable[Prediction | str],
+    results: Iterable[Any],
+    objective: Objective,
     clients: Sequence[str] | None = None,
     kept: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
@@ -336,18 +340,9 @@ def as_objects(
         of = {name: row[name] for name in kept}
         of |= {"file": str(value)} if isinstance(value, Path) else {}
         of |= {} if client is None else {"client": client}
-        if rows.table is None and not rows.are_pictures and not isinstance(result, str):
+        if rows.table is None and not rows.are_pictures:
             of["text"] = value
-        if isinstance(result, str):
-            yield {**of, "text": result}
-        else:
-            probabilities = {name: round(p, 6) for name, p in result.probabilities.items()}
-            yield {
-                **of,
-                "label": result.label,
-                "probability": round(result.probability, 6),
-                "probabilities": probabilities,
-            }
+        yield {**of, **objective.columns(result)}
 
 
 def as_csv(objects: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -75,10 +75,10 @@ class FedMD(FineTuning):
             )
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if task.backbone.kind != "classification":
+        if not task.backbone.objective.has_classes:
             raise InputError(
-                f"fedmd exchanges class scores of whole examples; the task is "
-                f"{task.backbone.kind!r}; allowed: 'classification'"
+                f"fedmd exchanges class scores of whole examples, which the task "
+                f"{task.backbone.objective.name!r} does not have"
             )
 
     @property

@@ -12,7 +12,9 @@ from torch import nn
 
 from .. import random
 from ..errors import InputError
-from ..task.backbone import Backbone, Kind
+from ..objectives import objective_of
+from ..objectives.objective import Objective
+from ..task.backbone import Backbone
 from ..task.batch_norm import BatchNormMode
 from .blocks import find_blocks, find_head
 from .cnn import Network
@@ -32,7 +34,7 @@ _SMALL, _LARGE = 96, 224  # pixels: the sides of EfficientNet-Lite0's input
 
 def load_model(
     config: ModelConfig,
-    kind: Kind,
+    task: Objective | str | None,
     num_classes: int,
     seed: int,
     modality: Modality = "text",
@@ -49,8 +51,8 @@ def load_model(
     Args:
         config: a built-in name, a folder in Hugging Face's format, a hub name ``owner/model``, or
             the ``factory`` of a model of one's own.
-        kind: what the logits are for.
-        num_classes: classes of a classifier; not used for ``causal-lm``.
+        task: what the logits are for: a kind of task, or its name; None: the default.
+        num_classes: the number of classes, if the task has any.
         seed: of the new weights: the head's, or all if ``config.pretrained`` is False.
         modality: of the data.
         cache: a folder for converted weights; None: ``cache_dir()``.
@@ -65,13 +67,15 @@ def load_model(
         InputError: the model is unknown, not on this machine, damaged or of another kind; a pattern
             in ``config`` matches nothing.
 
-    >>> load_model(ModelConfig("minilm"), "classification", 4, seed=0).head
+    >>> load_model(ModelConfig("minilm"), None, 4, seed=0).head
     ('head',)
     """
+    objective = objective_of(task)
     if config.factory is not None:
-        return _own_backbone(config, kind, seed)
+        return _own_backbone(config, objective, seed)
     builtin = BUILTIN.get(config.name)
-    _check(config, builtin, kind, modality)
+    _check(config, builtin, objective, modality)
+    outputs = objective.num_outputs(num_classes)
     network = None if builtin is None else builtin.network
     source = "" if network else locate(config, cache)
     new: frozenset[str] = frozenset()
@@ -79,13 +83,15 @@ def load_model(
     with torch.random.fork_rng(devices=[]), quiet():
         torch.default_generator.manual_seed(int(random.key(seed, "model")))
         if network is not None:
-            model, prepare = _network(config, network, num_classes, picture)
+            model, prepare = _network(config, network, outputs or 0, picture)
         elif builtin is not None and builtin.build is not None:
-            model = builtin.build(Path(source), config.pretrained, num_classes, config.dropout)
+            model = builtin.build(Path(source), config.pretrained, outputs or 0, config.dropout)
             prepare = _lite0_inputs(config)
         else:
             with faults_of_files(f"can't load model {config.name!r}"):
-                model, prepare, new = build_transformer(config, source, kind, modality, num_classes)
+                model, prepare, new = build_transformer(
+                    config, source, objective, modality, num_classes
+                )
     if config.dropout and not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
         raise InputError(
             f"model.dropout = {config.dropout} has no effect: {type(model).__name__} has no "
@@ -93,7 +99,7 @@ def load_model(
         )
     return Backbone(
         model.eval(),
-        kind,
+        objective,
         prepare,
         blocks=find_blocks(model, config.targets),
         head=_trained_head(config, model, new),
@@ -162,7 +168,7 @@ def _has_no_tokenizer(folder: Path) -> bool:
 
 def from_module(
     model: nn.Module,
-    kind: Kind = "classification",
+    task: Objective | str | None = None,
     head: Sequence[str] = (),
     targets: Sequence[str] = (),
     pretrained: bool = True,
@@ -178,7 +184,7 @@ def from_module(
 
     Args:
         model: the module; a task trains a copy.
-        kind: what the logits are for.
+        task: what the logits are for: a kind of task, or its name.
         head: patterns of the task head's modules; (): modules with a usual name.
         targets: patterns of the projections to adapt; (): those of the model's type, if known.
         pretrained: whether the weights are pretrained. Methods that need several models copy
@@ -200,7 +206,7 @@ def from_module(
     """
     return Backbone(
         model,
-        kind,
+        objective_of(task),
         ModuleInputs.of(model),
         blocks=find_blocks(model, targets),
         head=find_head(model, head),
@@ -210,7 +216,7 @@ def from_module(
     )
 
 
-def _own_backbone(config: ModelConfig, kind: Kind, seed: int) -> Backbone:
+def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backbone:
     """The backbone of ``config.factory``."""
     default = ModelConfig()
     for name in ("name", "revision", "pooling", "dropout", "image_size", "width"):
@@ -226,21 +232,24 @@ def _own_backbone(config: ModelConfig, kind: Kind, seed: int) -> Backbone:
     if isinstance(made, Backbone):
         return made
     return from_module(
-        made, kind, config.head, config.targets, config.pretrained, config.batch_norm
+        made, objective, config.head, config.targets, config.pretrained, config.batch_norm
     )
 
 
-def _check(config: ModelConfig, builtin: Builtin | None, kind: Kind, modality: Modality) -> None:
-    if (modality, kind) == ("image", "causal-lm"):
-        raise InputError("task 'causal-lm' needs text; these data are images")
+def _check(
+    config: ModelConfig, builtin: Builtin | None, objective: Objective, modality: Modality
+) -> None:
+    objective.check_modality(modality)
     if builtin is not None and modality != builtin.modality:
         raise InputError(
             f"model {config.name!r} is for {builtin.modality} data, not {modality} data"
         )
-    if builtin is not None and kind not in builtin.kinds:
-        allowed = ", ".join(builtin.kinds)
-        raise InputError(f"model {config.name!r} can't be used for {kind!r}; allowed: {allowed}")
-    if config.pooling is not None and (modality, kind) != ("text", "classification"):
+    if builtin is not None and objective.name not in builtin.tasks:
+        allowed = ", ".join(builtin.tasks)
+        raise InputError(
+            f"model {config.name!r} can't be used for {objective.name!r}; allowed: {allowed}"
+        )
+    if config.pooling is not None and (modality != "text" or objective.num_outputs(0) is None):
         raise InputError(
             f"model.pooling = {config.pooling!r} applies to text classification; leave it out"
         )

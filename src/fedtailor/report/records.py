@@ -11,6 +11,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from numpy.typing import NDArray
 
+from ..objectives import DEFAULT
 from .checked import Amount, Count, Results, Seed
 
 Counts = NDArray[np.integer]
@@ -36,7 +37,7 @@ class DataManifest:
 
     digest: str
     clients: Annotated[int, Ge(1), Le(10**9)]
-    task: Literal["classification", "causal-lm"]
+    task: str
     modality: Literal["text", "image"]
     classes: Sequence[str]
     data: str = ""
@@ -63,6 +64,7 @@ class Partition:
     train: Counts
     validation: Counts
     test: Counts
+    task: str = DEFAULT.name
     classes: Sequence[str] = ()
     labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
     clusters: Counts | None = None  # [K]: the ground truth

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
+from ..objectives import DEFAULT, OBJECTIVES  # noqa: F401
+from ..objectives.objective import Objective
 from .metrics import Summary, best_round, summarise
 from .read import Run, Trial
 from .records import Evaluation
 
 Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
+_LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
+_SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
 Model = Literal["personal", "global", "novel"]
 
 
@@ -95,28 +99,27 @@ def goes_on(run: Run) -> bool:
     return bool(run.experiment.get("start_from", {}).get("run"))
 
 
-def selection_metric(experiment: Mapping[str, Any], *, is_language_modelling: bool) -> Metric:
+def selection_metric(experiment: Mapping[str, Any], objective: Objective) -> Metric:
     """Return the metric by which the reported round is selected: ``evaluate.select``, or else
-    accuracy, or loss for language models.
+    that of the kind of task.
 
-    >>> selection_metric({"evaluate": {"select": "auc"}}, is_language_modelling=False)
-    'auc'
+    >>> selection_metric({"evaluate": {"select": "auc"}}, DEFAULT), selection_metric({}, DEFAULT)
+    ('auc', 'accuracy')
     """
-    default = "loss" if is_language_modelling else "accuracy"
-    return experiment.get("evaluate", {}).get("select") or default
+    chosen: Metric | None = experiment.get("evaluate", {}).get("select")
+    return chosen or objective.selects
 
 
 def select_by(run: Run) -> Metric:
     """Return the metric by which the rounds of ``run`` are selected."""
-    return selection_metric(run.experiment, is_language_modelling=run.is_language_modelling)
+    return selection_metric(run.experiment, run.objective)
 
 
 def metric_of(runs: Sequence[Run]) -> Metric:
     """Return the measure that is shown: that by which all runs select their rounds, or else
-    accuracy, or loss for language models."""
+    that of the kind of task."""
     metrics = {select_by(run) for run in runs}
-    default = selection_metric({}, is_language_modelling=runs[0].is_language_modelling)
-    return metrics.pop() if len(metrics) == 1 else default
+    return metrics.pop() if len(metrics) == 1 else runs[0].objective.selects
 
 
 def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
@@ -126,14 +129,14 @@ def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
 
 
 def higher_is_better(metric: Metric) -> bool:
-    """Return whether higher values of ``metric`` are better: of all but the loss and the success of
-    an attack."""
-    return metric not in ("loss", ATTACK_SUCCESS)
+    """Return whether higher values of ``metric`` are better: not of a loss, an error, or the
+    success of an attack."""
+    return metric not in _LOWER
 
 
 def is_percentage(metric: Metric) -> bool:
     """Return whether ``metric`` is shown in percent."""
-    return metric in ("accuracy", "macro_f1", "auc", ATTACK_SUCCESS)
+    return metric in _SHARES
 
 
 def unit_of(metric: Metric) -> str:

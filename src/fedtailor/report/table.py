@@ -190,7 +190,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     others = {
         name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
     }
-    is_lm = entry.run.is_language_modelling
+    is_lm = entry.run.objective.per_token
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
     mean = Spread.of(one.mean for one in summaries)

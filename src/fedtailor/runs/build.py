@@ -21,7 +21,7 @@ from ..data.tokens import num_ids
 from ..disk_cache import cache_dir
 from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
-from ..engine.metrics import MetricFunction, Metrics
+from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
 from ..errors import InputError
 from ..method import Method
@@ -30,6 +30,7 @@ from ..models.inputs import ModuleInputs, TextInputs
 from ..models.packages import BUILTIN
 from ..models.pooled import Pooled
 from ..models.source import faults_of_files
+from ..objectives.objective import MetricFunction
 from ..params import Batch
 from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
@@ -73,7 +74,7 @@ class Inputs:
         seed = self.experiment.seeds[0]
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
-        metrics.check(federation.dataset.task, remote=federation.remote)
+        metrics.check(federation.dataset.objective, remote=federation.remote)
         held_out = federation.partition.test.sizes()
         if self.experiment.split.test == 0 and not (federation.remote or held_out.any()):
             raise InputError(
@@ -82,10 +83,11 @@ class Inputs:
             )
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
-        kind = self.backbone(seed).kind
-        if kind != federation.dataset.task:
+        objective = self.backbone(seed).objective
+        if objective != federation.dataset.objective:
             raise InputError(
-                f"the data are for {federation.dataset.task}, and the model is for {kind}; give "
+                f"the data are for {federation.dataset.task}, and the model is for "
+                f"{objective.name}; give "
                 "another model, or another data.task"
             )
         for dataset in (federation.dataset, federation.public):
@@ -113,7 +115,7 @@ class Inputs:
         received = ", ".join(f"{key} {list(value.shape)}" for key, value in batch.items())
         with faults_of_files(f"the model {name} fails on these data ({received})"), torch.no_grad():
             logits = task.logits(task.state, batch)
-        if task.backbone.kind != "classification":
+        if not task.backbone.objective.has_classes:
             return
         rows, classes = len(next(iter(batch.values()))), self.dataset.num_classes
         if logits.ndim != 2 or len(logits) != rows or logits.shape[1] < classes:
@@ -232,7 +234,7 @@ def backbone_of(
         return backbone
     return load_model(
         experiment.model,
-        dataset.task,
+        dataset.objective,
         dataset.num_classes,
         seed,
         dataset.modality,

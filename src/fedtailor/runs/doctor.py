@@ -179,7 +179,7 @@ def _canonical(name: str) -> str:
 def _training_step() -> Finding:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = ModelConfig("lenet", pretrained=False)
-    backbone = load_model(config, "classification", 10, 0, "image", picture=(1, 28, 28))
+    backbone = load_model(config, None, 10, 0, "image", picture=(1, 28, 28))
     task = Task(backbone, device=device)
     batch = {
         "pixel_values": random.uniform(random.key(0), (_BATCH, 1, 28, 28)).to(device),

@@ -17,6 +17,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
+from ..objectives import CausalLM
 from ..run_format import check_folder_name
 from .experiment import parse
 
@@ -171,7 +172,7 @@ def _check_model(name: str, survey: Survey, roles: Roles) -> None:
             f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
             "list models"
         )
-    elif roles.label is None and "causal-lm" not in builtin.kinds:
+    elif roles.label is None and not builtin.generates:
         raise InputError(f"model {name!r} is no language model; see fedtailor list models")
 
 
@@ -199,7 +200,7 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield _line("path", survey.path, "from the current folder, or else from this file's")
     yield _line("text" if is_text else "image", roles.source)
     if roles.label is None:
-        yield _line("task", "causal-lm", "a language model, trained on the texts alone")
+        yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
     else:
         yield _line("label", roles.label, f"{len(survey.counts(roles.label))} classes")
     if roles.client is not None:

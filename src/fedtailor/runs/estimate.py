@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from ..data.federation import Federation, Split
-from ..data.names import FEW
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
 from ..engine.participants import draw_cohort
 from ..engine.prepare import as_trained, first_steps
+from ..errors import FEW
 from ..method import FineTuning, Method
 from ..run_format import has_commit
 from ..task.backbone import Backbone
@@ -142,7 +142,7 @@ def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
 
 def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
     """Say for how many clients the AUC will be undefined, since their rows are of one class."""
-    evaluate, labels = experiment.evaluate, federation.dataset.labels
+    evaluate, labels = experiment.evaluate, federation.dataset.class_numbers
     if "auc" not in evaluate.metrics or labels is None or federation.remote:
         return []
     clients, lines = evaluated_clients(experiment, federation), []
@@ -273,9 +273,9 @@ def _data(experiment: Experiment, federation: Federation) -> str:
 
 def _class_shares(federation: Federation) -> dict[str, float]:
     dataset = federation.dataset
-    if dataset.labels is None:
+    if dataset.class_numbers is None:
         return {}
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    counts = np.bincount(dataset.class_numbers, minlength=dataset.num_classes)
     return dict(zip(dataset.classes, (counts / counts.sum()).tolist(), strict=True))
 
 

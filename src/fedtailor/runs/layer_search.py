@@ -74,7 +74,7 @@ def try_suffixes(
     """
     if "layers" not in {field.name for field in fields(method)}:
         raise InputError(f"method {method.name!r} has no field layers")
-    if dataset.labels is None:
+    if dataset.class_numbers is None:
         raise InputError("layers are chosen by accuracy, which language modelling does not have")
     if len(rows) < 2:
         raise InputError(f"{len(rows)} examples to choose layers with; at least 2 are needed")

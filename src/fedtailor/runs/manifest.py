@@ -337,11 +337,11 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
     }
     if partition.clusters is not None:
         columns["clusters"] = partition.clusters
-    if dataset.labels is not None:
+    if dataset.class_numbers is not None:
         scored = evaluated if len(evaluated) <= _MOST_SCORED else ()
         columns["majority"], columns["majority_correct"] = majority_class(federation, scored)
     row = {name: torch.zeros((), dtype=torch.int32) for name in columns}
-    if dataset.labels is not None:
+    if dataset.class_numbers is not None:
         most = max(int(shares.sizes().max()) for shares in partition.shares)
         small = most * len(partition.shares) < 256
         dtype = torch.uint8 if small else torch.int32
@@ -353,8 +353,8 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
     for start in range(0, clients, _BLOCK):
         some = slice(start, start + _BLOCK)
         rows = {name: torch.from_numpy(values[some]) for name, values in columns.items()}
-        if dataset.labels is not None:
-            counts = partition.counts(dataset.labels, dataset.num_classes, some)
+        if dataset.class_numbers is not None:
+            counts = partition.counts(dataset.class_numbers, dataset.num_classes, some)
             rows["labels"] = torch.from_numpy(counts)
         elif federation.told_labels is not None:
             rows["labels"] = torch.from_numpy(federation.told_labels[some]).int()

@@ -126,8 +126,7 @@ def run_parts(
             for seed, label in parts:
                 path = out / "methods" / label / f"seed-{seed}"
                 federation = federations[seed]
-                is_lm = federation.dataset.task == "causal-lm"
-                select = selection_metric(experiment.as_dict(), is_language_modelling=is_lm)
+                select = selection_metric(experiment.as_dict(), federation.dataset.objective)
                 directory = RunDirectory(
                     path, experiment.rounds, metric=select, names=federation.names
                 )
@@ -188,7 +187,7 @@ def _stage(part: Part, experiment: Experiment) -> Stage:
         part.title,
         experiment.rounds,
         clients,
-        "loss" if federation.dataset.task == "causal-lm" else "accuracy",
+        federation.dataset.objective.selects,
         federation.remote,
     )
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import cast
 
 from ..data import Data, Dataset
-from ..data.sources import read_columns, task_of_data
+from ..data.sources import objective_of_data, read_columns
 from ..disk_cache import cache_dir
 from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
-from ..engine.metrics import MetricFunction, Metrics
+from ..engine.metrics import Metrics
 from ..engine.prepare import first_costs, new_store
 from ..engine.results import Round
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
+from ..objectives import objective_of
+from ..objectives.objective import MetricFunction
 from ..profiling import Trace
 from ..task.backbone import Backbone
 from .build import Inputs, device_of, named, with_metrics
@@ -159,8 +161,10 @@ def _check_settings(
     """Raise InputError for what is wrong with the experiment itself: this takes no time, and data
     and model take seconds."""
     device_of(experiment.engine)
-    task = data.task if isinstance(data, Dataset) else task_of_data(experiment.data)
-    Metrics(experiment.evaluate, metrics).check(task)
+    objective = (
+        objective_of(data.task) if isinstance(data, Dataset) else objective_of_data(experiment.data)
+    )
+    Metrics(experiment.evaluate, metrics).check(objective)
 
 
 def open_experiment(

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from .. import random
 from ..data.federation import Federation
-from ..data.names import listed
 from ..engine.client_store import PrivateStates
 from ..engine.prepare import first_server
-from ..errors import InputError, unknown
+from ..errors import InputError, listed, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
 from ..report.bounds import shown

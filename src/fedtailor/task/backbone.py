@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
+from ..objectives import DEFAULT
+from ..objectives.objective import Objective
 from ..params import Batch
 from .batch_norm import BatchNormMode
-
-Kind = Literal["classification", "causal-lm"]
 
 
 def _only_inputs(batch: Batch) -> dict[str, Any]:
@@ -32,12 +32,12 @@ class Backbone:
     model's forward. ``logits`` takes the logits out of forward's output: ``[b, classes]`` or
     ``[b, L, vocabulary]``. ``blocks`` lists, for each transformer block, the paths of its
     adaptable projections (attention output, feed-forward output). ``head`` lists the paths of the
-    task head's modules. With ``batch_norm`` frozen, training uses the running statistics and leaves
-    them as they are.
+    task head's modules. ``objective`` is what the logits are for. With ``batch_norm`` frozen,
+    training uses the running statistics and leaves them as they are.
     """
 
     model: nn.Module
-    kind: Kind = "classification"
+    objective: Objective = DEFAULT
     prepare: Callable[[Batch], dict[str, Any]] = _only_inputs
     logits: Callable[[Any], Tensor] = _plain_logits
     blocks: tuple[tuple[str, ...], ...] = ()

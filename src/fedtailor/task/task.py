@@ -9,15 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from .. import random
+from ..objectives.objective import Scores
 from ..params import CACHED, Batch, Params, strip_prefix
 from .backbone import Backbone
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
@@ -34,24 +33,6 @@ _FEATURES = f"{CACHED}features"
 
 def _unchanged(state: Params, batch: Batch) -> Params:
     return state
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The quality of a batch's predictions, one number an example.
-
-    A classifier makes one prediction an example, a language model one for each target token.
-    """
-
-    loss: Tensor  # [b]: the sum over predictions, in nats
-    correct: Tensor  # [b]: correct predictions
-    count: Tensor  # [b]: all predictions
-
-    def mean(self, weight: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a prediction; ``weight`` ``[b]`` is 0 for padding examples."""
-        if weight is None:
-            return self.loss.sum() / self.count.sum().clamp(min=1.0)
-        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=1.0)
 
 
 class Task:
@@ -244,21 +225,8 @@ class Task:
         return logits, self._step.end()
 
     def score(self, logits: Tensor, batch: Batch) -> Scores:
-        """Compute the cross-entropy (natural logarithm) and the top-1 hits of each example.
-
-        A prediction whose loss is not a number, as after a fine-tuning that diverged, is no hit.
-        """
-        if self.backbone.kind == "classification":
-            labels = batch["labels"]
-            loss = F.cross_entropy(logits, labels, reduction="none")
-            hits = (logits.argmax(-1) == labels) & ~loss.isnan()
-            return Scores(loss, hits.float(), torch.ones_like(loss))
-        targets, real = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:]
-        logits = logits[:, :-1]
-        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss = flat.view(targets.shape) * real
-        hits = (logits.argmax(-1) == targets) * ~loss.isnan() * real
-        return Scores(loss.sum(1), hits.sum(1), real.sum(1))
+        """Compute the loss and the hits of each example, as the backbone's objective does."""
+        return self.backbone.objective.score(logits, batch)
 
 
 def _copy_modules(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from ..data.config import LocalConfig
 from ..data.federation import Federation
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
 from ..engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
+from ..objectives import DEFAULT
 from ..params import Batch
 from ..task.backbone import Backbone
 
@@ -107,9 +108,7 @@ def small_bert(num_classes: int, vocabulary: int, dropout: float = 0.1) -> Backb
         (f"bert.encoder.layer.{i}.attention.output.dense", f"bert.encoder.layer.{i}.output.dense")
         for i in range(2)
     )
-    return Backbone(
-        model, "classification", prepare, blocks=blocks, head=("classifier",), name="small BERT"
-    )
+    return Backbone(model, DEFAULT, prepare, blocks=blocks, head=("classifier",), name="small BERT")
 
 
 @cache
@@ -184,7 +183,7 @@ def _dataset(
     return Dataset(
         pack([make(rng, label) for label in labels]),
         len(labels),
-        "classification",
+        DEFAULT.name,
         labels=np.array(labels, np.int64),
         classes=tuple(map(str, range(_CLASSES))),
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 from ..errors import InputError
+from ..objectives import objective_of
 from ..report.read import read_data_manifest, read_experiment
 from ..report.select import selection_metric
 from ..run_format import SHARE_OF_RUN
@@ -97,9 +98,7 @@ class Follower:
             return
         experiment, partition = read_experiment(self.run), read_data_manifest(manifests[0])
         self._name, self._rounds = experiment["name"], experiment["rounds"]
-        self._metric = selection_metric(
-            experiment, is_language_modelling=not partition.get("classes")
-        )
+        self._metric = selection_metric(experiment, objective_of(partition["task"]))
         names = partition.get("names") or ()
         self._parts = [
             FollowedPart(part, self._metric, self._rounds, names) for part in parts(self.run)

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ...data.pixels import opened, pixels
+from .answers import Exported
 
 HERE = Path(__file__).parent
 
@@ -28,7 +29,7 @@ Tensors = dict[str, Tensor]
 Batch = dict[str, Tensor]
 
 
-class Base(ABC):
+class Base(Exported, ABC):
     """An exported model, read from its folder; `logits` is its forward pass.
 
     ``about`` is the content of ``export.json``, ``network`` the base model, ``tensors`` are those
@@ -39,7 +40,6 @@ class Base(ABC):
         self.folder = Path(folder)
         self.about: dict[str, Any] = json.loads((self.folder / "export.json").read_text())
         self.settings: dict[str, Any] = self.about["settings"]
-        self.labels: list[str] = list(self.about["id2label"].values())
         self.network = build(self.folder, self.about["network"]).eval().requires_grad_(False)
         file = self.about["tensors"]
         tensors: Tensors = load_file(self.folder / file) if file else {}
@@ -99,7 +99,7 @@ class Base(ABC):
 
     def _read(self, text: str) -> tuple[list[int], bool]:
         """The tokens of a text that the model reads, and whether the text has more."""
-        length, prompts = self.about["max_length"], self.about["task"] == "causal-lm"
+        length, prompts = self.about["max_length"], self.generates
         encoded = self.tokenizer(text, truncation=not prompts, max_length=length, verbose=False)
         ids: list[int] = encoded["input_ids"]
         added = encoded.encodings[0].special_tokens_mask
@@ -127,8 +127,8 @@ class Base(ABC):
         return resized(x.float(), size).round().clamp(0, 255) / 255  # of bytes, as in training
 
     @torch.no_grad()
-    def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
-        """Return the probability of each class, for every text or file with a picture.
+    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
+        """Return the logits of each text or file with a picture.
 
         Inputs of similar length share a batch, as when the model was evaluated.
         """
@@ -137,58 +137,27 @@ class Base(ABC):
             range(len(inputs)), key=lambda i: len(self._read(inputs[i])[0]) if texts else 0
         )
         size = self.about["batch_size"]
-        rows: dict[int, dict[str, float]] = {}
+        rows: dict[int, Tensor] = {}
         for start in range(0, len(order), size):
             some = order[start : start + size]
-            p = torch.softmax(self.logits(self.batch([inputs[i] for i in some])), -1)
-            values = (dict(zip(self.labels, row, strict=True)) for row in p.tolist())
-            rows |= dict(zip(some, values, strict=True))
+            logits = self.logits(self.batch([inputs[i] for i in some]))
+            rows |= dict(zip(some, logits, strict=True))
         return [rows[i] for i in range(len(inputs))]
 
     def answer(self, given: str) -> str:
-        """Return a line for each class, the most probable one first; or the text, continued.
-
-        Of a .txt or .csv file: a line for each of its texts, with the most probable class. How many
-        texts were too long is said on stderr.
+        """Return what the model says of a text or of a file with a picture; of a .txt or .csv file:
+        a line for each of its texts. How many texts were too long is said on stderr.
 
         Raises:
             OSError: a file is missing, or is none that the model reads.
         """
         if self.tokenizer is not None and _names_a_file(given):
-            return self._answers(Path(given))
+            texts = _read_texts(Path(given), self.about["columns"])
+            self._say_cut(texts)
+            return self.say_all(texts)
         if self.tokenizer is not None:
             self._say_cut([given])
-        if self.about["task"] == "causal-lm":
-            return self.generate(given)
-        ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
-        return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
-
-    def _answers(self, file: Path) -> str:
-        texts = _read_texts(file, self.about["columns"])
-        self._say_cut(texts)
-        if self.about["task"] == "causal-lm":
-            return "\n".join(map(self.generate, texts))
-        best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
-        return "\n".join(
-            f"{p:.3f}  {label}  {text}" for text, (label, p) in zip(texts, best, strict=True)
-        )
-
-    @torch.no_grad()
-    def generate(self, text: str, tokens: int = 40) -> str:
-        """Continue ``text`` by at most so many tokens, each time the most probable one.
-
-        The result is no longer than what the model reads.
-        """
-        ids = torch.tensor([self._read(text)[0]])
-        positions = self.about["inputs"].get("positions")  # the model's; None: no limit
-        room = tokens if positions is None else min(tokens, positions - ids.shape[1])
-        for _ in range(room):
-            logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-            following = logits[:, -1].argmax(-1)
-            if int(following) in self.about["ends"]:
-                break
-            ids = torch.cat([ids, following[:, None]], 1)
-        return str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
+        return self.say(given)
 
 
 class Pooled(nn.Module):

@@ -46,7 +46,7 @@ class Model(Base):
         x, mask = self.r, batch.get("attention_mask")
         assert x is not None
         if x.dim() == 3 and mask is not None and mask.shape == x.shape[:2]:
-            if self.about["task"] == "causal-lm":
+            if self.generates:
                 mask = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
             return F.normalize((mask[:, :, None] * x).sum(1), dim=1)
         examples = len(next(iter(batch.values())))

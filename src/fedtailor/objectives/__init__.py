@@ -1,0 +1,32 @@
+"""Kinds of task, one file each: their columns, targets, loss, scores, metrics and words."""
+
+from __future__ import annotations
+
+from ..errors import unknown
+from .causal_lm import CausalLM
+from .classification import Classification
+from .objective import Objective
+
+DEFAULT: Objective = Classification()
+OBJECTIVES: dict[str, Objective] = {one.name: one for one in (DEFAULT, CausalLM())}
+
+
+__all__ = ["DEFAULT", "OBJECTIVES", "CausalLM", "Classification", "objective_of"]
+
+
+def objective_of(task: Objective | str | None) -> Objective:
+    """Return the objective that ``task`` names; None: the default.
+
+    Raises:
+        InputError: there is no such task.
+
+    >>> objective_of("causal-lm").per_token
+    True
+    """
+    if isinstance(task, Objective):
+        return task
+    if task is None:
+        return DEFAULT
+    if task not in OBJECTIVES:
+        raise unknown("task", str(task), OBJECTIVES)
+    return OBJECTIVES[task]

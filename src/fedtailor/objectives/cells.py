@@ -1,0 +1,44 @@
+"""The cells of a column: blanks, empty cells, whole numbers that a reader made floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A column of targets as a source has it: ``values`` of Python's types, one a row, the training
+    rows first. ``classes`` are the names of integer values, if the source names them. ``place``
+    says in messages where the column stands."""
+
+    values: Sequence[Any]
+    num_train: int
+    classes: tuple[str, ...] = ()
+    place: str = "the labels"
+    row_numbers: Sequence[int] = ()  # in the source, as messages count them
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell is empty."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Undo what csv readers make of whole numbers beside empty cells, or beside 1.0: floats."""
+    if values is None or not any(isinstance(value, float) for value in values):
+        return values
+    cells = [None if value != value else value for value in values]
+    if not all(value.is_integer() for value in cells if isinstance(value, float)):
+        return values
+    return [int(value) if isinstance(value, float) else value for value in cells]
+
+
+def trimmed(value: Any) -> Any:
+    """What a cell names, without blanks around it; None for a cell of blanks alone.
+
+    >>> trimmed(" berlin "), trimmed("  "), trimmed(7)
+    ('berlin', None, 7)
+    """
+    return (value.strip() or (None if value else "")) if isinstance(value, str) else value

@@ -1,0 +1,335 @@
+"""Classification: each example has one of the classes that the data name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief, listed, spelt
+from .cells import Cells, is_blank, trimmed, whole
+from .objective import MetricFunction, Objective, Scores, Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Labels = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+NOT_YET = "a kind of task that does not exist yet"
+_LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
+_BETWEEN = ("|", ";", ",")  # several labels in a cell
+_MANY_CLASSES = 200
+_FEW_ROWS = 20
+
+
+class UnknownLabelError(InputError):
+    """Labels of no known class: the first one, its row, what is allowed, and how often each stands
+    there."""
+
+    def __init__(self, split: str, label: str, row: int, allowed: str, counts: str) -> None:
+        self._label, self._row, self._rest = label, row, f"allowed: {allowed}{counts}"
+        super().__init__(
+            f"{self.in_words(f'the {split} rows')} "
+            "(if these rows have no labels, name another split of the data set)"
+        )
+
+    def in_words(self, where: str) -> str:
+        """Return the message about the rows of ``where``."""
+        return f"unknown label {self._label} in row {self._row} of {where}; {self._rest}"
+
+
+def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
+    """The mean F1 over the classes that occur in ``labels``, each against all others.
+
+    Args:
+        labels: the true classes ``[n]``.
+        probabilities: of each class ``[n, classes]``; the highest one is the prediction.
+
+    >>> P = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
+    >>> round(macro_f1(np.array([0, 1, 1]), P), 4)
+    0.6667
+    """
+    predicted, classes = probabilities.argmax(1), probabilities.shape[1]
+    hits = np.bincount(labels[labels == predicted], minlength=classes)
+    examples = np.bincount(labels, minlength=classes)
+    predictions = np.bincount(predicted, minlength=classes)
+    present = examples > 0
+    return float((2 * hits[present] / (examples + predictions)[present]).mean())
+
+
+def auc(labels: Labels, probabilities: Probabilities) -> float:
+    """The area under the ROC curve: for two classes that of the second one, else the mean over the
+    classes that occur in ``labels``, each against all others. NaN if only one class occurs.
+
+    Args:
+        labels: the true classes ``[n]``.
+        probabilities: of each class ``[n, classes]``.
+
+    >>> P = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    >>> auc(np.array([0, 0, 1, 1]), P)
+    0.75
+    """
+    from scipy.stats import rankdata
+
+    present = np.unique(labels)
+    if len(present) < 2:
+        return math.nan
+    chosen = np.array([1]) if probabilities.shape[1] == 2 else present
+    positive = labels[:, None] == chosen  # [n, chosen]
+    p = positive.sum(0)
+    ranks = rankdata(probabilities[:, chosen], axis=0)  # equal values share their mean rank
+    pairs = (ranks * positive).sum(0) - p * (p + 1) / 2
+    return float((pairs / (p * (len(labels) - p))).mean())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable class, its probability, and that of every class."""
+
+    label: str
+    probability: float
+    probabilities: Mapping[str, float]
+
+
+class Exported:
+    """What an exported model says. This code goes into the export: it imports nothing from here."""
+
+    generates = False
+    about: dict[str, Any]
+
+    def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
+        """Return the probability of each class, for every text or file with a picture."""
+        labels = list(self.about["id2label"].values())
+        rows = [one.softmax(-1).tolist() for one in self.outputs(inputs)]
+        return [dict(zip(labels, row, strict=True)) for row in rows]
+
+    def say(self, given: str) -> str:
+        """Return a line for each class, the most probable one first."""
+        ranked = sorted(self.predict([given])[0].items(), key=lambda pair: -pair[1])
+        return "\n".join(f"{p:.3f}  {label}" for label, p in ranked)
+
+    def say_all(self, texts: Sequence[str]) -> str:
+        """Return a line for each text, with its most probable class."""
+        best = [max(row.items(), key=lambda pair: pair[1]) for row in self.predict(texts)]
+        return "\n".join(
+            f"{p:.3f}  {label}  {text}" for text, (label, p) in zip(texts, best, strict=True)
+        )
+
+    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
+        """Return the logits of each input."""
+        raise NotImplementedError
+
+
+class Classification(Objective):
+    """One class an example."""
+
+    name = "classification"
+    target_names = ("label", "labels", "target", "category")
+    has_classes = True
+    auto_classes: ClassVar[Mapping[str, str]] = {
+        "text": "AutoModelForSequenceClassification",
+        "image": "AutoModelForImageClassification",
+    }
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {"macro_f1": macro_f1, "auc": auc}
+    shares = frozenset(metrics)
+    selects = "accuracy"
+    exported = Exported
+
+    def num_outputs(self, num_classes: int) -> int:
+        return num_classes
+
+    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
+        """Compute the cross-entropy (natural logarithm) and the top-1 hits."""
+        import torch
+        from torch.nn import functional as F
+
+        labels = batch["labels"]
+        loss = F.cross_entropy(logits, labels, reduction="none")
+        hits = (logits.argmax(-1) == labels) & ~loss.isnan()
+        return Scores(loss, hits.float(), torch.ones_like(loss))
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Return the probability of each class, float64 ``[b, classes]``."""
+        return logits.double().softmax(-1)
+
+    def answers(self, logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
+        """Return the most probable class of each example, with all probabilities."""
+        found = []
+        for values in logits.softmax(1).tolist():
+            best = int(np.argmax(values))
+            of_classes = dict(zip(classes, values, strict=True))
+            found.append(Prediction(classes[best], values[best], of_classes))
+        return found
+
+    def columns(self, answer: Prediction) -> dict[str, Any]:
+        """Return the label, its probability and those of all classes."""
+        return {
+            "label": answer.label,
+            "probability": round(answer.probability, 6),
+            "probabilities": {name: round(p, 6) for name, p in answer.probabilities.items()},
+        }
+
+    def column_names(self, classes: Sequence[str]) -> set[str]:
+        return {"label", "probability", "probabilities", *(f"p({name})" for name in classes)}
+
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
+        """Number the classes of a column of labels.
+
+        The classes are the labels that occur in training rows, in sorted order; blanks around a
+        text don't count. A row without a label, or with an empty one, has class -1.
+
+        Args:
+            cells: N labels.
+            classes: the names of all classes, in order, whether they occur or not; labels that the
+                source names in another order are matched by name. Integer labels are numbers of
+                ``classes``, unless these are named by the integers. (): the source's classes, or
+                those of its training rows.
+
+        Raises:
+            InputError: no row of a split has a label; a label is of no known class, or can't be
+                shown; most rows have a label of their own.
+        """
+        labels, source_classes = whole(cells.values) or (), cells.classes
+        if not source_classes and not (
+            classes and all(map(classes.__contains__, map(str, labels)))
+        ):
+            check_labels(cells.place, labels)
+        if not source_classes:
+            labels = [label if label in classes else trimmed(label) for label in labels]
+        if classes and source_classes:
+            allowed = range(len(source_classes))
+            labels = [source_classes[x] if x in allowed else x for x in labels]
+        train, test = labels[: cells.num_train], labels[cells.num_train :]
+        for split, values in (("training", train), ("test", test)):
+            if len(values) and all(map(is_blank, values)):
+                raise InputError(
+                    f"{cells.place}: no row of the {split} split has a label; name another column"
+                )
+        train = [label for label in train if not is_blank(label)]
+        test = [label for label in test if not is_blank(label)]
+        if not all(isinstance(label, str) for label in train) and not all(
+            isinstance(label, int) for label in train
+        ):
+            wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
+            raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
+        names = classes or source_classes
+        known = {*train, *test}
+        if isinstance(train[0], str):
+            names = names or tuple(sorted(set(train)))
+            numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
+        elif not names or ({*map(str, known)} & {*names} and not source_classes):
+            names = names or tuple(map(str, sorted(set(train))))
+            by_name = {name: number for number, name in enumerate(names)}
+            numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
+        else:
+            numbers = {number: number for number in range(len(names))}
+        if not classes and not source_classes:
+            check_few_classes(cells.place, len(names), len(train))
+        rows = cells.row_numbers or range(1, len(labels) + 1)
+        n = cells.num_train
+        for split, at in (("training", slice(n)), ("test", slice(n, None))):
+            _check_known(split, rows[at], labels[at], numbers, names)
+        encoded = [-1 if is_blank(label) else numbers[label] for label in labels]
+        numbered = np.array(encoded, np.int64)
+        return Targets(numbered, numbered >= 0, names)
+
+
+def check_few_classes(place: str, classes: int, rows: int) -> None:
+    """Raise InputError where so many labels in so many rows are more like an id column.
+
+    >>> check_few_classes("column 'id'", 300, 300)
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: column 'id' has 300 labels in 300 rows, as many classes as rows; \
+a label has a few values, each in many rows
+    """
+    if classes == rows > _FEW_ROWS or (classes > _MANY_CLASSES and 2 * classes > rows):
+        like = "as many classes as rows" if classes == rows else "so most classes have one row"
+        raise InputError(
+            f"{place} has {classes:,} labels in {rows:,} rows, {like}; a label has a few values, "
+            "each in many rows"
+        )
+
+
+def _check_known(
+    split: str,
+    rows: Sequence[int],
+    labels: Sequence[Any],
+    numbers: Mapping[Any, int],
+    names: Sequence[str],
+) -> None:
+    """Raise UnknownLabelError where a label has no number."""
+    others = [
+        (int(row), label)
+        for row, label in zip(rows, labels, strict=True)
+        if label not in numbers and not is_blank(label)
+    ]
+    if not others:
+        return
+    row, label = others[0]
+    numbered = [*range(len(names))]
+    is_range = isinstance(label, int) and (
+        [*numbers] == numbered or [*names] == [*map(str, numbered)]
+    )
+    allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
+    counts = Counter(brief(other) for _, other in others)
+    each = f"; {len(others)} rows have such labels: {listed([*counts], [*counts.values()])}"
+    each = each if len(others) > 1 else ""
+    raise UnknownLabelError(split, spelt(label, names), row, allowed, each)
+
+
+def check_labels(place: str, labels: Iterable[Any]) -> None:
+    """Raise InputError where the labels are numbers to predict, lists, objects, or several in a
+    cell; ``place`` says where they stand.
+
+    >>> check_labels("column 'y'", [0.5, 2.0])
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict are regression, which is \
+a kind of task that does not exist yet; labels are words or whole numbers
+    """
+    texts = set()
+    for label in labels:
+        if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
+            raise InputError(
+                f"{place} holds lists or objects; several labels of one row (multi-label), a tag "
+                f"for each word, or an answer in a text is {NOT_YET}; labels are words or whole "
+                "numbers"
+            )
+        if isinstance(label, float) and label == label and not label.is_integer():
+            raise InputError(
+                f"{place} holds {label!r}: numbers to predict are regression, which is {NOT_YET}; "
+                "labels are words or whole numbers"
+            )
+        if isinstance(label, str):
+            texts.add(label)
+    for between in _BETWEEN:
+        if cell := _with_several(texts, between):
+            raise InputError(
+                f"{place} holds {brief(cell, 60)}, which looks like several labels of one row "
+                f"(multi-label), {NOT_YET}; if it is one label, list all in data.classes"
+            )
+
+
+def _is_list(label: Any) -> bool:
+    return isinstance(label, str) and bool(_LIST.fullmatch(label))
+
+
+def _with_several(texts: Iterable[str], between: str) -> str | None:
+    """A cell of several labels, if one of its labels stands at another place in another cell: so
+    ``New York, NY`` beside ``Buffalo, NY`` is none."""
+    cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]
+    places: dict[str, set[int]] = {}
+    for parts in cells:
+        for place, part in enumerate(parts):
+            places.setdefault(part, set()).add(place)
+    for parts in cells:
+        several = len(parts) > 1 and all(parts) and len(set(parts)) == len(parts)
+        if several and any(len(places[part]) > 1 for part in parts):
+            return between.join(parts)
+    return None
