@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 
 import fedtailor
+from fedtailor.objectives import OBJECTIVES
 
 ROOT = Path(fedtailor.__file__).parent
 Graph = Mapping[str, frozenset[str]]  # from a module's name to those that it imports
@@ -84,8 +89,58 @@ def rooms(imports: Graph) -> Graph:
     return {part: frozenset(targets) for part, targets in found.items()}
 
 
+def kinds_named(root: Path = ROOT) -> list[str]:
+    """The places outside of their own files that name a kind of task, as ``file:line``."""
+    return [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in modules(root).values()
+        if path.parent.name != "objectives"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in OBJECTIVES
+    ]
+
+
+def calls() -> int:
+    """How often, in a small run of one round, code of runs/ or store/ is called from another file
+    before the first round."""
+    from tests.small import digits, digits_backbone
+
+    watched = tuple(str(ROOT / part) for part in ("runs", "store"))
+    count = 0
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        callee, caller = frame.f_code.co_filename, frame.f_back and frame.f_back.f_code.co_filename
+        if event == "call" and callee.startswith(watched) and caller != callee:
+            count += 1
+        if event == "call" and frame.f_code.co_name == "next_round":
+            sys.setprofile(None)
+
+    experiment = fedtailor.Experiment({"fedavg": fedtailor.FedAvg()}, rounds=1)
+    experiment = replace(experiment, split=fedtailor.SplitConfig(4))
+    with TemporaryDirectory() as folder:
+        sys.setprofile(profile)
+        try:
+            fedtailor.run(experiment, f"{folder}/run", data=digits(), backbone=digits_backbone())
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+def _lines(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+
 def main() -> None:
     """Print what the limits are about."""
+    project = ROOT.parents[1]
+    print(
+        f"lines of src: {_lines(ROOT, '*.py'):,}, of tests: {_lines(project / 'tests', '*.py'):,}"
+    )
+    words = sum(len(page.read_text().split()) for page in (project / "docs").rglob("*.md"))
+    print(f"words of docs: {words:,}")
+    print(f"places that name a kind of task: {len(kinds_named())}")
+    print(f"calls between files of runs/ and store/ before the first round: {calls()}")
     imports = graph()
     parts = rooms(imports)
     in_root = sorted(path.name for path in ROOT.glob("*.py"))

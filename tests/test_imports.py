@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.imports import ROOT, circle, graph, layers, rooms
+from tests.imports import ROOT, circle, graph, kinds_named, layers, rooms
 
 GROUND = {
     *("run_format", "errors", "torch_private", "random", "disk_cache", "profiling", "user_code"),
     "temporary_folder",
 }
-ALGEBRA = GROUND | {"params", "stacked"}
+ALGEBRA = GROUND | {"params", "stacked", "objectives"}
 MODEL = ALGEBRA | {"task"}
 METHOD = MODEL | {"layers", "optim", "method"}
 ENGINE = ALGEBRA | {"data", "task", "optim", "method"}
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "random": {"torch_private"},
     "profiling": {"torch_private"},
     "params": set(),
+    "objectives": {"errors"},
     "stacked": {"params"},
     "data": ALGEBRA,
     "task": ALGEBRA,
@@ -30,14 +31,14 @@ MAY_IMPORT = {
     "method": MODEL | {"layers", "optim", "uploads"},
     "methods": METHOD,
     "engine": ENGINE | {"uploads"},
-    "report": GROUND,
+    "report": GROUND | {"objectives"},
     "runs": ENGINE | {"layers", "models", "methods", "engine", "report", "uploads"},
     "inference": ENGINE | {"engine", "runs"},
     "trackers": GROUND | {"report"},
-    "watch": GROUND | {"report", "trackers"},
+    "watch": GROUND | {"objectives", "report", "trackers"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
     "results": GROUND | {"data", "task", "report", "runs", "inference"},
-    "advice": GROUND | {"data", "method", "methods", "report", "runs", "results"},
+    "advice": GROUND | {"objectives", "data", "method", "methods", "report", "runs", "results"},
     "testing": ENGINE | {"engine", "runs"},
     "flower": ENGINE | {"uploads", "models", "engine", "runs", "inference"},
     "deploy": GROUND | {"data", "runs", "export", "flower"},
@@ -71,3 +72,7 @@ def test_no_method_imports_another() -> None:
     for name, targets in graph().items():
         if name.startswith("methods."):
             assert not any(target.startswith("methods") for target in targets), name
+
+
+def test_only_its_own_file_names_a_kind_of_task() -> None:
+    assert kinds_named() == []
