@@ -15,7 +15,8 @@ from .text import option
 from .untrained import Untrained
 
 
-class Trained(NamedTuple):
+@dataclass(frozen=True)
+class Trained:
     """Where a method's models are: the run, and the method's label in it."""
 
     run: str
