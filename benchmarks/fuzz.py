@@ -40,13 +40,16 @@ from typing import Any
 from fedtailor.errors import InputError
 from fedtailor.run_format import checksum, seal_json
 
+from .fuzz_code import own_code
 from .fuzz_images import images
 from .fuzz_messages import answers, requests, wire
 from .fuzz_models import model_folders
 from .fuzz_names import names
+from .fuzz_test_files import test_files
 from .mutations import (
     Attempt,
     Change,
+    Hang,
     RefusedError,
     cut,
     flipped,
@@ -59,10 +62,6 @@ from .mutations import (
 SECONDS = 1.0  # of CPU time for one mutation
 
 _PLACES = 3  # of accepted values that are printed by kind
-
-
-class Hang(BaseException):
-    """A mutation took more than its time; no handler of exceptions catches it."""
 
 
 def experiments(folder: Path) -> Attempt:
@@ -282,6 +281,8 @@ _START: dict[str, Start] = {
     "images": images,
     "models": model_folders,
     "names": names,
+    "code": own_code,
+    "test-files": test_files,
 }
 
 

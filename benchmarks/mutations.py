@@ -36,6 +36,10 @@ class Change:
         return before != after and {before, after} != {"int", "float"}
 
 
+class Hang(BaseException):
+    """A mutation took more than its time; no handler of exceptions catches it."""
+
+
 class RefusedError(Exception):
     """The input was refused in one line."""
 

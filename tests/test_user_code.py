@@ -63,6 +63,11 @@ def test_what_a_notebook_defines_is_found_while_it_runs(monkeypatch: pytest.Monk
         ("x = 1\ny = z\n", "mine.py:Mine", r"mine\.py, line 2: NameError: name 'z' is not defined"),
         ("import no_such\n", "mine.py:Mine", r"mine\.py, line 1: ModuleNotFoundError: "),
         ("x = 1\nraise GeneratorExit\n", "mine.py:Mine", r"mine\.py, line 2: GeneratorExit"),
+        (
+            "class E(Exception):\n def __str__(self):\n  raise E\nraise E\n",
+            "mine.py:Mine",
+            r"mine\.py, line 4: E: an error without a text",
+        ),
         ("import sys\nsys.exit()\n", "mine.py:Mine", r"mine\.py, line 2: SystemExit"),
     ],
 )

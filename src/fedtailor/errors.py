@@ -49,6 +49,7 @@ def brief(value: Any, most: int = 120) -> str:
     except ValueError:  # Python writes no number of more than 4,300 digits
         bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"a number{bits}" if bits else "a value with a very large number"
+    text = one_line(text) if "\n" in text else text
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

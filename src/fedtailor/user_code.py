@@ -388,5 +388,8 @@ def _shown(place: str | Path) -> str:
 
 
 def _text(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # noqa: BLE001 - the user's own __str__ may raise anything
+        text = "an error without a text"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from fedtailor.data.survey import Roles, Survey, survey
@@ -95,6 +96,9 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
     (tmp_path / "visits.csv").write_text("")
     with pytest.raises(InputError, match="is empty; give a file with at least one row"):
         survey(str(tmp_path / "visits.csv"), tmp_path)
+    pandas.DataFrame().to_parquet(tmp_path / "visits.parquet")
+    with pytest.raises(InputError, match="has no rows; give a file with at least one row"):
+        survey(str(tmp_path / "visits.parquet"), tmp_path)
 
 
 @pytest.mark.parametrize("clients", [["oslo", "nice", "oslo"], [7, 8, 7]])

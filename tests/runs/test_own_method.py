@@ -59,6 +59,13 @@ class Nameless(ft.FineTuning):
 
 
 @dataclass(frozen=True)
+class Wordy(Mine):
+    """With a word where True or False stands."""
+
+    needs_only_mean: ClassVar[bool] = "no"
+
+
+@dataclass(frozen=True)
 class Needy(Nameless):
     """Without a default."""
 
@@ -145,6 +152,33 @@ HERE = "mine.py, line 13: "
         ),
         ("init_server", "return {}", "a client of mine receives no tensor", "sequential"),
         ("upload", "return {'x': 1}", "mine.upload returns a state with 'x': 1", "sequential"),
+        (
+            "upload",
+            "import torch; return torch.eye(2)",
+            "mine.upload returns tensor([[1., 0.],         [0., 1.]]); it must return a state",
+            "sequential",
+        ),
+        (
+            "init_server",
+            "return dict(list(super().init_server(*arguments).items())[1:])",
+            "a client of mine lacks conv1.weight: it has 3,954 of 4,029 scalars",
+            "sequential",
+        ),
+        ("is_private", "return", "mine.is_private of conv1.weight returns None", "sequential"),
+        (
+            "inference_params",
+            "return {}",
+            "inference_params returns a state that lacks",
+            "sequential",
+        ),
+        ("global_state", "return {}", "global_state returns a state that lacks", "sequential"),
+        ("finetune_passes", "return 1", "mine.finetune_passes is <bound method", "sequential"),
+        (
+            "local",
+            "state, loss = super().local(*arguments); return state, loss.long()",
+            "mine.local returns a loss of torch.int64",
+            "sequential",
+        ),
     ],
 )
 def test_a_faulty_hook_is_said_in_one_line(
@@ -220,6 +254,7 @@ def test_it_is_merged_with_its_file(file: Path, tmp_path: Path) -> None:
         ({"methods.mine.class": "code/mine.py:Plain"}, "Plain must be a frozen dataclass"),
         ({"methods.mine.class": "code/mine.py:Nameless"}, "Nameless has no name"),
         ({"methods.mine.class": "code/mine.py:Needy"}, "Needy needs a default for mu"),
+        ({"methods.mine.class": "code/mine.py:Wordy"}, "Wordy.needs_only_mean = 'no': it must be"),
         ({"methods.mine.class": "mine.py:Mine"}, r"methods.mine: no file .*mine.py"),
     ],
 )

@@ -17,7 +17,8 @@ Kind = Literal["integer", "number", "text"]
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _EXACT = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it: "7", but not "007"
-_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+# with more digits a float would lose some: two long codes would be one class
+_NUMBER = re.compile(r"\s*[+-]?([0-9]{1,15}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 
 # how pandas reads the cells of a csv file: as texts, and none of them but the empty one as a gap

@@ -109,6 +109,6 @@ def local_table(name: str, cache: Path, needed: Collection[str | None] | None = 
         finally:
             logging.set_verbosity(verbosity)
             enable_progress_bar()
-    if "corresponds to no data" in problem:
+    if "corresponds to no data" in problem or "BatchSize must be greater than 0" in problem:
         raise InputError(f"{name!r} has no rows; give a file with at least one row")
     raise InputError(f"can't read {name!r}: {reason_of(problem)}")

@@ -12,11 +12,13 @@ from ..method import Method
 from ..task.task import Task
 from .config import Plan
 from .executors.processes import check_processes
+from .forms import check_plain_hooks
 
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the method, its settings and the federation don't go together."""
     check_plan(method, federation, plan, task.device)
+    check_plain_hooks(method, task)
     cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
 

@@ -28,7 +28,7 @@ from ..uploads.chain import Chain
 from .backdoor import Trigger
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
-from .forms import check_state, check_trained
+from .forms import check_predicts, check_state, check_trained
 from .metrics import Metrics, MetricValues
 from .scoring import SPLITS, metric_values, num_sums, score, stamped
 
@@ -211,10 +211,11 @@ class ClientEvaluation(_Clients):
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
     ) -> Params:
-        state = {**received, **private}
-        if self.method.finetune_passes == 0:
-            return state
-        return self.method.finetune(self.task, state, batches, context)
+        state = used = {**received, **private}
+        if self.method.finetune_passes:
+            used = self.method.finetune(self.task, state, batches, context)
+        check_predicts(self.method, self.task, "finetune", used, state)
+        return used
 
     def finish(
         self, request: ClientRequest, inputs: ClientInputs, outcome: Params, cpu_seconds: float

@@ -21,6 +21,7 @@ from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
 from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .forms import check_predicts
 from .joining import join_requests
 from .metrics import Metrics
 from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations, num_sums
@@ -56,6 +57,8 @@ class Evaluator:
         novel = sorted(self.federation.novel(self.plan.cohort.novel))
         clients = self.plan.evaluated(self.federation)
         shared = method.global_state(self.task, server)
+        if shared is not None:
+            check_predicts(method, self.task, "global_state", shared, self.task.state)
         single = shared is not None and self._is_single(server, shared, clients)
         of_global: list[Evaluation] = []
         if shared is not None and (single or config.global_model):

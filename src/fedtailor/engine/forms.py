@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import InputError, brief
 from ..method import Method
-from ..params import Params, split
+from ..params import Params, count, pick, split
 from ..task.task import Task
 
 
@@ -59,17 +59,55 @@ def check_trained(
             f"a client of {method.name} receives no tensor and has none of its own; init_server or "
             "init_client must return some"
         )
+    lacking, scalars = task.trained - (received | private).keys(), count(received | private)
+    if lacking and scalars < (trained := method.num_trained(task)):
+        raise InputError(
+            f"a client of {method.name} lacks {min(lacking)}: it has {scalars:,} of {trained:,} "
+            "scalars that num_trained counts; init_server, init_client and send must return them"
+        )
     if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], Tensor)):
         raise InputError(
             f"{method.name}.local returns {brief(outcome)}; it must return a state and a loss"
         )
     state, loss = outcome
     check_state(method, "local", state)
-    if loss.dim():
+    if loss.dim() or not loss.is_floating_point():
         raise InputError(
-            f"{method.name}.local returns a loss of shape {list(loss.shape)}; it must be one number"
+            f"{method.name}.local returns a loss of {loss.dtype} {list(loss.shape)}; it must be "
+            "one float"
         )
     kept, shared = split(state, partial(method.is_private, task))
     check_like(method, "local", kept, private)
-    model = {name: value for name, value in received.items() if name in task.state}
-    check_like(method, "local", {name: shared[name] for name in model if name in shared}, model)
+    like = {name: value for name, value in received.items() if name in task.state}
+    check_like(method, "local", {name: shared[name] for name in like if name in shared}, like)
+
+
+def check_predicts(method: Method, task: Task, hook: str, state: Params, before: Params) -> None:
+    """Raise InputError unless what ``hook`` has made of the state ``before``, and what predicts
+    from that, have each trained tensor that was there, or more in its place: else the untrained
+    model's own would stand for it."""
+    trained = pick(before, task.trained & before.keys())
+    used = method.inference_params(task, state)
+    for name, params in ((hook, state), ("inference_params", used)):
+        check_state(method, name, params)
+        lacking = trained.keys() - params.keys()
+        if lacking and count(params) < count(trained):
+            raise InputError(
+                f"{method.name}.{name} returns a state that lacks {min(lacking)}; it must have "
+                "each trained tensor of the state before it"
+            )
+
+
+def check_plain_hooks(method: Method, task: Task) -> None:
+    """Raise InputError unless ``finetune_passes`` is a number of passes, and ``is_private`` says of
+    each tensor True or False: a forgotten return would let the server have it."""
+    passes: object = method.finetune_passes
+    if not isinstance(passes, int) or not 0 <= passes <= 10_000:
+        raise InputError(f"{method.name}.finetune_passes is {brief(passes)}; it must be 0 to 10000")
+    for name in task.state:
+        answer: object = method.is_private(task, name)
+        if not isinstance(answer, bool):
+            raise InputError(
+                f"{method.name}.is_private of {name} returns {brief(answer)}; it must return True "
+                "or False"
+            )

@@ -380,7 +380,15 @@ def own_method(reference: str, sha256: str | None = None, where: str = "") -> Me
     ]
     if without:
         raise InputError(f"{where}{name} needs a default for {', '.join(without)}")
-    return kind()
+    method = kind()
+    hints = {n: h for n, h in vars(Method)["__annotations__"].items() if h.startswith("ClassVar")}
+    for setting, value in ((n, getattr(Method, n)) for n in hints if hasattr(Method, n)):
+        if type(mine := getattr(method, setting)) is not type(value):
+            raise InputError(
+                f"{where}{name}.{setting} = {brief(mine)}: it must be as {value!r}, a "
+                f"{type(value).__name__}"
+            )
+    return method
 
 
 def configured_method(name: str, settings: Settings = ()) -> Method:
