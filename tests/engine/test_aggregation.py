@@ -32,7 +32,7 @@ def after(method: Method, server: Params, uploads: list[Params], least: int) -> 
     cohort = Cohort(tuple(clients), n, 1, key(0), num_clients=len(uploads))
     plan = Plan(rounds=1, cohort=CohortConfig(above_norm="keep"))
     chain = upload_chain(method, task, digits_federation(), plan)
-    at = chain.context(server, 1, clients)
+    at = chain.at(server, 1, clients)
     return next_state(method, task, chain, stacked, cohort, at, least=least)
 
 

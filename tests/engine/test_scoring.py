@@ -7,7 +7,7 @@ import pytest
 from torch.nn import functional as F
 
 from fedtailor.data.federation import Federation
-from fedtailor.engine.scoring import Portion, Scoring, evaluate_one, evaluations, score
+from fedtailor.engine.scoring import Portion, Scoring, evaluate_one, evaluations
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
@@ -32,7 +32,7 @@ def expected(task: Task, federation: Federation, rows: np.ndarray) -> np.ndarray
 def test_scores_stand_in_the_order_of_the_rows_whatever_shares_a_batch(batch_size: int) -> None:
     task = Task(digits_backbone())
     rows = np.array([5, 900, 17, 3, 1200, 44, 8])
-    found = score(METHOD, task, FEDERATION, task.state, rows, batch_size)
+    found = Scoring(METHOD, task, FEDERATION).scores(task.state, rows, batch_size)
     np.testing.assert_allclose(found, expected(task, FEDERATION, rows), rtol=1e-5, atol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_one_models_scores_go_to_the_clients_whose_examples_share_its_batches() 
             sizes.append(portion.size)
             yield portion, scoring.one(task.state, portion)
 
-    validation, test = evaluate_one(backwards, FEDERATION, clients, batch_size=7)
+    validation, test = evaluate_one(backwards, scoring, clients, batch_size=7)
     assert sorted(sizes) == [4, 5, 7, 7, 7]  # 18 test examples, 12 for validation
     for evaluation in (validation, test):
         assert evaluation.clients == clients
@@ -83,11 +83,12 @@ def test_examples_of_like_length_share_a_batch() -> None:
             seen.append(portion)
             yield portion, np.zeros((portion.size, 3))
 
-    evaluate_one(watched, federation, range(5), batch_size=4)
+    scoring = Scoring(METHOD, task, federation)
+    evaluate_one(watched, scoring, range(5), batch_size=4)
     lengths = [federation.dataset.inputs.lengths(p.rows) for p in seen if p.split == 1]
     rows = np.concatenate([federation.rows(client, "test") for client in range(5)])
     by_client = federation.dataset.inputs.lengths(rows).tolist()
     assert np.concatenate(lengths).tolist() == sorted(by_client) != by_client
     assert all(a.max() <= b.min() for a, b in pairwise(lengths))
-    found = score(METHOD, task, federation, task.state, rows, batch_size=4)
+    found = scoring.scores(task.state, rows, batch_size=4)
     np.testing.assert_allclose(found, expected(task, federation, rows), rtol=1e-4, atol=1e-5)

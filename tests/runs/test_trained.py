@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from fedtailor.engine.scoring import score
+from fedtailor.engine.scoring import Scoring
 from fedtailor.errors import InputError
 from fedtailor.params import Params
 from fedtailor.runs.experiment import Experiment, parse
@@ -70,7 +70,7 @@ def lines(trained: TrainedMethod, model: str, number: int) -> dict[str, Any]:
 def assert_scores(trained: TrainedMethod, state: Params, client: int, line: dict[str, Any]) -> None:
     context = trained.method, trained.task, trained.federation
     rows = trained.federation.rows(client, "test")
-    loss, hits, count = score(*context, state, rows, 64).sum(0)
+    loss, hits, count = Scoring(*context).scores(state, rows, 64).sum(0)
     at = line["clients"].index(client)
     assert count == line["num_examples"][at] > 0
     assert hits / count == line["accuracy"][at]

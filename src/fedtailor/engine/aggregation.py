@@ -12,8 +12,7 @@ from ..method import Cohort, Method, Server, checked_weights
 from ..params import Params, aligned, not_finite, to_device, too_large
 from ..task.task import Task
 from ..uploads.chain import Chain, UploadContext
-from ..uploads.collected import UploadMean, Uploads, UploadStack
-from .config import Plan
+from ..uploads.collected import UploadMean, Uploads
 from .forms import check_like
 
 MOST = 1e18  # of a value of the server's state
@@ -27,26 +26,6 @@ def training_order(num_batches: Sequence[int]) -> list[int]:
     [3, 1, 0, 2]
     """
     return sorted(range(len(num_batches)), key=lambda at: (num_batches[at], at))
-
-
-def empty_uploads(
-    method: Method,
-    chain: Chain,
-    cohort: Cohort,
-    num_batches: Sequence[int],
-    plan: Plan,
-    *,
-    complete: bool,
-) -> Uploads:
-    """The place for a cohort's uploads until `next_state`. The cohort is ``complete`` if a round
-    without one of its members comes to nothing: then uploads can be weighed as they come, if the
-    chain needs only sums."""
-    if method.needs_only_mean and chain.needs != "stack":
-        weighed = cohort.with_max_share(plan.cohort.max_share)
-        at_once = complete and chain.needs == "sums"
-        weights = checked_weights(method, weighed) if at_once else None
-        return UploadMean(training_order(num_batches), weights)
-    return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,6 @@ def next_state(
     uploads: Uploads,
     cohort: Cohort,
     at: UploadContext,
-    *,
     least: int,
     max_share: float | None = None,
 ) -> NextState:

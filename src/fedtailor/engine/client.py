@@ -17,7 +17,6 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
-from ..data.table import Indices
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, not_finite, split, to_device
@@ -29,8 +28,8 @@ from .backdoor import Trigger
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
 from .forms import check_predicts, check_state, check_trained
-from .metrics import Metrics, MetricValues
-from .scoring import SPLITS, metric_values, num_sums, score, stamped
+from .metrics import MetricValues
+from .scoring import SPLITS, Scoring, stamped
 
 _DIAGNOSED = 64  # validation examples of a client, for the method's diagnostics
 
@@ -155,7 +154,7 @@ class Training(_Clients):
         cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss = outcome
-        at = self.chain.context(inputs.received, request.round, [request.client])
+        at = self.chain.at(inputs.received, request.round, [request.client])
         packed = self.chain.send(upload, at)
         return ClientUpdate(
             packed,
@@ -187,8 +186,8 @@ def _refusal(client: str, loss: Tensor, trained: Params) -> Refusal | None:
 @dataclass(frozen=True)
 class ClientEvaluationResult:
     """How good a model is on one client's examples: ``sums`` ``[split, 3]`` of loss, hits and
-    predictions (`num_sums` of them); the method's ``diagnostics`` of it, None without examples for
-    them; and the ``metrics`` of each split, if any are asked for."""
+    predictions (`Scoring.num_sums` of them); the method's ``diagnostics`` of it, None without
+    examples for them; and the ``metrics`` of each split, if any are asked for."""
 
     sums: NDArray[np.float64]
     diagnostics: Params | None
@@ -201,8 +200,7 @@ class ClientEvaluation(_Clients):
     result is a `ClientEvaluationResult`."""
 
     batch_size: int
-    metrics: Metrics = Metrics()
-    trigger: Trigger | None = None  # also count how many examples it turns to the target
+    scoring: Scoring
 
     @property
     def together(self) -> bool:
@@ -226,31 +224,13 @@ class ClientEvaluation(_Clients):
 
     def scored(self, client: int, state: Params) -> ClientEvaluationResult:
         """The results of a model on a client's examples, without diagnostics."""
-        rows, scores = self._scores(client, state, probabilities=self.metrics.asked)
-        columns = num_sums(self.trigger)
-        sums = np.stack([of_split[:, :columns].sum(0) for of_split in scores])
-        if not self.metrics.asked:
-            return ClientEvaluationResult(sums, None)
-        pairs = zip(rows, scores, strict=True)
-        values = tuple(
-            metric_values(self.metrics, self.federation, of_rows, of_split[:, columns:])
-            for of_rows, of_split in pairs
-        )
-        return ClientEvaluationResult(sums, None, values)
-
-    def sums(self, client: int, state: Params) -> NDArray[np.float64]:
-        """`ClientEvaluationResult.sums` of a model on a client's examples."""
-        _, scores = self._scores(client, state, probabilities=False)
-        return np.stack([of_split[:, :3].sum(0) for of_split in scores])
-
-    def _scores(
-        self, client: int, state: Params, *, probabilities: bool
-    ) -> tuple[list[Indices], list[NDArray[np.float64]]]:
-        """The client's rows of each split, and their scores."""
-        context, size = (self.method, self.task, self.federation), self.batch_size
+        scoring = self.scoring
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        options = size, probabilities, self.trigger
-        return rows, [score(*context, state, part, *options) for part in rows]
+        scores = [scoring.scores(state, of_split, self.batch_size) for of_split in rows]
+        sums = np.stack([of_split[:, : scoring.num_sums].sum(0) for of_split in scores])
+        if not scoring.metrics.asked:
+            return ClientEvaluationResult(sums, None)
+        return ClientEvaluationResult(sums, None, tuple(map(scoring.metric_values, rows, scores)))
 
 
 def client_diagnostics(

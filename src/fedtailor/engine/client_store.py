@@ -101,7 +101,6 @@ class ClientStore:
 
     @property
     def has_states(self) -> bool:
-        """Whether clients keep anything private at all."""
         return bool(self._example)
 
     def read(self, client: int) -> Params:
@@ -110,9 +109,6 @@ class ClientStore:
             return {}
         if client in self._staged:
             return self._without_flag(self._staging, client) or self._staged[client]
-        return self._read_committed(client)
-
-    def _read_committed(self, client: int) -> Params:
         if client in self._committed:
             return {name: value.clone() for name, value in self._committed[client].items()}
         return self._without_flag(self._file, client) or self._initial(client)
@@ -125,7 +121,6 @@ class ClientStore:
         return row if row.pop(SEEN) else {}
 
     def prefetch(self, clients: Sequence[int]) -> None:
-        """Begin to fetch from the disk what `read` will soon be asked for."""
         if self._file is not None:
             for client in clients:
                 self._file.prefetch(client)
@@ -138,8 +133,6 @@ class ClientStore:
             self._open(round_)
 
     def adopt(self, round_: int, clients: Sequence[int]) -> None:
-        """Have staged again what a killed run had made durable as of ``round_``, and may not have
-        committed."""
         assert self._path is not None
         self._round = round_
         if staged_path(self._path, round_).exists():
@@ -153,7 +146,6 @@ class ClientStore:
         self._staging = RowFile(self._staging_path, self._rows, self._row)
 
     def stage(self, client: int, state: Params | None) -> None:
-        """Let `read` see a new state before it is committed."""
         if not state:
             return
         if self._staging is not None:
@@ -163,23 +155,18 @@ class ClientStore:
             self._staged[client] = clone(state)
 
     def unstage(self, client: int) -> None:
-        """Forget a staged state."""
         self._staged.pop(client, None)
 
     @property
     def staged(self) -> tuple[int, ...]:
-        """The clients whose states the round has changed."""
         return tuple(sorted(self._staged))
 
     def sync(self) -> None:
-        """Make what is staged durable, where there are files."""
         if self._staging is not None:
             self._staging.sync()
 
     @property
     def checksums(self) -> dict[str, str]:
-        """A checksum of all states in each file, by its name, as they are once what is staged is
-        committed; empty without a file."""
         if self._file is None:
             return {}
         assert self._path is not None

@@ -34,7 +34,7 @@ def wire_bytes(params: Params) -> dict[str, int]:
     offset = 0
     dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in params.items()}
     # the order of a safetensors file: by dtype, then by name; it decides how long offsets are
-    for name in sorted(params, key=lambda name: (_ORDER.index(dtypes[name]), name)):
+    for name in sorted(params, key=lambda name: (list(_CODES).index(dtypes[name]), name)):
         value, dtype = params[name], dtypes[name]
         nbytes = value.numel() * value.element_size()
         sizes[dtype] = sizes.get(dtype, 0) + nbytes
@@ -52,8 +52,6 @@ _CODES = {
     "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16",
     "float16": "F16", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-
-_ORDER = list(_CODES)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,13 @@ from ..data.federation import Federation
 from ..method import Method, Server
 from ..params import Params, add_prefix, clone, same_tensors, stack
 from ..task.task import Task
-from .backdoor import Trigger
 from .client import ClientEvaluationResult, client_diagnostics
 from .client_store import PrivateStates
 from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .forms import check_predicts
 from .joining import join_requests
-from .metrics import Metrics
-from .scoring import SPLITS, EvaluatedModel, Evaluation, evaluate_one, evaluations, num_sums
+from .scoring import SPLITS, EvaluatedModel, Evaluation, Scoring, evaluate_one, evaluations
 
 Results = dict[int, ClientEvaluationResult]  # by client
 
@@ -39,8 +37,7 @@ class Evaluator:
     plan: Plan
     store: PrivateStates
     executor: Executor
-    metrics: Metrics
-    trigger: Trigger | None = None
+    scoring: Scoring
     kept: Results = field(default_factory=dict)  # of clients whose state is the same
     kept_for: Params = field(default_factory=dict)  # the server's state behind `kept`
 
@@ -95,8 +92,7 @@ class Evaluator:
         if not self.federation.remote:
             scores_of = partial(self.executor.map, "score", shared)
             batch_size = self.plan.evaluate.batch_size
-            options = self.metrics, self.trigger
-            return evaluate_one(scores_of, self.federation, clients, batch_size, *options)
+            return evaluate_one(scores_of, self.scoring, clients, batch_size)
         results = self._results("global", shared, clients, number)
         return self._evaluations("global", clients, results)
 
@@ -104,11 +100,12 @@ class Evaluator:
         self, model: EvaluatedModel, clients: Sequence[int], results: Results
     ) -> list[Evaluation]:
         present = [client for client in clients if client in results]
-        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), num_sums(self.trigger)))
+        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), self.scoring.num_sums))
         if present:
             sums = np.stack([results[client].sums for client in present])
-        values = [results[client].metrics for client in present] if self.metrics.asked else ()
-        return evaluations(model, present, sums, self.metrics.names, values)
+        metrics = self.scoring.metrics
+        values = [results[client].metrics for client in present] if metrics.asked else ()
+        return evaluations(model, present, sums, metrics.names, values)
 
     def _evaluate_changed(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """As `_evaluate_personal`; where the server's state is the very same as the last time, only

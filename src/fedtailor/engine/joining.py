@@ -73,7 +73,7 @@ def join(
     if shared is not None:
         states["global"] = shared
     return {
-        name: Candidate(state, evaluation.sums(request.client, state))
+        name: Candidate(state, evaluation.scored(request.client, state).sums)
         for name, state in states.items()
     }
 

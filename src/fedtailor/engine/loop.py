@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .. import random
 from ..data.federation import Federation, num_turns
 from ..errors import DivergedError, InputError, TooFewLeftError, TooFewUploadsError
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Server, checked_weights
 from ..profiling import Clock, phase
 from ..task.task import Task
 from ..uploads.chain import Chain
-from ..uploads.collected import Uploads
-from .aggregation import NextState, empty_uploads, next_state, training_order
+from ..uploads.collected import UploadMean, Uploads, UploadStack
+from .aggregation import NextState, next_state, training_order
 from .client import ClientUpdate
 from .client_store import PrivateStates
 from .config import LEAST, Plan
@@ -55,12 +54,10 @@ class Loop:
         clock = Clock()
         with clock.phase("evaluate"):
             evaluations, diagnostics = self.evaluator.evaluate(server, 0)
-        none = torch.zeros(0, dtype=torch.float64)
-        key = random.key(self.federation.seed, 0, "aggregate")
         return Round(
             number=0,
             server=server,
-            cohort=Cohort((), none, 0, key, self.federation.num_clients),
+            cohort=cohort_of(self.federation, 0, ()),
             evaluations=tuple(evaluations),
             diagnostics=diagnostics,
             seconds=clock.seconds,
@@ -72,7 +69,7 @@ class Loop:
         plan, federation, clock = self.plan, self.federation, Clock()
         self.versions[number - 1] = server
         drawn = self.schedule.next_round()
-        counted = [drawn.members[at] for at in drawn.counted]
+        counted = [member for member in drawn.members if member.counts]
         cohort = cohort_of(federation, number, tuple(member.client for member in counted))
         if number < plan.rounds and plan.cohort.buffer is None:
             self.store.prefetch(tuple(draw_cohort(self.method, federation, plan, number + 1)))
@@ -120,18 +117,16 @@ class Loop:
             InputError: too few updates are usable (DivergedError: because they, or the server's
                 next state, are not finite).
         """
-        uploads = self._empty(cohort, members)
-        with clock.phase("train"):
-            results = self._train(server, cohort, members, uploads)
-        clock.move(results.data_seconds / self.executor.processes, "train", "data")
-        if cohort.clients:
-            self._check_quorum(results, cohort)
-        if not uploads.keeps and self.chain.needs != "sums":
-            # what has been added up can't be taken out again
-            self.store.begin(cohort.round)
+        while True:
             uploads = self._empty(cohort, members)
             with clock.phase("train"):
                 results = self._train(server, cohort, members, uploads)
+            clock.move(results.data_seconds / self.executor.processes, "train", "data")
+            if cohort.clients:
+                self._check_quorum(results, cohort)
+            if uploads.keeps or self.chain.needs == "sums":
+                break
+            self.store.begin(cohort.round)  # what has been added up can't be taken out again
         if not results.losses and (self.method.trains_alone or self.plan.faults.is_active):
             alone = self.method.trains_alone
             problem = "it is no client's turn" if alone else "no upload is there"
@@ -140,18 +135,12 @@ class Loop:
             least, late = self._least(cohort, self.quorum), len(results.late)
             # one process does without uploads above the bound even where no update may be missing
             quorum = self.quorum if self.federation.remote else LEAST
-            at = replace(
-                self.chain.context(
-                    server, cohort.round, [cohort.clients[at] for at in sorted(results.losses)]
-                ),
-                drawn=len(cohort.clients),
-                least=self._least(cohort, quorum) - late,
-            )
+            there = [cohort.clients[position] for position in sorted(results.losses)]
+            at = self.chain.at(server, cohort.round, there)
+            at = replace(at, drawn=len(cohort.clients), least=self._least(cohort, quorum) - late)
             context, max_share = (self.method, self.task, self.chain), self.plan.cohort.max_share
             try:
-                state = next_state(
-                    *context, uploads, cohort, at, least=least - late, max_share=max_share
-                )
+                state = next_state(*context, uploads, cohort, at, least - late, max_share)
             except TooFewUploadsError as error:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
@@ -171,15 +160,22 @@ class Loop:
         return num_turns(number, plan.rounds, plan.cohort_size(federation), clients) >= clients
 
     def _empty(self, cohort: Cohort, members: Sequence[Member]) -> Uploads:
-        steps = [member.steps for member in members if member.counts]
-        complete = self.quorum == 1 and self.plan.faults.deadline is None
-        return empty_uploads(self.method, self.chain, cohort, steps, self.plan, complete=complete)
+        """The place for a cohort's uploads. They are weighed as they come where a round without one
+        of them comes to nothing, and the chain needs only sums."""
+        plan, needs = self.plan, self.chain.needs
+        if not self.method.needs_only_mean or needs == "stack":
+            return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
+        order = training_order([member.steps for member in members if member.counts])
+        if needs != "sums" or self.quorum < 1 or plan.faults.deadline is not None:
+            return UploadMean(order)
+        weighed = cohort.with_max_share(plan.cohort.max_share)
+        return UploadMean(order, checked_weights(self.method, weighed))
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
         it has said itself."""
-        reasons = {} if self.federation.remote else results.reasons
-        reasons |= state.left_out
+        refused = [] if self.federation.remote else results.refusals.values()
+        reasons = {client: refusal.reason for client, refusal in refused} | state.left_out
         name = self.federation.name
         reasons |= {
             client: f"its upload came after {seconds:.6g} simulated seconds"
@@ -225,7 +221,7 @@ class Loop:
                     self.store.stage(client, result.private)
                     if position is None:
                         continue
-                    at = self.chain.context(server, cohort.round, [client])
+                    at = self.chain.at(server, cohort.round, [client])
                     at = replace(at, sent=sent, staleness=cohort.round - 1 - version)
                     upload = self.chain.receive(result.packed, at)
                     if not uploads.keeps:

@@ -73,14 +73,13 @@ class Metrics:
         if spec in self.given:
             return self.given[spec]
         if ":" in spec:
-            return _from_file(spec)
+            made: MetricFunction = load(spec)
+            if not callable(made):
+                raise InputError(f"evaluate.metrics: {spec!r} is no function")
+            return made
         if spec not in METRICS:
-            raise unknown(
-                "metric",
-                spec,
-                {*METRICS, *self.given, "FILE.py:FUNCTION"},
-                where="evaluate.metrics",
-            )
+            allowed = {*METRICS, *self.given, "FILE.py:FUNCTION"}
+            raise unknown("metric", spec, allowed, where="evaluate.metrics")
         return METRICS[spec]
 
     def check(self, objective: Objective, *, remote: bool = False) -> None:
@@ -160,11 +159,3 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
 def metric_names(config: EvaluateConfig) -> tuple[str, ...]:
     """The names of ``config.metrics``: of ``my_file.py:my_metric`` it is ``my_metric``."""
     return tuple(spec.rpartition(":")[2] for spec in config.metrics)
-
-
-def _from_file(reference: str) -> MetricFunction:
-    function = load(reference)
-    if not callable(function):
-        raise InputError(f"evaluate.metrics: {reference!r} is no function")
-    made: MetricFunction = function
-    return made

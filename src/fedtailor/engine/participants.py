@@ -42,11 +42,6 @@ class Participants:
     seconds: float | None = None
     versions: tuple[int, ...] = ()
 
-    @property
-    def counted(self) -> list[int]:
-        """The places of those members whose uploads are expected."""
-        return [at for at, member in enumerate(self.members) if member.counts]
-
 
 class Schedule(Protocol):
     """What says who takes part in one round after the other."""

@@ -21,7 +21,7 @@ from ..objectives.objective import MetricFunction
 from ..params import Batch, Params, aligned, to_device
 from ..task.task import Task
 from ..uploads.attacks import Attack
-from ..uploads.chain import Chain, Link
+from ..uploads.chain import Chain, Link, UploadContext
 from ..uploads.norms import NormBound
 from ..uploads.packing import Packing
 from ..uploads.robust import RobustRule
@@ -87,7 +87,8 @@ def upload_chain(
         Packing(partial(method.pack, task), partial(method.unpack, task)),
     ]
     active = tuple(link for link in links if link is not None)
-    return Chain(active, federation.seed, task.buffers, partial(method.unchanged, task))
+    known = federation.seed, task.buffers, partial(method.unchanged, task)
+    return Chain(active, UploadContext(*known))
 
 
 def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
@@ -147,12 +148,13 @@ def client_works(
     chain = upload_chain(method, task, federation, plan)
     train = Training(*context, plan.local, public, chain, *attack)
     batch_size = plan.evaluate.batch_size
-    evaluate = ClientEvaluation(*context, plan.local, public, batch_size, wanted, trigger)
+    scoring = Scoring(*context, wanted, trigger)
+    evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring)
     return {
         "train": train,
         "evaluate": evaluate,
         "join": Joining(replace(train, attackers=frozenset()), evaluate),
-        "score": Scoring(*context, wanted, trigger),
+        "score": scoring,
     }
 
 

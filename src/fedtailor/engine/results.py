@@ -38,11 +38,6 @@ class CohortResults:
     cpu_seconds: float = 0.0
     _first: int = sys.maxsize  # the place in training order behind `costs`
 
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Why clients have no usable update."""
-        return {client: refusal.reason for client, refusal in self.refusals.values()}
-
     def add(
         self, place: int, position: int | None, steps: int, update: ClientUpdate, *, sends: bool
     ) -> None:

@@ -31,6 +31,7 @@ from .prepare import (
     upload_chain,
 )
 from .results import Round
+from .scoring import Scoring
 
 
 def rounds(
@@ -102,8 +103,8 @@ def rounds(
         runner = executor_for(plan.engine, works, task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
-    trigger = plan.trigger(federation)
-    evaluator = Evaluator(method, task, federation, plan, store, runner, wanted, trigger)
+    scoring = Scoring(method, task, federation, wanted, plan.trigger(federation))
+    evaluator = Evaluator(method, task, federation, plan, store, runner, scoring)
     participants, versions = schedule(method, federation, plan, time, start)
     chain = upload_chain(method, task, federation, plan, recent_norms)
     loop = Loop(

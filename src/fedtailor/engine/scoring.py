@@ -57,7 +57,13 @@ class Portion:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Work on a `Portion` with one state: its examples' scores, as `score` gives them."""
+    """Work on a `Portion` with one state: its examples' scores.
+
+    A row of scores has the summed loss, hits and the number of predictions; with a ``trigger``
+    whether the example with it is predicted as its target, and whether that is wrong. These
+    ``num_sums`` are summed over a client's examples. Where metrics are asked for, the
+    probabilities of the classes follow.
+    """
 
     method: Method
     task: Task
@@ -65,21 +71,56 @@ class Scoring:
     metrics: Metrics = Metrics()
     trigger: Trigger | None = None
 
+    @property
+    def num_sums(self) -> int:
+        return 3 if self.trigger is None else 5
+
     def one(self, server: Params, item: Portion) -> NDArray[np.float64]:
-        context = self.method, self.task, self.federation
-        return _score_batch(*context, server, item.rows, self.metrics.asked, self.trigger)
+        return self._batch(server, item.rows)
+
+    def scores(self, state: Params, rows: Indices, batch_size: int) -> NDArray[np.float64]:
+        """The scores of all ``rows``, in their order."""
+        scores = np.zeros((len(rows), self.num_sums))
+        for at in by_length(self.federation.dataset.inputs.lengths(rows), batch_size):
+            batch_scores = self._batch(state, rows[at])
+            scores = _widened(scores, batch_scores)
+            scores[at] = batch_scores
+        return scores
+
+    def metric_values(self, rows: Indices, scores: NDArray[np.float64]) -> MetricValues:
+        """The metrics of one client's ``rows``."""
+        dataset = self.federation.dataset
+        assert dataset.labels is not None
+        labels = dataset.labels[rows]
+        labels = labels.astype(np.int64) if dataset.objective.has_classes else labels
+        return self.metrics(labels, scores[:, self.num_sums :])
+
+    def _batch(self, state: Params, rows: Indices) -> NDArray[np.float64]:
+        method, task, trigger = self.method, self.task, self.trigger
+        batch = to_device(self.federation.batch(rows), task.device)
+        with torch.no_grad():
+            logits = method.predict(task, state, batch)
+            result = task.score(logits, batch)
+            columns = torch.stack((result.loss, result.correct, result.count), 1).double()
+            if trigger is not None:
+                marked = stamped(method, task, trigger, batch, len(rows))
+                turned = method.predict(task, state, marked).argmax(-1) == trigger.target
+                others = batch["labels"] != trigger.target
+                columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
+            if self.metrics.asked:
+                columns = torch.cat([columns, task.backbone.objective.predictions(logits)], 1)
+        return columns.cpu().numpy()
 
 
 def evaluate_one(
     scores_of: Callable[[Iterable[Portion]], Iterable[tuple[Portion, NDArray[np.float64]]]],
-    federation: Federation,
+    scoring: Scoring,
     clients: Sequence[int],
     batch_size: int,
-    metrics: Metrics = Metrics(),
-    trigger: Trigger | None = None,
 ) -> list[Evaluation]:
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
     ``scores_of`` gives in any order."""
+    federation, metrics, columns = scoring.federation, scoring.metrics, scoring.num_sums
     rows = [
         np.concatenate([federation.rows(client, split) for client in clients]) for split in SPLITS
     ]
@@ -88,7 +129,6 @@ def evaluate_one(
         for split, split_rows in enumerate(rows)
         for places in by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
     )
-    columns = num_sums(trigger)
     scores = [np.zeros((len(split_rows), columns)) for split_rows in rows]
     for portion, batch_scores in scores_of(portions):
         scores[portion.split] = _widened(scores[portion.split], batch_scores)
@@ -101,26 +141,10 @@ def evaluate_one(
         np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
         if metrics.asked:
             ends = np.cumsum(sizes)[:-1]
-            by_client = zip(
-                np.split(rows[number], ends),
-                np.split(scores[number][:, columns:], ends),
-                strict=True,
-            )
-            for of_client, (client_rows, client_scores) in zip(values, by_client, strict=True):
-                of_client.append(metric_values(metrics, federation, client_rows, client_scores))
+            parts = np.split(rows[number], ends), np.split(scores[number], ends)
+            for of_client, *part in zip(values, *parts, strict=True):
+                of_client.append(scoring.metric_values(*part))
     return evaluations("global", clients, sums, metrics.names, values if metrics.asked else ())
-
-
-def metric_values(
-    metrics: Metrics, federation: Federation, rows: Indices, probabilities: NDArray[np.float64]
-) -> MetricValues:
-    """The metrics of one client's ``rows``, whose classes have these ``probabilities``."""
-    dataset = federation.dataset
-    assert dataset.labels is not None
-    labels = dataset.labels[rows]
-    return metrics(
-        labels if dataset.class_numbers is None else labels.astype(np.int64), probabilities
-    )
 
 
 def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -136,8 +160,8 @@ def evaluations(
     names: Sequence[str] = (),
     values: Sequence[Sequence[MetricValues]] = (),
 ) -> list[Evaluation]:
-    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client (`num_sums` of
-    them). ``values`` are the metrics of each client and split, those of ``names``; empty if none
+    """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client (`Scoring.num_sums`
+    of them). ``values`` are the metrics of each client and split, those of ``names``; empty if none
     were asked for."""
     return [
         _evaluation(model, split, clients, sums[:, number], names, [one[number] for one in values])
@@ -174,57 +198,6 @@ def _stacked(counts: Sequence[tuple[tuple[int, ...], ...]]) -> NDArray[np.int64]
         return None
     blank = np.zeros((classes, classes), np.int64)
     return np.stack([np.array(one, np.int64) if one else blank for one in counts])
-
-
-def score(
-    method: Method,
-    task: Task,
-    federation: Federation,
-    state: Params,
-    rows: Indices,
-    batch_size: int,
-    probabilities: bool = False,
-    trigger: Trigger | None = None,
-) -> NDArray[np.float64]:
-    """Summed loss, hits and number of predictions of each row, ``[len(rows), 3]``; with a
-    ``trigger`` whether the row with it is predicted as its target, and whether that is wrong; and
-    then, if asked for, the ``probabilities`` of the classes, ``[len(rows), classes]`` more."""
-    scores = np.zeros((len(rows), num_sums(trigger)))
-    for at in by_length(federation.dataset.inputs.lengths(rows), batch_size):
-        context = method, task, federation, state
-        batch_scores = _score_batch(*context, rows[at], probabilities, trigger)
-        scores = _widened(scores, batch_scores)
-        scores[at] = batch_scores
-    return scores
-
-
-def _score_batch(
-    method: Method,
-    task: Task,
-    federation: Federation,
-    state: Params,
-    rows: Indices,
-    probabilities: bool,
-    trigger: Trigger | None,
-) -> NDArray[np.float64]:
-    batch = to_device(federation.batch(rows), task.device)
-    with torch.no_grad():
-        logits = method.predict(task, state, batch)
-        result = task.score(logits, batch)
-        columns = torch.stack((result.loss, result.correct, result.count), 1).double()
-        if trigger is not None:
-            marked = stamped(method, task, trigger, batch, len(rows))
-            turned = method.predict(task, state, marked).argmax(-1) == trigger.target
-            others = batch["labels"] != trigger.target
-            columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
-        if probabilities:
-            columns = torch.cat([columns, task.backbone.objective.predictions(logits)], 1)
-    return columns.cpu().numpy()
-
-
-def num_sums(trigger: Trigger | None) -> int:
-    """How many columns of `score` are summed over a client's examples."""
-    return 3 if trigger is None else 5
 
 
 def stamped(method: Method, task: Task, trigger: Trigger, batch: Batch, count: int) -> Batch:

@@ -193,7 +193,7 @@ def accept_upload(
     if reply.loss is None or not 0 <= reply.loss <= _MOST:
         raise WireError(f"its loss is {reply.loss}; allowed: a finite number, 0 or more")
     schema.check_packed(packed)
-    at = chain.context(received, request.round, [request.client])
+    at = chain.at(received, request.round, [request.client])
     try:
         upload = chain.receive(to_device(packed, task.device), at)
         same = form_of(chain.send(upload, at)) == form_of(packed)

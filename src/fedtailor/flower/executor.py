@@ -18,6 +18,7 @@ from flwr.app import MessageType, RecordDict
 
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
+from ..engine.client_store import PrivateStates
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
 from ..engine.metrics import Metrics
@@ -42,10 +43,13 @@ _KINDS: dict[str, Kind] = {
 Replies = Iterator[tuple[int, tuple[ClientReply, Params] | Refusal]]
 
 
-class RemoteStates:
+class RemoteStates(PrivateStates):
     """Private states that stay at the clients' sites. The server knows only each client's last
     committed round, which says from which state the client goes on, and its last one up to the best
     round of the run so far, whose state the site keeps, too."""
+
+    has_states: bool = False
+    staged: tuple[int, ...] = ()
 
     def __init__(self, has_states: bool) -> None:
         self._last_rounds: dict[int, int] = {}
@@ -54,7 +58,6 @@ class RemoteStates:
         self._staged: dict[int, int] = {}  # the round that is staged, by client
         self._round = 0
         self.has_states = has_states
-        self.staged: tuple[int, ...] = ()
 
     @classmethod
     def after(
@@ -87,18 +90,6 @@ class RemoteStates:
 
     def unstage(self, client: int) -> None:
         self._staged.pop(client, None)
-
-    def read(self, client: int) -> Params | None:
-        return None
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        return
-
-    def adopt(self, round_: int, clients: Sequence[int]) -> None:
-        return
-
-    def sync(self) -> None:
-        return
 
     @property
     def checksums(self) -> dict[str, str]:

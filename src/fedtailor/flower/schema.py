@@ -79,7 +79,7 @@ def upload_schema(method: Method, task: Task, federation: Federation, chain: Cha
     context = ClientContext(key.to(device), 1.0, 0, public)
     steps = [to_device(_blank(federation.dataset), device)]
     upload, _, _ = client_round(method, task, received, private, steps, context)
-    at = chain.context(received, 0, [0])
+    at = chain.at(received, 0, [0])
     packed = chain.send(upload, at)
     return UploadSchema.of(chain.receive(packed, at), packed)
 

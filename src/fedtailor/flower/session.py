@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from ..params import Params, add_prefix, strip_prefix, to_device
 from ..run_format import seal_json
 from ..runs.files import write_atomically
 from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
-from .schema import ANY, Form, check_form, form_of
+from .schema import Form, any_size, check_form, form_of
 from .states import States
 
 
@@ -51,11 +51,9 @@ class Session:
             expected = {**received, **add_prefix(shared, "global/")}
         else:
             expected = method.send(task, self.server, client)
-        patterns = method.changing_sizes
-        return {
-            name: (dtype, (ANY,) * len(shape) if _is_like(name, patterns) else shape)
-            for name, (dtype, shape) in form_of(expected).items()
-        }
+        form = form_of(expected)
+        changing = {name for pattern in method.changing_sizes for name in matching(form, pattern)}
+        return form | any_size({name: form[name] for name in changing})
 
     @contextmanager
     def checked(
@@ -158,7 +156,3 @@ def _client_request(
 ) -> ClientRequest:
     """What the engine's work takes for a request of the wire; its place and size don't matter."""
     return ClientRequest(0, request.client, message.round, private, purpose, passes, lr_scale, 0)
-
-
-def _is_like(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -41,7 +41,7 @@ from torch import Tensor
 from .. import random
 from ..errors import InputError
 from ..params import Batch, Params
-from .chain import Link, Needs, UploadContext
+from .chain import Link, UploadContext
 from .collected import Uploads
 
 Kind = Literal[
@@ -210,9 +210,7 @@ class Attack(Link):
     config: AttackConfig
     attackers: frozenset[int]
 
-    @property
-    def needs(self) -> Needs:
-        return "stack"
+    needs = "stack"
 
     def gather(self, uploads: Uploads, at: UploadContext) -> dict[int, str | None]:
         rows = [row for row, client in enumerate(at.clients) if client in self.attackers]

@@ -32,19 +32,19 @@ def changed(
     for step in robust.before:
         counting = pick(uploads, scored)
         if step == "clip":
-            uploads = _clipped(uploads, counting, state, robust.radius)
-        elif step == "nnm":
+            _clip(uploads, counting, state, robust.radius)
+            continue
+        if step == "nnm":
             d2 = squared_distances(counting)
             size = len(d2) - min(robust.attackers, len(d2) - 1)
             nearest = d2.argsort(dim=1, stable=True)[:, :size]
             weights = torch.zeros_like(d2).scatter_(1, nearest, 1 / size)
-            uploads = {name: mixed(value, weights) for name, value in uploads.items()}
         else:
-            groups = [order[at : at + robust.bucket] for at in range(0, len(order), robust.bucket)]
+            groups = torch.split(order, robust.bucket)
             weights = torch.zeros(len(groups), len(order), dtype=torch.float64)
             for row, group in zip(weights, groups, strict=True):
                 row[group] = 1 / len(group)
-            uploads = {name: mixed(value, weights) for name, value in uploads.items()}
+        uploads = {name: mixed(value, weights) for name, value in uploads.items()}
     return uploads
 
 
@@ -59,11 +59,10 @@ def mixed(stacked: Tensor, weights: Tensor) -> Tensor:
     return torch.cat(parts, 1).view(len(weights), *stacked.shape[1:])
 
 
-def _clipped(uploads: Params, counting: Params, state: Params, radius: float | None) -> Params:
-    """Each upload no further than ``radius`` from the server's own state."""
+def _clip(uploads: Params, counting: Params, state: Params, radius: float | None) -> None:
+    """Bring each upload to a distance of at most ``radius`` from the server's own state."""
     distances = squared_distances_from(counting, state).sqrt()
     bound = distances.median() if radius is None else torch.tensor(radius).to(distances)
     for row in (distances > bound).nonzero().flatten().tolist():
         upload = {name: value[row] for name, value in uploads.items()}
         clip(upload, state, (bound / distances[row]).item())
-    return uploads

@@ -17,17 +17,17 @@ _NEEDS: tuple[Needs, ...] = ("sums", "uploads", "stack")
 class UploadContext:
     """What links know of a round. ``state`` is what the client has received, or at the server its
     own state; ``clients`` are the client, or those whose uploads are there, in the order of rows.
-    ``unchanged`` gives the upload that changes nothing (`Method.unchanged`), and ``statistics``
-    are the names of running statistics. A stale upload is ``staleness`` rounds old and changes
-    ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
+    ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`), and
+    ``statistics`` are the names of running statistics. A stale upload is ``staleness`` rounds old
+    and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
     """
 
     seed: int
     statistics: Collection[str]
     unchanged_from: Callable[[Params, Params], Params]
-    state: Params
-    round: int
-    clients: tuple[int, ...]
+    state: Params = field(default_factory=dict)
+    round: int = 0
+    clients: tuple[int, ...] = ()
     sent: Params = field(default_factory=dict)
     staleness: int = 0
     drawn: int = 0
@@ -93,17 +93,14 @@ class Link:
 @dataclass(frozen=True)
 class Chain(Link):
     """Links in the order in which a client applies them; the server goes from the last one to the
-    first. The other fields are those of `UploadContext`."""
+    first. ``context`` is what they know before the first round."""
 
     links: tuple[Link, ...]
-    seed: int
-    statistics: Collection[str]
-    unchanged_from: Callable[[Params, Params], Params]
+    context: UploadContext
 
-    def context(self, state: Params, round_: int, clients: Sequence[int]) -> UploadContext:
-        """What the links know at a client that has received ``state``, or at the server."""
-        known = self.seed, self.statistics, self.unchanged_from
-        return UploadContext(*known, state, round_, tuple(clients))
+    def at(self, state: Params, round_: int, clients: Sequence[int]) -> UploadContext:
+        """What links know at a client that has received ``state``, or at the server."""
+        return replace(self.context, state=state, round=round_, clients=tuple(clients))
 
     @property
     def needs(self) -> Needs:

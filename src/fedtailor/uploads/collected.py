@@ -108,11 +108,10 @@ class UploadMean:
 
     def put(self, position: int, upload: Params) -> None:
         """Add the upload of the member at ``position``, or keep a copy of it until its turn."""
-        if not self._weights or position != self._order[self._added]:
-            self._early[position] = clone(upload)
-            return
-        self._add(position, upload)
-        self._add_early()
+        due = bool(self._weights) and position == self._order[self._added]
+        self._early[position] = upload if due else clone(upload)
+        if due:
+            self._add_early()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in ascending order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -58,7 +58,7 @@ class NormBound(Link):
 
     def watch(self, upload: Params, at: UploadContext) -> None:
         if not self.norms and not self._is_known:
-            self.first = _FIRST * max(1.0, total_norm(at.state))
+            self.first = _FIRST * max(1.0, norm(at.state.values()))
         (client,) = at.clients
         self.norms[client] = update_norm(upload, at.unchanged(upload))
 
@@ -155,38 +155,33 @@ def about_norms(rounds: Mapping[int, Mapping[int, float]], best: int) -> list[st
     ]
 
 
-def update_norm(upload: Params, unchanged: Params) -> float:
-    """||u - u_0|| over the float tensors of an upload, to nine digits: how many threads add it up
-    changes the others.
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The Euclidean length of all float tensors together, to nine digits: how many threads add it
+    up changes the others.
 
-    >>> update_norm({"w": torch.tensor([4.0, 5.0])}, {"w": torch.tensor([1.0, 1.0])})
-    5.0
-    """
-    norms = []
-    for name, value in upload.items():
-        if value.is_floating_point():
-            dtype = accumulation_dtype(value.dtype)
-            change = value.to(dtype) - unchanged[name].to(value.device, dtype)
-            norms.append(torch.linalg.vector_norm(change, dtype=torch.float64))
-    return _together(norms)
-
-
-def total_norm(params: Params) -> float:
-    """The Euclidean length of all float tensors together, to nine digits.
-
-    >>> total_norm({"w": torch.tensor([3.0, 4.0]), "count": torch.tensor(7)})
+    >>> norm([torch.tensor([3.0, 4.0]), torch.tensor(7)])
     5.0
     """
     norms = [
         torch.linalg.vector_norm(value, dtype=torch.float64)
-        for value in params.values()
+        for value in tensors
         if value.is_floating_point()
     ]
-    return _together(norms)
-
-
-def _together(norms: list[Tensor]) -> float:
     return float(f"{math.hypot(*torch.stack(norms).tolist()):.9g}") if norms else 0.0
+
+
+def update_norm(upload: Params, unchanged: Params) -> float:
+    """||u - u_0|| over the float tensors of an upload.
+
+    >>> update_norm({"w": torch.tensor([4.0, 5.0])}, {"w": torch.tensor([1.0, 1.0])})
+    5.0
+    """
+    return norm(
+        value.to(accumulation_dtype(value.dtype))
+        - unchanged[name].to(value.device, accumulation_dtype(value.dtype))
+        for name, value in upload.items()
+        if value.is_floating_point()
+    )
 
 
 def clip(upload: Params, unchanged: Params, share: float) -> None:

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..params import Params, pick
 from ..stacked import weighted_sum
 from .before import changed
-from .chain import Link, Needs, UploadContext
+from .chain import Link, UploadContext
 from .collected import Uploads
 from .combine import combined
 from .rules import Robust
@@ -25,9 +25,7 @@ class RobustRule(Link):
     robust: Robust
     method: str
 
-    @property
-    def needs(self) -> Needs:
-        return "stack"
+    needs = "stack"
 
     def check(self, present: int) -> None:
         self.robust.among(present)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...params import Params
-from .work import AnyItem, Item, Work
+from .work import AnyItem, Work
 
 
 class Sequential:
@@ -26,15 +26,13 @@ class Sequential:
         self, name: str, server: Params, items: Iterable[AnyItem]
     ) -> Iterator[tuple[AnyItem, Any]]:
         for item in items:
-            yield item, self._one(name, server, item)
-
-    def _one(self, name: str, server: Params, item: Item) -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or before)
-        try:
-            return self._works[name].one(server, item)
-        finally:
-            torch.set_num_threads(before)
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._threads or before)
+            try:
+                result = self._works[name].one(server, item)
+            finally:
+                torch.set_num_threads(before)
+            yield item, result
 
     def close(self) -> None:
         """Nothing to be done."""
