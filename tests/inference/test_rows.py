@@ -212,7 +212,7 @@ def test_rows_name_their_clients(tmp_path: Path) -> None:
     rows = read_rows(made, data, images=False)
     assert clients_of(rows, made, data) == ["oslo", "7"]
     results = [Prediction("x", 1.0, {"x": 1.0})] * 2
-    assert [o["client"] for o in as_objects(rows, results, rows.clients)] == ["oslo", "7"]
+    assert [o["client"] for o in as_objects(rows, results, DEFAULT, rows.clients)] == ["oslo", "7"]
     with pytest.raises(InputError, match=r"no column of clients .data\.client.; use --client"):
         clients_of(rows, made, DATA)
     other = table(tmp_path / "b.csv", "text\none\n")

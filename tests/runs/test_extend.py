@@ -179,5 +179,4 @@ def test_the_table_says_which_method_had_which_bound(tmp_path: Path) -> None:
     for label in (first, *others):
         assert f"{label}, seed 0: {note}" in (out / "run.log").read_text()
     begun = "; ".join(f"{label}, seed 0" for label in (first, *others))
-    assert f"{note}: {begun} ({out})" in notes
-    assert f"in round 1 cohort.max_norm was none ({begun}) and 50.0 (late, seed 0)" in notes
+    assert f"{out}: cohort.max_norm was none, then 50.0 ({begun}); 50.0 (late, seed 0)" in notes
