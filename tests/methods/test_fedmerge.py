@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from fedtailor.params import Params, stack
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.golden import linear_backbone, softmax, softmax_gradient
-from tests.small import check_all, digits_backbone, digits_federation
+from tests.small import check_all, digits_backbone, digits_federation, last_round
 from tests.text import tiny_bert
 
 F64 = NDArray[np.float64]
@@ -411,3 +411,18 @@ def test_good_fields_are_not(method: FedMerge) -> None:
     check_all(method, Task(digits_backbone(), method.adapt), 5, 5, 3)
     new = replace(method, trainable="full", jitter=0)  # models drawn anew need no noise
     check_all(new, Task(NEW, new.adapt), 5, 5, 3)
+
+
+@dataclass(frozen=True)
+class PrivateHead(FedMerge):
+    """Each client keeps a head of its own; the models have all but that."""
+
+    def is_private(self, task: Task, name: str) -> bool:
+        return task.in_head(name)
+
+
+def test_a_subclass_may_keep_tensors_private() -> None:
+    last, store = last_round(PrivateHead(models=2), sizes=(9, 5))
+    assert not any("head" in name for name in last.server)
+    heads = [store.read(client)["head.weight"] for client in (0, 1)]
+    assert not heads[0].equal(heads[1])

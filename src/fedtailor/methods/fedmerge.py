@@ -182,7 +182,9 @@ class FedMerge(FineTuning):
             )
 
     def init_server(self, task: Task, num_clients: int, key: Tensor) -> Server:
-        bank = add_prefix(diverse_inits(task, self.models, self.jitter, key), _BANK)
+        models = diverse_inits(task, self.models, self.jitter, key)
+        shared = {n: value for n, value in models.items() if not self.is_private(task, n)}
+        bank = add_prefix(shared, _BANK)
         return {**bank, "logits": self._first_logits(num_clients, random.fold_in(key, 0))}
 
     def _first_logits(self, num_clients: int, key: Tensor) -> Tensor:
@@ -257,8 +259,11 @@ class FedMerge(FineTuning):
         return task.trained
 
     def global_state(self, task: Task, server: Server) -> Params | None:
+        bank = strip_prefix(server, _BANK)
+        if task.state.keys() - bank.keys():
+            return None  # a subclass keeps the others private
         even = torch.full((self.models,), 1 / self.models, dtype=torch.float64)
-        return weighted_sum(strip_prefix(server, _BANK), even)
+        return weighted_sum(bank, even)
 
     def server_diagnostics(self, task: Task, server: Server, clients: Sequence[int]) -> Params:
         return {"weights": torch.softmax(server["logits"][list(clients)], 1).float()}  # [n, d]
