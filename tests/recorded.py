@@ -51,7 +51,7 @@ _BY_CLASS = '[split]\nclients = 4\nscheme = "dirichlet"\nmin_examples = 4\n'
 _BY_SENDER = '[split]\nclients = 3\nscheme = "natural"\nmin_examples = 10\nmax_examples = 20\n'
 _LENET = '[model]\nname = "lenet"\npretrained = false\nwidth = 0.2\nimage_size = 16\n'
 _FIELDS = {"fedhft": "warmup_rounds = 1\nclusters = 2\n"}
-_WITH_TIMES = ("timings.jsonl", "run.log", "environment.json", "report.html", ".lock")
+_WITH_TIMES = ("model.json", "timings.jsonl", "run.log", "environment.json", "report.html", ".lock")
 
 
 def _settings(folder: Path) -> dict[str, str]:
