@@ -270,7 +270,7 @@ def results(out: Path, only: tuple[str, int] | None = None) -> dict[str, Any]:
     ``only`` names."""
     run = read(out, only)
     (trial,) = run.trials
-    metric = "loss" if run.is_language_modelling else "accuracy"
+    metric = run.objective.selects
     assert trial.costs is not None
     values: dict[str, Any] = {
         "metric": metric,

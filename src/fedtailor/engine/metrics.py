@@ -26,6 +26,7 @@ Labels = NDArray[Any]
 Probabilities = NDArray[np.float64]
 
 METRICS = {name: one for kind in OBJECTIVES.values() for name, one in kind.metrics.items()}
+"""The metrics that ``evaluate.metrics`` may name, of all kinds of task."""
 
 
 @dataclass(frozen=True)

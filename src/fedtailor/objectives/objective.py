@@ -65,6 +65,13 @@ class Objective(ABC):
     exported: ClassVar[type]  # its source goes into exports: what a model says there
     peft_task: ClassVar[str | None] = None  # of PEFT's adapters
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same kind; processes have copies of it."""
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     @property
     def reads_targets(self) -> bool:
         """Whether the data need a column of targets."""
