@@ -210,7 +210,7 @@ def _of_rules(rows: Sequence[Row]) -> str:
 
 
 def _all(names: Sequence[str]) -> str:
-    """Name all of them, however many, as `listed` doesn't."""
+    """Name all of them, however many, as `in_prose` doesn't."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 

@@ -32,7 +32,7 @@ from evidence.markdown import markdown_table
 from evidence.rates import trials
 from evidence.run import HERE, NO_ENDS
 from fedtailor.report.drawing import COLOURS, svg
-from fedtailor.report.names import listed
+from fedtailor.report.names import in_prose
 
 PAGE = HERE.parent / "docs/cross.md"
 TABLE = HERE.parent / "docs/cross.csv"
@@ -64,7 +64,7 @@ def _budget(found: Sequence[Cell]) -> str:
     text = (
         "- **Budget**: on a data set all methods have the same clients, rounds, batches and model, "
         "and each method's settings are the best of the same number of trials on validation data: "
-        f"{listed(counts)}. On newsgroups a trial has five rounds. Reuters has the rates of 20 "
+        f"{in_prose(counts)}. On newsgroups a trial has five rounds. Reuters has the rates of 20 "
         "Newsgroups, for all methods: the model is the same. The trials have seed 10, which no "
         f"row has. {ends(tried)} **trials** says how many of them are done."
     )

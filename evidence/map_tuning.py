@@ -10,7 +10,7 @@ from evidence import cross_cells
 from evidence.map_cells import FILE
 from evidence.rates import best, best_of, trials, validation
 from fedtailor.methods import METHODS
-from fedtailor.report.names import listed
+from fedtailor.report.names import in_prose
 
 Found = Sequence[Mapping[str, Any]]
 Own = tuple[str, ...]  # a trial's settings
@@ -33,11 +33,12 @@ def budget(found: Found) -> str:
             f"`{method}`": [f"`{name}`" for name in _varied(tried) if name != "optimiser.lr"]
             for method, tried in sorted(of.items())
         }
-        if two := [f"{method} ({listed(names)})" for method, names in further.items() if names]:
+        if two := [f"{method} ({in_prose(names)})" for method, names in further.items() if names]:
             said.append(
-                f"On {_CALLED[modality]} those of {listed(two)} also vary the setting in brackets."
+                f"On {_CALLED[modality]} those of {in_prose(two)} also vary the setting in "
+                "brackets."
             )
-    trial = f"with a seed that no table has: {listed(counts)}. A trial is a learning rate."
+    trial = f"with a seed that no table has: {in_prose(counts)}. A trial is a learning rate."
     first = "Each method's settings are the best of the same number of trials on validation data,"
     return " ".join([first, trial, *said])
 
@@ -61,13 +62,13 @@ def ends(tried: Mapping[str, Mapping[str, Mapping[Own, Mapping[str, Any]]]]) -> 
         if not at:
             inside.append(data)
         for end, names in at.items():
-            which = f": {listed(names)}" if len(names) <= _NAMED else ""
+            which = f": {in_prose(names)}" if len(names) <= _NAMED else ""
             counts = f"{len(names)} of {len(methods)} methods"
             said.append(f"On {data} the best rate is {end}, for {counts}{which}.")
     if said:
         said.append("Beyond that end nothing was tried: a better rate may lie there.")
     if inside:
-        where = listed(inside)
+        where = in_prose(inside)
         said = [f"On {where} each method's best rate lies between others that were tried.", *said]
     return " ".join(said)
 
@@ -90,7 +91,7 @@ def absent(found: Found) -> str:
     }
     lora = sorted(rows["text"] - rows["image"])
     said = [
-        f"{listed([f'`{m}`' for m in lora])} have no rows for pictures. They train LoRA, which "
+        f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures. They train LoRA, which "
         "adapts linear layers here: the convolutions of the network would stay at their random "
         "values."
     ]
@@ -114,7 +115,7 @@ def _elsewhere(method: str) -> list[str]:
             times.append(x["cpu_seconds"] / y["cpu_seconds"])
     if not said:
         return []
-    run = f"In [runs on texts](cross.md) it had {listed(said)}."
+    run = f"In [runs on texts](cross.md) it had {in_prose(said)}."
     if times:
         low, high = (f"{value:.1f}" for value in (min(times), max(times)))
         run += f" It took {low} to {high} times the processor time of training alone."
@@ -169,7 +170,7 @@ def head_passes(found: Found) -> str:
             if s.startswith("head_passes=")
         ]
         said.append(f"{number} on {called}")
-    return f"**FedRep.** Its `head_passes`, {listed(said)}, was not tuned."
+    return f"**FedRep.** Its `head_passes`, {in_prose(said)}, was not tuned."
 
 
 def filled(text: str) -> str:

@@ -15,7 +15,7 @@ from evidence.map_cells import ALONE, cells, language_models, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
 from evidence.run import HERE, NO_ENDS, run_folder
-from fedtailor.report.names import listed
+from fedtailor.report.names import in_prose
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
@@ -150,11 +150,11 @@ def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
         for label, values in overlaps.items()
     }
     text = (
-        f"{listed([named[label] for label in first])}, best on validation data in {most} of "
+        f"{in_prose([named[label] for label in first])}, best on validation data in {most} of "
         f"{len(found)} measured settings{' each' if len(first) > 1 else ''}."
     )
     if rest := [named[label] for label in overlaps if label not in first]:
-        text += f" Best in the others: {listed(rest)}."
+        text += f" Best in the others: {in_prose(rest)}."
     return f"{text} In brackets is the label overlap of these settings."
 
 
@@ -188,11 +188,11 @@ def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
             where.setdefault(method, []).append(data.name)
     others = [m for m in cross_cells.SYSTEMS + cross_cells.BASELINES if m not in here]
     said = [
-        f"`{method}` is there the best, or can't be told from it, on {listed(where[method])}."
+        f"`{method}` is there the best, or can't be told from it, on {in_prose(where[method])}."
         for method in others
         if method in where
     ]
-    return "\n".join([f"{listed([f'`{m}`' for m in others])} are on that page alone.", *said])
+    return "\n".join([f"{in_prose([f'`{m}`' for m in others])} are on that page alone.", *said])
 
 
 def with_first_choice(text: str, found: Sequence[Mapping[str, Any]], folder: str) -> str:

@@ -42,14 +42,7 @@ class Columns:
     classes: tuple[str, ...] = ()
     clients: Sequence[Any] | None = None
     places: tuple[str, str] = ("the labels", "the clients")
-    numbers: Indices | None = None
-
-    @property
-    def row_numbers(self) -> list[int]:
-        """Which of the source's rows each row is, from 1 on in either split."""
-        every: Indices = 1 + np.r_[: self.num_train, : self.num_test]
-        numbers: list[int] = (every if self.numbers is None else self.numbers).tolist()
-        return numbers
+    numbers: Sequence[int] | None = None
 
     def train_only(self) -> Columns:
         """Return the columns without the official test split."""
@@ -240,11 +233,10 @@ def targets_of(
             f"{objective.name} needs a label column, and the data have none; set data.label"
         )
     place = columns.places[0]
-    cells = Cells(
-        columns.labels, columns.num_train, columns.classes, place, row_numbers=columns.row_numbers
-    )
+    cells = Cells(columns.labels, columns.num_train, columns.classes, place, columns.numbers)
     targets = objective.targets(cells, classes)
-    check_names("class", targets.classes, "data.classes" if classes else place)
+    if targets is not None:
+        check_names("class", targets.classes, "data.classes" if classes else place)
     return targets
 
 

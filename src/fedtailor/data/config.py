@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from ..objectives import objective_of
+
 Fraction = Annotated[float, Ge(0), Lt(1)]
 MOST_ROWS = 2**31 - 1  # of a table or of a client: rows are counted in 32 bits
 Rows = Annotated[int, Gt(0), Le(MOST_ROWS)]
@@ -35,6 +37,10 @@ class DataConfig:
     limit: Rows | None = None  # at most so many training rows, drawn by key
     skip: Annotated[int, Ge(0), Le(MOST_ROWS)] = 0  # so many drawn training rows are left out first
     limit_test: Rows | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a kind of task that does not exist."""
+        objective_of(self.task)
 
 
 @dataclass(frozen=True)

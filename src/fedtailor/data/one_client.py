@@ -47,7 +47,7 @@ def columns_of_client(
         num_test=len(rows) - num_train,
         labels=labels,
         clients=None,
-        numbers=1 + np.where(rows < columns.num_train, rows, rows - columns.num_train),
+        numbers=(1 + np.where(rows < columns.num_train, rows, rows - columns.num_train)).tolist(),
     )
     return own, _others(len(columns.clients), rows)
 

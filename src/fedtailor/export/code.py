@@ -21,7 +21,12 @@ _PACKAGE = files(__package__.rpartition(".")[0])
 _ERROR = re.compile(r"^from \.+errors import InputError$", re.MULTILINE)
 _NEEDED = re.compile(r"^from (\.+)((?:\w+\.)*\w+) import", re.MULTILINE)
 _RELATIVE = re.compile(r"^( *)from \.+(?:\w+\.)*(\w+) import", re.MULTILINE)
-_ANSWERS = '"""What the model says."""\n\nfrom __future__ import annotations\n'
+_ANSWERS = '''"""What the model says."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+'''
 _LIBRARY = re.compile(r"^(?:import|from) fedtailor\b", re.MULTILINE)
 _EFFICIENTNET = "efficientnet_lite_pytorch"
 

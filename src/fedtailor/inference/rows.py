@@ -87,6 +87,7 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
 def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
     cache, image = cache_dir(), None if text else data.image
+    # of such a task only the inputs are read
     config = DataConfig(path=source, text=text or data.text, image=image, task=CausalLM.name)
     table = local_table(source, cache)
     inputs = of_tables(table, None, config, cache).read(np.arange(len(table)))

@@ -60,7 +60,7 @@ def representation(task: Task, batch: Batch) -> Tensor:
     handle.remove()
     x, mask = inputs[0].float(), batch.get("attention_mask")
     if x.dim() == 3 and mask is not None and mask.shape == x.shape[:2]:
-        if task.backbone.objective.per_token:
+        if task.backbone.objective.generates:
             mask = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
         return F.normalize((mask[:, :, None] * x).sum(1), dim=1)
     examples = len(next(iter(batch.values())))

@@ -10,7 +10,6 @@ from .objective import Objective
 DEFAULT: Objective = Classification()
 OBJECTIVES: dict[str, Objective] = {one.name: one for one in (DEFAULT, CausalLM())}
 
-
 __all__ = ["DEFAULT", "OBJECTIVES", "CausalLM", "Classification", "objective_of"]
 
 

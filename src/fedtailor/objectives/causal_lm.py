@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Exported:
+class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = True
@@ -44,13 +45,13 @@ class Exported:
             ids = torch.cat([ids, following[:, None]], 1)
         return str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
 
+    @abstractmethod
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the logits of each token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch(self, inputs: Sequence[str]) -> dict[str, Tensor]:
         """Return the tokens of texts."""
-        raise NotImplementedError
 
 
 class CausalLM(Objective):

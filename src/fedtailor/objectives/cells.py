@@ -11,13 +11,20 @@ from typing import Any
 class Cells:
     """A column of targets as a source has it: ``values`` of Python's types, one a row, the training
     rows first. ``classes`` are the names of integer values, if the source names them. ``place``
-    says in messages where the column stands."""
+    says in messages where the column stands, and ``numbers`` which of the source's rows each is,
+    from 1 on in either split; None: these are all."""
 
     values: Sequence[Any]
     num_train: int
     classes: tuple[str, ...] = ()
     place: str = "the labels"
-    row_numbers: Sequence[int] = ()  # in the source, as messages count them
+    numbers: Sequence[int] | None = None
+
+    def row_number(self, row: int) -> int:
+        """Return which of its split's rows in the source one is, from 1 on."""
+        if self.numbers is not None:
+            return int(self.numbers[row])
+        return 1 + (row if row < self.num_train else row - self.num_train)
 
 
 def is_blank(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Prediction:
     probabilities: Mapping[str, float]
 
 
-class Exported:
+class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = False
@@ -122,9 +123,9 @@ class Exported:
             f"{p:.3f}  {label}  {text}" for text, (label, p) in zip(texts, best, strict=True)
         )
 
+    @abstractmethod
     def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
         """Return the logits of each input."""
-        raise NotImplementedError
 
 
 class Classification(Objective):
@@ -232,10 +233,7 @@ class Classification(Objective):
             numbers = {number: number for number in range(len(names))}
         if not classes and not source_classes:
             check_few_classes(cells.place, len(names), len(train))
-        rows = cells.row_numbers or range(1, len(labels) + 1)
-        n = cells.num_train
-        for split, at in (("training", slice(n)), ("test", slice(n, None))):
-            _check_known(split, rows[at], labels[at], numbers, names)
+        _check_known(cells, labels, numbers, names)
         encoded = [-1 if is_blank(label) else numbers[label] for label in labels]
         numbered = np.array(encoded, np.int64)
         return Targets(numbered, numbered >= 0, names)
@@ -258,30 +256,27 @@ a label has a few values, each in many rows
 
 
 def _check_known(
-    split: str,
-    rows: Sequence[int],
-    labels: Sequence[Any],
-    numbers: Mapping[Any, int],
-    names: Sequence[str],
+    cells: Cells, labels: Sequence[Any], numbers: Mapping[Any, int], names: Sequence[str]
 ) -> None:
-    """Raise UnknownLabelError where a label has no number."""
-    others = [
-        (int(row), label)
-        for row, label in zip(rows, labels, strict=True)
-        if label not in numbers and not is_blank(label)
-    ]
-    if not others:
+    """Raise UnknownLabelError where a label has no number, for the first split that has any."""
+    n = cells.num_train
+    unknown = [row for row, x in enumerate(labels) if x not in numbers and not is_blank(x)]
+    split, rows = "training", [row for row in unknown if row < n]
+    if not rows:
+        split, rows = "test", unknown
+    if not rows:
         return
-    row, label = others[0]
+    label = labels[rows[0]]
     numbered = [*range(len(names))]
     is_range = isinstance(label, int) and (
         [*numbers] == numbered or [*names] == [*map(str, numbered)]
     )
     allowed = f"0 to {len(names) - 1}" if is_range else listed(names)
-    counts = Counter(brief(other) for _, other in others)
-    each = f"; {len(others)} rows have such labels: {listed([*counts], [*counts.values()])}"
-    each = each if len(others) > 1 else ""
-    raise UnknownLabelError(split, spelt(label, names), row, allowed, each)
+    counts = Counter(brief(labels[row]) for row in rows)
+    each = f"; {len(rows)} rows have such labels: {listed([*counts], [*counts.values()])}"
+    each = each if len(rows) > 1 else ""
+    number = cells.row_number(rows[0])
+    raise UnknownLabelError(split, spelt(label, names), number, allowed, each)
 
 
 def check_labels(place: str, labels: Iterable[Any]) -> None:

@@ -77,8 +77,8 @@ class Objective(ABC):
         """Whether the data need a column of targets."""
         return bool(self.target_names)
 
-    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
-        """Turn a column into targets.
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets | None:
+        """Turn a column into targets; None if the inputs are the targets.
 
         Args:
             cells: the column.
@@ -87,7 +87,7 @@ class Objective(ABC):
         Raises:
             InputError: the column holds something else.
         """
-        raise NotImplementedError
+        return None
 
     def check_modality(self, modality: str) -> None:
         """Raise InputError if the task can't have such inputs."""
@@ -110,13 +110,14 @@ class Objective(ABC):
         """
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """Return what metrics are computed from, float64 ``[b, ...]``."""
-        raise NotImplementedError
+        """Return what metrics are computed from, float64 ``[b, ...]``; by default the outputs."""
+        return logits.double()
 
     def answers(self, logits: Tensor, classes: Sequence[str]) -> list[Any]:
-        """Return what ``predict`` answers for each example; where the task ``generates``, that is
-        the text instead."""
-        raise NotImplementedError
+        """Return what ``predict`` answers for each example; by default its outputs. Where the task
+        ``generates``, it answers with a text instead."""
+        answers: list[Any] = logits.tolist()
+        return answers
 
     @abstractmethod
     def columns(self, answer: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from .records import Attack
 MAX_NAMES = 5
 
 
-def listed(names: Sequence[str], count: int | None = None) -> str:
+def in_prose(names: Sequence[str], count: int | None = None) -> str:
     """Return the first names, and how many more there are; ``count`` is the number of all of them.
 
-    >>> listed(["a", "b"]), listed([*"abcdefgh"])
+    >>> in_prose(["a", "b"]), in_prose([*"abcdefgh"])
     ('a and b', 'a, b, c, d, e and 3 more')
     """
     more = (len(names) if count is None else count) - len(names[:MAX_NAMES])

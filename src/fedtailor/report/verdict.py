@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .differences import FEWEST, Difference, too_few
-from .names import listed
+from .names import in_prose
 from .numbers import amount, bare, seconds_text, si
 from .select import Metric, is_percentage
 from .text import option
@@ -118,7 +118,7 @@ def _choice(v: Verdict, best: str) -> str:
     name = f"{'training' if so_far else 'Training'} alone ({best})" if v.is_alone else best
     ties = sorted(v.ties, key=lambda tie: abs(v.validation[tie] - v.validation[best]))
     near = [f"{k} ({values[k]})" for k in ties if not v.has_learned or k not in v.not_learned]
-    open_ = f"; these data alone can't tell it from {listed(near)}" if near else ""
+    open_ = f"; these data alone can't tell it from {in_prose(near)}" if near else ""
     return f"{so_far}{name} is best on validation data ({values[best]}){open_}."
 
 
@@ -202,7 +202,7 @@ def trained_words(metric: Metric, d: Difference) -> str:
 def _losses(v: Verdict) -> Iterator[str]:
     """Name the clients and the methods that do worse than training alone, or did not learn."""
     if (d := v.alone) is not None:
-        names = f": {listed(v.worse_off, d.num_worse_off)}" if d.num_worse_off else ""
+        names = f": {in_prose(v.worse_off, d.num_worse_off)}" if d.num_worse_off else ""
         count = d.num_worse_off or "none"
         verb = "do" if d.num_worse_off > 1 else "does"
         yield f"With {v.best} {count} of {d.num_clients} clients {verb} worse than alone{names}."
@@ -212,9 +212,9 @@ def _losses(v: Verdict) -> Iterator[str]:
     if behind:
         ordered = sorted(behind, key=lambda one: one.value)
         methods = [f"{one.method} ({bare(v.metric, one.value, signed=True)})" for one in ordered]
-        yield f"Worse than training alone: {listed(methods)}."
+        yield f"Worse than training alone: {in_prose(methods)}."
     if v.not_learned and v.is_finished:
-        yield f"{listed(v.not_learned)} did not learn: before you give up, {_to_try(v)}."
+        yield f"{in_prose(v.not_learned)} did not learn: before you give up, {_to_try(v)}."
 
 
 def _to_try(v: Verdict) -> str:
@@ -251,7 +251,7 @@ def _scope(v: Verdict) -> Iterator[str]:
 def _steps(v: Verdict) -> Iterator[Step]:
     if v.last_is_best and v.best is not None:
         yield Step(
-            f"The best round of {listed(v.last_is_best)} is the last one, so more rounds may "
+            f"The best round of {in_prose(v.last_is_best)} is the last one, so more rounds may "
             "change the order: set rounds higher, and give another --out."
         )
     d = v.baseline if v.is_alone else v.alone

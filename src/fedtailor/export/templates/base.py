@@ -7,7 +7,7 @@ import importlib.util
 import io
 import json
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from errno import EINVAL
 from pathlib import Path
@@ -29,7 +29,7 @@ Tensors = dict[str, Tensor]
 Batch = dict[str, Tensor]
 
 
-class Base(Exported, ABC):
+class Base(Exported):
     """An exported model, read from its folder; `logits` is its forward pass.
 
     ``about`` is the content of ``export.json``, ``network`` the base model, ``tensors`` are those
