@@ -95,7 +95,7 @@ NOT_RUN = {
     "deployment": {"": "the tutorial on three sites runs them"},
     "evidence": {"": "hours; tests/evidence runs the scripts on the kept results"},
     "flower": {"": "tests/flower runs the app"},
-    "experiments": {"fedtailor run (quickstart|fedhft)": "start.md has them, too"},
+    "experiments": {"fedtailor run (quickstart|fedhft)": "the home page runs the quickstart"},
     "index": {"python3|pip": INSTALLS},
     "start": {"python3|pip": INSTALLS},
     "torchrun": {"torchrun --nnodes": "asks for two hosts"},
