@@ -64,12 +64,12 @@ def _measured(name: str) -> tuple[str, str, str]:
         for kept in (private, {name: _other(value) for name, value in private.items()})
     ]
     if not logits[0].equal(logits[1]) or (private and method.finetune_passes):
-        held = "all but what the client keeps"
+        held = "all but its private part"
     alike = all(same_tensors(one, received[0]) for one in received)
     return (
         _SEEN.get(name, held),
-        "the mean of the uploads" if method.needs_only_mean else "each upload",
-        "the same as all others" if alike else "what the server makes for it",
+        "the mean" if method.needs_only_mean else "each upload",
+        "the same" if alike else "its own",
     )
 
 
