@@ -50,7 +50,7 @@ NAVIGATION = {
     "Reference": [
         "fields", "run-directory", "reference/commands", "reference/api/index", "glossary",
     ],
-    "Results": ["results", "cross", "claims", "attacks", "evidence", "speed", "scaling"],
+    "Results": ["results", "cross", "claims", "attacks", "evidence", "speed"],
     "Inside": ["architecture", "internals", "flower", "contributing", "changelog"],
 }  # fmt: skip
 NAMED = {"index", *itertools.chain(*NAVIGATION.values())}

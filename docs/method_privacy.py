@@ -1,14 +1,12 @@
 """Write the table of docs/security.md, who sees what by method: python docs/method_privacy.py.
 
-What leaves a client is said by the methods' pages. The other columns follow from two rounds of
-three clients with the method's defaults. What a client keeps belongs to its model if its
-predictions change with it.
+It follows from two rounds of three clients with the method's defaults. What a client keeps belongs
+to its model if its predictions change with it.
 """
 
 from __future__ import annotations
 
 import itertools
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +34,14 @@ CLIENTS = 3
 
 
 def table() -> str:
-    """A row for each method."""
-    index = runpy.run_path(str(PAGE.with_name("methods_index.py")))
-    rows = []
+    """A row for the methods of which the same is true."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for name in METHODS:
-        text = (index["PAGES"] / f"{name}.md").read_text()
-        opening = index["OPENING"].match(text)
-        cells = [f"[`{name}`](methods/{name}.md)", opening[1], *_measured(name)]
-        rows.append(f"| {' | '.join(cells)} |\n")
+        alike.setdefault(_measured(name), []).append(f"[`{name}`](methods/{name}.md)")
+    rows = [f"| {' | '.join([*what, ', '.join(names)])} |\n" for what, names in alike.items()]
     return (
-        "| method | leaves a client | what the server sees of the client's model "
-        f"| the server needs | other clients receive |\n|---|---|---|---|---|\n{''.join(rows)}"
+        "| the server sees of the client's model | it needs | other clients receive | methods |\n"
+        f"|---|---|---|---|\n{''.join(rows)}"
     )
 
 

@@ -145,15 +145,11 @@ def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
     assert example == source, "copy src/fedtailor/methods/fedprox.py into CONTRIBUTING.md"
 
 
-def test_the_tables_of_hooks_have_every_function_of_a_method() -> None:
+def test_the_list_of_hooks_has_every_function_of_a_method() -> None:
     text = (ROOT / "docs/python.md").read_text().partition("### The hooks")[2]
-    documented = dict(re.findall(r"^\| `(\w+)\((self, .*?)\)` \|", text, re.M))
+    rows = "".join(line for line in text.splitlines() if line.startswith("| "))
     functions = inspect.getmembers(Method, inspect.isfunction)
-    assert documented == {
-        name: ", ".join(inspect.signature(function).parameters)
-        for name, function in functions
-        if name[0] != "_"
-    }
+    assert set(re.findall(r"`(\w+)`", rows)) == {name for name, _ in functions if name[0] != "_"}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
