@@ -19,7 +19,6 @@ import fedtailor as ft
 from fedtailor.engine.faults import ClientFaults, FaultConfig, Machine
 from fedtailor.method import FineTuning, Method
 from fedtailor.methods import METHODS
-from fedtailor.methods.fedprox import FedProx
 from fedtailor.optim import Optimiser
 from fedtailor.runs import builtin
 from fedtailor.uploads.attacks import AttackConfig
@@ -136,13 +135,6 @@ def test_names_in_code_that_pages_mention_exist(path: Path) -> None:
         module, _, name = dotted.rpartition(".")
         if not (Path(ft.__file__).parent / f"{dotted.replace('.', '/')}.py").exists():
             assert hasattr(importlib.import_module(f"fedtailor.{module}"), name), dotted
-
-
-def test_the_example_of_a_new_method_is_fedprox_as_it_is() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (example,) = re.findall(r"```python\n(\"\"\"FedProx.*?)```", text, re.DOTALL)
-    source = inspect.getsource(sys.modules[FedProx.__module__])
-    assert example == source, "copy src/fedtailor/methods/fedprox.py into CONTRIBUTING.md"
 
 
 def test_the_list_of_hooks_has_every_function_of_a_method() -> None:

@@ -163,11 +163,6 @@ def test_experiment_files_are_valid(path: Path, folder: Path) -> None:
                 assert load(file, {"preset": preset}) != experiment
 
 
-def test_the_golden_test_in_the_guide_is_fedproxs() -> None:
-    example = of_page("CONTRIBUTING.md", "python")[1].content
-    assert example in (ROOT / "tests/methods/test_fedprox.py").read_text()
-
-
 def digits(rounds: int = 1) -> ft.Experiment:
     return ft.Experiment(
         methods={"fedavg": ft.FedAvg()},

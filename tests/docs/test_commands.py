@@ -90,7 +90,7 @@ NOT_RUN = {
                  "tests/runs/test_rollback.py has"},
     "CONTRIBUTING": {"make": "each is a check of its own",
                      "python docs/": "tests/test_docs.py checks what they write",
-                     "python -m pytest": "runs the tests",
+                     "python -m (pytest|tests)": "runs the tests",
                      "fedtailor describe NAME": "tests/cli describes every method"},
     "deployment": {"": "the tutorial on three sites runs them"},
     "evidence": {"": "hours; tests/evidence runs the scripts on the kept results"},
