@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.report.comparison import compare
-from fedtailor.report.judge import verdicts
-from fedtailor.report.pairs import pairs
+from fedtailor.report.comparison import against, compare
 from fedtailor.report.read import read
 from fedtailor.report.select import entries
+from fedtailor.report.table import table
 from fedtailor.report.untrained import num_trainings, unequal_turns, untrained_of
 from tests.report.written import ALONE, K, around, verdict_of, written
 from tests.small import digits, digits_backbone
@@ -42,8 +41,7 @@ def test_a_real_run_counts_who_never_trained_with_a_private_part(tmp_path: Path)
     assert one.share in ("3 of 5 clients", "4 of 5 clients")  # by the second round, or the first
     assert untrained_of(found["fedavg"], "accuracy") is None
     assert done.best.untrained == {"fedper": one.share}
-    (verdict,) = verdicts([run])
-    assert {*verdict.untrained} == {"fedper"}
+    assert {row.label for row in table([run]).rows if row.untrained} == {"fedper"}
 
 
 def test_clients_that_never_trained_stand_apart_everywhere(tmp_path: Path) -> None:
@@ -68,9 +66,8 @@ def test_clients_that_never_trained_stand_apart_everywhere(tmp_path: Path) -> No
         "mean": pytest.approx(0.3),
         "others": pytest.approx(0.8),
     }
-    against = pairs([path], "local")
-    assert said in against.as_text()
-    (one,) = json.loads(against.as_json())
+    assert said in against([path], "local")
+    (one,) = json.loads(against([path], "local", as_json=True))
     assert (one["num_untrained"], one["trained"]["num_clients"]) == (12, 8)
     assert one["trained"]["value"] == pytest.approx(0.3)
 
@@ -87,7 +84,7 @@ def test_training_alone_that_was_unequal_is_no_measure(tmp_path: Path) -> None:
     assert found.text[1] == f"{said}; so it is not compared."
     assert not any("better than" in text for text in found.text)
     assert "in another --out, where every client trains equally often" in found.next_step
-    text = pairs([path], "local").as_text()
+    text = against([path], "local")
     assert said in text
     assert "trained unequally" in text
     assert "12 of 20 clients never trained: accuracy 30.0 %, the others 70.0 %" in text
@@ -98,11 +95,12 @@ def test_clients_are_counted_over_seeds(tmp_path: Path) -> None:
     path = written(
         tmp_path / "run", {"fedper": SOME, "local": ALONE}, seeds=(0, 1), trained=trained
     )
-    one = verdict_of(path).untrained["fedper"]
+    (one, _) = (row.untrained for row in table([read(path)]).rows)
+    assert one is not None
     assert one.share == "24 of 40 clients of 2 seeds"
     one = replace(one, others=None)
     assert one.words("loss") == f"{one.share} never trained: loss 0.300"
     nobody = written(tmp_path / "b", {"fedper": SOME, "local": ALONE}, trained={"fedper": []})
-    (difference,) = pairs([nobody], "local").differences
-    assert (difference.num_untrained, difference.trained) == (K, None)
-    assert "No client has trained with both fedper and local" in pairs([nobody], "local").as_text()
+    (difference,) = json.loads(against([nobody], "local", as_json=True))
+    assert (difference["num_untrained"], difference["trained"]) == (K, None)
+    assert "No client has trained with both fedper and local" in against([nobody], "local")

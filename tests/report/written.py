@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedtailor.report.judge import verdicts
 from fedtailor.report.read import read_all
+from fedtailor.report.table import table
 from fedtailor.report.verdict import Verdict
 from fedtailor.run_format import FORMAT
 from tests.report.conftest import ENVIRONMENT
@@ -99,7 +99,7 @@ def written(
 
 
 def verdict_of(*paths: Path) -> Verdict:
-    (found,) = verdicts(read_all(paths))
+    (found,) = table(read_all(paths)).verdicts
     return found
 
 

@@ -30,18 +30,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from ..report import compare
     from ..report.cells import text_tables
+    from ..report.comparison import against, compare
     from ..report.flat import to_csv
-    from ..report.pairs import pairs
     from ..report.read import read_all
     from ..report.table import table
 
     if options.against is not None:
         if options.csv or options.latex:
             raise InputError("--against prints a table or, with --json, JSON")
-        found = pairs(options.runs, options.against, options.metric)
-        print(found.as_json() if options.json else found.as_text())
+        print(against(options.runs, options.against, options.json, options.metric))
     elif options.csv:
         print(to_csv(table(read_all(options.runs), options.metric)), end="")
     elif options.latex:

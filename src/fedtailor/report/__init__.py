@@ -2,7 +2,7 @@
 
 The report reads run directories and nothing else. `read` turns their files into records; `select`
 selects, for every method and seed, the round with the best validation results; `metrics`
-summarises the test results of that round over clients. `judge` says what it comes to; `table` and
+summarises the test results of that round over clients. `verdict` says what it comes to; `table` and
 `page` show it.
 """
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from .names import attack_name
 from .numbers import scale_of
 from .read import attack_of
+from .rows import Result, Row
 from .select import ATTACK_SUCCESS, Entry, Metric, unit_of
-from .table import Result, Row, Table
+from .table import Table
 from .text import TextTable
 
 _APART = {"attack", "engine", "format", "methods", "name", "seeds"}

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from .clients import client_tables
 from .majority import NOT_LEARNED
 from .numbers import scale_of, seconds_text, si
+from .rows import Result, Row, Spread
 from .select import ATTACK_SUCCESS, Metric, higher_is_better, unit_of
-from .table import Result, Row, Spread, Table
+from .table import Table
 from .text import TextTable
 
 

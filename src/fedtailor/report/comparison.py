@@ -6,14 +6,16 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
-from ..run_format import as_json
+from ..errors import unknown
+from ..run_format import as_json as to_json_text
 from .cells import text_tables
+from .differences import MethodResults, comparable_entries
+from .numbers import bare
 from .read import StrPath, read_all
-from .select import Metric
+from .select import Metric, is_percentage, metric_of
 from .table import Table, table
-from .text import whole
+from .text import TextTable, whole
+from .untrained import untrained_notes
 
 _WIDTH = 118
 _COMMAND = "    "  # before a command, which stays on one line to be copied
@@ -38,23 +40,13 @@ def verdict_lines(comparison: Table) -> list[list[str]]:
 def to_text(comparison: Table) -> str:
     """Format ``comparison`` for a terminal of 120 columns, with its verdict, caption and notes."""
     width = 18 if comparison.metric == "loss" else 28
-    parts = [
-        one.title
-        + "\n"
-        + tabulate(
-            [[_wrapped(label, width), *cells] for label, *cells in one.marked()],
-            headers=one.header,
-            colalign=["left"] + ["right"] * (len(one.header) - 1),
-            disable_numparse=True,
-        )
-        for one in text_tables(comparison)
-    ]
     said = [
         "\n".join(line if line.startswith(_COMMAND) else _wrapped(line, _WIDTH) for line in lines)
         for lines in verdict_lines(comparison)
     ]
     below = [_wrapped(f"- {line}", _WIDTH) for line in [*comparison.caption, *comparison.notes]]
-    return "\n\n".join([*parts, *said, "\n".join(below)])
+    tables = [one.text(lambda label: _wrapped(label, width)) for one in text_tables(comparison)]
+    return "\n\n".join([*tables, *said, "\n".join(below)])
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -74,8 +66,8 @@ def to_json(comparison: Table) -> str:
     """
     content = dataclasses.asdict(comparison)
     for values, one in zip(content["verdicts"], comparison.verdicts, strict=True):
-        values |= {"text": list(one.text), "next_step": one.next_step}
-    return as_json(content, 2)
+        values |= {"next_step": one.next_step}
+    return to_json_text(content, 2)
 
 
 def compare(
@@ -95,3 +87,48 @@ def compare(
     """
     comparison = table(read_all(paths), metric, short_notes=not as_json)
     return to_json(comparison) if as_json else to_text(comparison)
+
+
+def against(
+    paths: StrPath | Sequence[StrPath],
+    method: str,
+    as_json: bool = False,
+    metric: Metric | None = None,
+) -> str:
+    """Return how far every method of the runs at ``paths`` is ahead of ``method``, the farthest
+    first, on test data and where the runs divide the same data alike, as text or as JSON.
+
+    Raises:
+        InputError: no method has this label, or a path has no run that can be read.
+    """
+    runs = read_all(paths)
+    metric = metric_of(runs) if metric is None else metric
+    groups = comparable_entries(runs)
+    if method not in (labels := [entry.label for members in groups for entry in members]):
+        raise unknown("method", method, labels)
+    members = next(group for group in groups if method in [entry.label for entry in group])
+    results = {entry.label: MethodResults.of(entry, metric) for entry in members}
+    base = results.pop(method)
+    found = (one.ahead(base) for one in results.values())
+    leads = sorted((one for one in found if one is not None), key=lambda one: -one.value)
+    if as_json:
+        return to_json_text([dataclasses.asdict(one) for one in leads], 2)
+    unit = "points" if is_percentage(metric) else metric
+    rows = [
+        [
+            one.method,
+            bare(metric, one.value, signed=True),
+            " to ".join(bare(metric, end, signed=True) for end in (one.low, one.high))
+            if one.has_interval
+            else "-",
+            one.words,
+            f"{one.num_worse_off} of {one.num_clients} clients",
+        ]
+        for one in leads
+    ]
+    title = f"Test {metric}: how far each method is ahead of {method}"
+    header = ["method", f"ahead ({unit})", "95 % interval", "these data show", "worse off"]
+    entries = sorted(members, key=lambda entry: entry.label != method)
+    notes = untrained_notes(entries, metric)
+    notes += [f"{one.method}: {said}" for one in leads if (said := one.of_trained(metric))]
+    return "\n".join([TextTable(title, header, rows, is_text={0, 3}).text(), *notes])

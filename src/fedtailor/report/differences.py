@@ -1,24 +1,17 @@
-"""Differences of two methods, over pairs of a client and a seed that both have."""
+"""Paired differences of two methods, over the clients and seeds that both have."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
+from .numbers import amount, bare
 from .paired import paired
 from .read import Run
-from .select import (
-    Entry,
-    Metric,
-    by_round,
-    entries,
-    higher_is_better,
-    reported,
-    scores,
-)
+from .select import Entry, Metric, by_round, entries, higher_is_better, reported, scores
 from .untrained import unequal_turns, untrained_clients
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
@@ -26,6 +19,8 @@ FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in mor
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
 Reading = Literal["better", "worse", "may be chance", "trained unequally"]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
+Split = Literal["test", "validation"]
+ByClient = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -65,6 +60,46 @@ class Difference:
             return "equal"
         return self.reading if self.has_interval else "too few clients to tell"
 
+    def sentence(self, metric: Metric, name: str) -> str:
+        """Say how it is beside the method that is called ``name``: `accuracy is ...`."""
+        text = f"{metric} is {_sided(metric, self.value)} than with {name}"
+        if bare(metric, abs(self.value)) == bare(metric, 0):
+            text = f"{metric} is as good as with {name}"
+        if self.value == self.low == self.high == 0:
+            text += ", for every client."
+        elif not self.has_interval:
+            text += f"; {too_few(self.num_clients)} whether that is chance."
+        else:
+            chance = "; that may be chance" if self.reading == "may be chance" else ""
+            text += f"{chance} ({self._interval(metric)})."
+        said = self.of_trained(metric)
+        return f"{text} {said}." if said else text
+
+    def of_trained(self, metric: Metric) -> str:
+        """Say what is left of it over the clients that have trained with both methods; empty if
+        all have."""
+        if not self.num_untrained:
+            return ""
+        if (one := self.trained) is None:
+            return f"No client has trained with both {self.method} and {self.over}"
+        text = (
+            f"{self.num_untrained} of {self.num_clients} clients have not trained with both; over "
+            f"the others it is {_sided(metric, one.value)}"
+        )
+        return f"{text} ({one._interval(metric)})" if one.has_interval else text
+
+    def _interval(self, metric: Metric) -> str:
+        """Such as ``95 % interval 1.2 to 3.4``, or with both sides if it reaches from one to the
+        other."""
+        low, high = bare(metric, abs(self.low)), bare(metric, abs(self.high))
+        if self.low < 0 < self.high:
+            return f"95 % interval {low} worse to {high} better"
+        return f"95 % interval {' to '.join((high, low) if self.value < 0 else (low, high))}"
+
+
+def _sided(metric: Metric, value: float) -> str:
+    return f"{amount(metric, abs(value))} {'better' if value >= 0 else 'worse'}"
+
 
 def too_few(clients: int) -> str:
     """Begin a sentence on differences of fewer clients than can be told from chance.
@@ -75,35 +110,31 @@ def too_few(clients: int) -> str:
     return f"{clients} client{' is' if clients == 1 else 's are'} too few to tell"
 
 
-def comparable(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs that have clients in common: those that divide the same data alike with a seed."""
-    groups: list[tuple[set[Division], list[Run]]] = []
-    for run in runs:
-        keys = {division_of(run, seed) for seed in run.partitions}
-        joined = [group for group in groups if group[0] & keys]
-        groups = [group for group in groups if not group[0] & keys]
-        members = [one for _, of in joined for one in of]
-        groups.append((keys.union(*(found for found, _ in joined)), [*members, run]))
-    return [members for _, members in groups]
-
-
-def comparable_entries(runs: Sequence[Run]) -> list[list[Entry]]:
-    """Return the methods of the runs of each group of `comparable`."""
-    of_all = entries(runs)
-    return [
-        [entry for entry in of_all if any(entry.run is run for run in group)]
-        for group in comparable(runs)
-    ]
-
-
 def division_of(run: Run, seed: int) -> Division:
     """Return what a run's clients with a seed are told by."""
     partition = run.partitions[seed]
     return seed, partition.data, partition.digest
 
 
+def comparable_entries(runs: Sequence[Run]) -> list[list[Entry]]:
+    """Group the methods of runs that have clients in common: those that divide the same data alike
+    with a seed."""
+    groups: list[tuple[set[Division], list[Run]]] = []
+    for run in runs:
+        divisions, members = {division_of(run, seed) for seed in run.partitions}, [run]
+        for group in [group for group in groups if group[0] & divisions]:
+            groups.remove(group)
+            divisions, members = divisions | group[0], [*group[1], *members]
+        groups.append((divisions, members))
+    of_all = entries(runs)
+    return [
+        [entry for entry in of_all if any(entry.run is run for run in members)]
+        for _, members in groups
+    ]
+
+
 @dataclass(frozen=True)
-class Results:
+class MethodResults:
     """A method's results by client, for each division of the data; higher is better.
 
     ``has_names``: a client of one name is the same one with every seed. ``untrained`` are clients
@@ -112,103 +143,83 @@ class Results:
     """
 
     label: str
-    scores: Mapping[Division, Mapping[str, float]]
+    by_division: Mapping[Division, ByClient]
     has_names: bool
-    untrained: Mapping[Division, frozenset[str]]
+    untrained: Mapping[Division, Collection[str]]
     is_fair: bool
 
-    def without(self, other: Results) -> Results:
-        """Without the clients that had not trained here, or in ``other``."""
-        left_out = {
-            division: self.untrained[division] | other.untrained.get(division, frozenset())
-            for division in self.scores
-        }
-        kept = {
-            division: {k: v for k, v in of.items() if k not in left_out[division]}
-            for division, of in self.scores.items()
-        }
-        return replace(self, scores=kept, untrained=dict.fromkeys(kept, frozenset()))
+    @staticmethod
+    def of(entry: Entry, metric: Metric, split: Split = "test") -> MethodResults:
+        """Return those of the personal models at the reported rounds."""
+        sign = 1 if higher_is_better(metric) else -1
+        found, untrained = dict[Division, ByClient](), dict[Division, Collection[str]]()
+        for trial, selected in reported(entry):
+            evaluation = by_round(trial, "personal", split).get(selected.round)
+            if evaluation is None:
+                continue
+            name, division = (
+                entry.run.partitions[trial.seed].name,
+                division_of(entry.run, trial.seed),
+            )
+            never = untrained_clients(entry.run, trial, selected.round, evaluation)
+            untrained[division] = {*map(name, never)}
+            found[division] = {
+                name(client): sign * value
+                for client, value, _ in scores(evaluation, metric)
+                if math.isfinite(value)
+            }
+        has_names = all(part.names is not None for part in entry.run.partitions.values())
+        return MethodResults(entry.label, found, has_names, untrained, unequal_turns(entry) is None)
 
+    def pairs(
+        self, other: MethodResults, *, trained: bool = False
+    ) -> Iterator[tuple[int, ByClient, ByClient]]:
+        """Yield the seed, and the results of the clients that both methods have; ``trained``: of
+        those that have trained with both."""
+        for division, ours in self.by_division.items():
+            if division in other.by_division:
+                theirs = other.by_division[division]
+                never = {*self.untrained[division], *other.untrained[division]} if trained else ()
+                both = [client for client in ours if client in theirs and client not in never]
+                yield division[0], {k: ours[k] for k in both}, {k: theirs[k] for k in both}
 
-def results_of(
-    entry: Entry, metric: Metric, split: Literal["test", "validation"] = "test"
-) -> Results:
-    """Return the results of a method's personal models at the reported rounds, on test data or on
-    validation data."""
-    sign = 1 if higher_is_better(metric) else -1
-    by_division = {}
-    untrained = {}
-    for trial, selected in reported(entry):
-        found = by_round(trial, "personal", split).get(selected.round)
-        if found is None:
-            continue
-        partition = entry.run.partitions[trial.seed]
-        division = division_of(entry.run, trial.seed)
-        never = untrained_clients(entry.run, trial, selected.round, found)
-        untrained[division] = frozenset(map(partition.name, never))
-        by_division[division] = {
-            partition.name(client): sign * value
-            for client, value, _ in scores(found, metric)
-            if math.isfinite(value)
-        }
-    has_names = all(part.names is not None for part in entry.run.partitions.values())
-    return Results(entry.label, by_division, has_names, untrained, unequal_turns(entry) is None)
+    def by_client(self, other: MethodResults, *, trained: bool = False) -> dict[Client, float]:
+        """Return the differences by client; where it is the same one with every seed, their
+        mean."""
+        found: dict[Client, list[float]] = {}
+        for seed, ours, theirs in self.pairs(other, trained=trained):
+            for client, value in ours.items():
+                key = (client, None if self.has_names and other.has_names else seed)
+                found.setdefault(key, []).append(value - theirs[client])
+        return {key: round(mean(values), 12) for key, values in found.items()}
 
-
-def by_client(ours: Results, theirs: Results) -> dict[Client, float]:
-    """Return the differences by client; where it is the same one with every seed, their mean."""
-    found: dict[Client, list[float]] = {}
-    same = ours.has_names and theirs.has_names
-    for division in (one for one in ours.scores if one in theirs.scores):
-        others = theirs.scores[division]
-        for client, value in ours.scores[division].items():
-            if client in others:
-                key = (client, None if same else division[0])
-                found.setdefault(key, []).append(value - others[client])
-    return {key: round(mean(values), 12) for key, values in found.items()}
-
-
-def difference(ours: Results, theirs: Results) -> Difference | None:
-    """Return how much better one method is than another; None if they have no client in common."""
-    clients = by_client(ours, theirs)
-    if not clients:
-        return None
-    both = [division for division in ours.scores if division in theirs.scores]
-    result = paired(
-        [ours.scores[division] for division in both],
-        [theirs.scores[division] for division in both],
-        same_clients=ours.has_names and theirs.has_names,
-    )
-    reading: Reading = "may be chance"
-    if not (ours.is_fair and theirs.is_fair):
-        reading = "trained unequally"
-    elif len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
-        reading = "better" if result.low > 0 else "worse"
-    trained, missing = None, 0
-    if any(one.untrained.get(division) for one in (ours, theirs) for division in both):
-        trained = difference(ours.without(theirs), theirs.without(ours))
-        missing = len(clients) - (trained.num_clients if trained else 0)
-    return Difference(
-        method=ours.label,
-        over=theirs.label,
-        value=result.difference,
-        low=result.low,
-        high=result.high,
-        num_clients=len(clients),
-        num_seeds=result.num_seeds,
-        num_worse_off=sum(value < 0 for value in clients.values()),
-        reading=reading,
-        num_untrained=missing,
-        trained=trained if missing else None,
-    )
-
-
-def of_intervals(differences: Sequence[Difference]) -> str:
-    """The end of a sentence on differences from training alone: what their intervals say."""
-    if not any(one.has_interval for one in differences):
-        clients = max(one.num_clients for one in differences)
-        return f". {too_few(clients)} which lead or loss is chance."
-    return (
-        ", with its 95 % interval over clients and seeds. A lead or a loss whose interval "
-        "contains 0 may be chance."
-    )
+    def ahead(self, other: MethodResults, *, trained: bool = False) -> Difference | None:
+        """Return how much better it is than another one; None if they have no client in common."""
+        clients = self.by_client(other, trained=trained)
+        if not clients:
+            return None
+        pairs = list(self.pairs(other, trained=trained))
+        result = paired(
+            [ours for _, ours, _ in pairs],
+            [theirs for *_, theirs in pairs],
+            same_clients=self.has_names and other.has_names,
+        )
+        reading: Reading = "may be chance"
+        if not (self.is_fair and other.is_fair):
+            reading = "trained unequally"
+        elif len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
+            reading = "better" if result.low > 0 else "worse"
+        missing = 0 if trained else len(clients) - len(self.by_client(other, trained=True))
+        return Difference(
+            method=self.label,
+            over=other.label,
+            value=result.difference,
+            low=result.low,
+            high=result.high,
+            num_clients=len(clients),
+            num_seeds=result.num_seeds,
+            num_worse_off=sum(value < 0 for value in clients.values()),
+            reading=reading,
+            num_untrained=missing,
+            trained=self.ahead(other, trained=True) if missing else None,
+        )

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .cells import ranked
-from .table import Result, Spread, Table
+from .rows import Result, Spread
+from .table import Table
 from .text import inert
 
 

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from statistics import mean
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, OBJECTIVES  # noqa: F401
 from ..objectives.objective import Objective
-from .metrics import Summary, best_round, summarise
+from .metrics import Summary, best_round, rounded, summarise
 from .read import Run, Trial
 from .records import Evaluation
 
@@ -205,10 +206,20 @@ def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
     }
 
 
-def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
-    """Select the round with the best validation results, and return its test results.
+def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluation] | None:
+    """Return the round with the best validation results of ``model``, and these results; where none
+    is a number, the last evaluated round. None without any."""
+    found = by_round(trial, model, "validation")
+    if not found:
+        return None
+    means = {number: summary(one, metric).mean for number, one in found.items()}
+    number = best_round(means, higher_is_better=higher_is_better(metric))
+    return number, found[number]
 
-    Where no validation result is a number, the last evaluated round is selected.
+
+def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
+    """Select the round with the best validation results, or else the last evaluated one, and return
+    its test results.
 
     Returns:
         The round and its test results; None if the model was never evaluated.
@@ -216,20 +227,45 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
     Raises:
         InputError: there are no test results at that round.
     """
-    validation = by_round(trial, model, "validation")
-    test = by_round(trial, model, "test")
-    means = {number: summary(e, metric).mean for number, e in validation.items()}
-    if not means and not test:
+    chosen, test = validated(trial, model, metric), by_round(trial, model, "test")
+    if chosen is None and not test:
         return None
-    means = means or dict.fromkeys(test, math.nan)
-    number = best_round(means, higher_is_better=higher_is_better(metric))
-    by_validation = not math.isnan(means[number])
+    number = max(test) if chosen is None else chosen[0]
     if number not in test:
         raise InputError(
             f"{trial.folder / 'clients.jsonl'} has no test results of the {model} model at round "
             f"{number}, the best on validation; rounds with test results: {sorted(test)}"
         )
+    by_validation = chosen is not None and not math.isnan(summary(chosen[1], metric).mean)
     return SelectedRound(number, by_validation, test[number])
+
+
+class ValidationScore(NamedTuple):
+    """The mean validation result of a method's personal models over clients and seeds, each seed at
+    its reported round; ``rounds`` are these, one a seed."""
+
+    value: float
+    rounds: tuple[int, ...]
+
+
+def validation_score(
+    entry: Entry, metric: Metric, seeds: Sequence[int] | None = None
+) -> ValidationScore | None:
+    """Return the score that chooses a method, over ``seeds``, or else those of its experiment.
+
+    None if training diverged with a seed, or one of the seeds has no validation results.
+    """
+    trials = {trial.seed: trial for trial in entry.trials if trial.commit.diverged is None}
+    seeds = entry.run.experiment["seeds"] if seeds is None else seeds
+    found = [
+        validated(trials[seed], "personal", select_by(entry.run)) if seed in trials else None
+        for seed in seeds
+    ]
+    known = [one for one in found if one is not None]
+    value = rounded(mean(summary(one, metric).mean for _, one in known)) if known else math.nan
+    if len(known) < len(found) or math.isnan(value):
+        return None
+    return ValidationScore(value, tuple(number for number, _ in known))
 
 
 def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, SelectedRound]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from html import escape
+
+from tabulate import tabulate
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,13 @@ class TextTable:
     keys: Sequence[str] = ()  # one a row, by which the page's script knows it
     levels: Mapping[tuple[int, int], int] = field(default_factory=dict)
     note: str = ""
+    is_text: Set[int] = frozenset({0})  # columns that are aligned on the left
+
+    @property
+    def _align(self) -> list[str] | None:
+        """None for an empty table, which tabulate 0.9 aligns not."""
+        places = range(len(self.header))
+        return ["left" if x in self.is_text else "right" for x in places] if self.cells else None
 
     @property
     def flat_header(self) -> list[str]:
@@ -38,16 +48,25 @@ class TextTable:
         csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
+    def text(self, wrapped: Callable[[str], str] = str) -> str:
+        """Return the table for a terminal, below its title, with a star before the best cells;
+        ``wrapped`` breaks the names of the rows into lines."""
+        rows = [[wrapped(name), *cells] for name, *cells in self.marked()]
+        table = tabulate(rows, self.header, colalign=self._align, disable_numparse=True)
+        return f"{self.title}\n{table}"
+
+    def html(self) -> str:
+        """Return the table as HTML, below its title."""
+        table = tabulate(self.marked(), self.flat_header, tablefmt="html", disable_numparse=True)
+        return f"<p>{escape(self.title)}</p>\n{table}"
+
     def latex(self) -> str:
         """Return the table as LaTeX, for the package booktabs; the best cells are bold."""
-        from tabulate import tabulate
-
-        align = ["left"] + ["right"] * (len(self.header) - 1)
         text = tabulate(
             self.cells,
             headers=self.flat_header,
             tablefmt="latex_booktabs",
-            colalign=align if self.cells else None,  # tabulate 0.9 aligns no empty table
+            colalign=self._align,
             disable_numparse=True,
         )
         lines = text.replace("±", "$\\pm$").splitlines()

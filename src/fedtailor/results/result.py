@@ -14,11 +14,11 @@ import numpy as np
 from ..data import Data, Dataset
 from ..errors import InputError, unknown
 from ..report.cells import text_tables
-from ..report.choice import validation_score
 from ..report.comparison import compare, verdict_lines
 from ..report.page import write
 from ..report.read import Run, Trial, read
 from ..report.records import Round
+from ..report.rows import Row, Spread
 from ..report.select import (
     Metric,
     Model,
@@ -28,8 +28,9 @@ from ..report.select import (
     metric_of,
     select_round,
     summary,
+    validation_score,
 )
-from ..report.table import Row, Spread, table
+from ..report.table import table
 from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
 from ..task.backbone import Backbone
@@ -96,17 +97,12 @@ class Result:
     def _repr_html_(self) -> str:
         from html import escape
 
-        from tabulate import tabulate
-
         comparison = table([read(self.path)])
         parts = [f"<p><b>{escape(str(self.path))}</b></p>"]
         parts += [
             f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in verdict_lines(comparison)
         ]
-        for one in text_tables(comparison):
-            header = [name.replace("\n", " ") for name in one.header]
-            cells = tabulate(one.marked(), headers=header, tablefmt="html", disable_numparse=True)
-            parts += [f"<p>{escape(one.title)}</p>", cells]
+        parts += [one.html() for one in text_tables(comparison)]
         notes = [*comparison.caption, *comparison.notes]
         return "\n".join([*parts, *(f"<p><small>{escape(note)}</small></p>" for note in notes)])
 
