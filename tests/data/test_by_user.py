@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedtailor.data import DataConfig, load_data
-from fedtailor.data.local_files import local_table
 from fedtailor.data.sources import read_columns
 from fedtailor.data.survey import survey
+from fedtailor.data.tables import local_table
 from fedtailor.errors import InputError
 
 

@@ -95,7 +95,7 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
     [
         (lambda: Data.from_pandas(FRAME, text="notes"), "no column 'notes' for text=; columns: "
                                                         "note, diagnosis, ward"),
-        (lambda: Data.from_pandas(FRAME, text="note"), "no column has a usual name for label="),
+        (lambda: Data.from_pandas(FRAME, text="note"), "no column has a usual name for label=; na"),
         (lambda: Data.from_pandas(without("diagnosis"), **COLUMNS),
          "column 'diagnosis': 1 of 4 values are missing, the first in the row with the index 2;"),
         (lambda: Data.from_pandas(without("note"), **COLUMNS), "column 'note': 1 of 4"),

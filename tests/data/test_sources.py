@@ -182,8 +182,14 @@ def test_missing_columns(settings, message, stories, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"text": "x", "label": "y"}, "no text column has a usual name; set data.text; columns: x"),
-        ({"label": "y"}, "set data.label, or data.task = 'causal-lm'; columns: text, y, desk"),
+        (
+            {"text": "x", "label": "y"},
+            "no column has a usual name for data.text; name it; columns: x",
+        ),
+        (
+            {"label": "y"},
+            "data.label; set data.task = 'causal-lm', or name it; columns: text, y, desk",
+        ),
     ],
 )
 def test_no_usual_column(names, message, stories, tokenizer, tmp_path):

@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _new(options: argparse.Namespace) -> None:
     from ..data.by_user import files_of, splits_of
-    from ..data.local_files import FORMATS
+    from ..data.tables import FORMATS
 
     is_by_user = options.data.is_dir() and bool(splits_of(options.data) or files_of(options.data))
     if options.data.is_dir() and not is_by_user:
@@ -210,8 +210,7 @@ def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> st
 def _lines(table: Survey) -> str:
     """How many lines the rows of a csv file have, if they are more: after a quote that is left
     open, many lines are one cell."""
-    from ..data.cells import is_csv
-    from ..data.text_files import written_lines
+    from ..data.tables import is_csv, written_lines
 
     if not is_csv(table.path) or (lines := written_lines(Path(table.path)) - 1) <= table.rows:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from math import isqrt
 from pathlib import Path
@@ -29,7 +29,7 @@ def splits_of(path: Path) -> tuple[Path, Path] | None:
     return splits if path.is_dir() and all(map(files_of, splits)) else None
 
 
-def rows_by_user(path: Path, name: str) -> Any:
+def rows_by_user(files: Sequence[Path], name: str) -> Any:
     """Read JSON as a ``datasets.Dataset``.
 
     Allowed are LEAF's ``{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}``, with
@@ -41,9 +41,7 @@ def rows_by_user(path: Path, name: str) -> Any:
     """
     from datasets import Dataset, Image
 
-    rows = [row for file in files_of(path) for row in _rows(file, name)]
-    if not rows:
-        raise InputError(f"{name!r} has no rows; give a file with at least one row")
+    rows = [row for file in files for row in _rows(file, name)]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     try:
         table = Dataset.from_dict({c: [row.get(c) for row in rows] for c in columns})
@@ -52,7 +50,7 @@ def rows_by_user(path: Path, name: str) -> Any:
         raise InputError(
             f"can't read {name!r}: a column has values of two types: {words}"
         ) from None
-    pictures = isinstance(rows[0].get("image"), bytes)
+    pictures = bool(rows) and isinstance(rows[0].get("image"), bytes)
     return table.cast_column("image", Image()) if pictures else table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from .table import Indices
 
 TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
-_TARGETS = tuple(name for one in OBJECTIVES.values() for name in one.target_names)
-USUAL_NAMES = (*TEXT_NAMES, *_IMAGE, *_TARGETS)
+_TEXT = ("string", "large_string")
+_PLAIN = (*_TEXT, "bool", "int", "uint", "float", "double")  # begin the names of plain types
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,18 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     Raises:
         InputError: a column is missing or holds something else, or the two tables differ in it.
     """
-    source = _input_column(train, config)
-    label, objective = None, objective_of(config.task)
+    features, objective = dict(train.features), objective_of(config.task)
+    source = _input_column(features, config)
+    label = client = None
     if objective.reads_targets:
-        label = _find(train, "label", config.label, objective.target_names)
-    client = None if config.client is None else _find(train, "client", config.client, ())
+
+        def is_flag(name: str) -> bool:
+            is_plain = str(getattr(features[name], "dtype", "")).startswith(_PLAIN)
+            return is_plain and other_tasks.is_flag(train.select_columns([name])[:][name])
+
+        label = _find(features, "label", config.label, objective.target_names, is_flag)
+    if config.client is not None:
+        client = _find(features, "client", config.client, ())
     if label is not None and label == client:
         raise InputError(
             f"data.label and data.client both name {label!r}, so each client would have one class; "
@@ -84,9 +91,8 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
             f"the model's input and data.{role} are both column {source!r}, so the input would "
             f"give the {role} away; name another column"
         )
-    names = {name: None for name in (source, label, client) if name is not None}
-    table = _join(train, test, list(names))
-    is_image = _check_input(table, source)
+    table = _join(train, test, [*dict.fromkeys(n for n in (source, label, client) if n)])
+    is_image = _check_input(features[source], source)
 
     def read(rows: Indices) -> list[str] | NDArray[np.uint8]:
         selection = table.select(rows)
@@ -99,7 +105,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
         len(train),
         0 if test is None else len(test),
         None if label is None else table[label][:],
-        () if label is None else tuple(getattr(table.features[label], "names", None) or ()),
+        () if label is None else tuple(getattr(features[label], "names", None) or ()),
         None if client is None else table[client][:],
         (_place(label, config), _place(client, config)),
     )
@@ -109,111 +115,125 @@ def _place(column: str | None, config: DataConfig) -> str:
     return f"column {brief(column)} of {config.path or config.name}"
 
 
-def _input_column(table: Any, config: DataConfig) -> str:
+def _input_column(features: Mapping[str, Any], config: DataConfig) -> str:
     if config.text is not None and config.image is not None:
         raise InputError(
             f"data.text = {config.text!r} and data.image = {config.image!r}: an example has one "
             "input; leave one of the two out"
         )
     if config.image is not None:
-        return _find(table, "image", config.image, _IMAGE)
+        return _find(features, "image", config.image, _IMAGE)
     if config.text is None:
-        texts = [name for name in table.column_names if _is_text(table, name)]
+        texts = [name for name, feature in features.items() if _kind(feature) in _TEXT]
         other_tasks.check_no_pair(texts, usual_column(TEXT_NAMES, texts), "data.text")
-    usual = next((name for name in _IMAGE if name in table.column_names), None)
-    if config.text is None and usual and not any(name in table.column_names for name in TEXT_NAMES):
-        return usual
-    return _find(table, "text", config.text, TEXT_NAMES)
+        if usual_column(TEXT_NAMES, [*features]) is None and (
+            usual := usual_column(_IMAGE, [*features])
+        ):
+            return usual
+    return _find(features, "text", config.text, TEXT_NAMES)
 
 
-def _find(table: Any, role: str, name: str | None, usual: Sequence[str]) -> str:
-    """Return the column called ``name``; None: the first one with a usual name."""
-    columns: list[str] = table.column_names
+def _find(
+    features: Mapping[str, Any],
+    role: str,
+    name: str | None,
+    usual: Sequence[str],
+    is_flag: Callable[[str], bool] = lambda name: False,
+) -> str:
+    hint = other_tasks.of_lists([one for one, feature in features.items() if _is_nested(feature)])
+    without = [repr(kind) for kind, one in OBJECTIVES.items() if not one.reads_targets]
+    hint += f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
+    return find_column([*features], name, usual, f"data.{role}", is_flag, hint)
+
+
+def find_column(
+    columns: Sequence[str],
+    name: str | None,
+    usual: Sequence[str],
+    option: str,
+    is_flag: Callable[[str], bool],
+    hint: str = ";",
+) -> str:
+    """Return the column called ``name``; None: the first one with a usual name.
+
+    Args:
+        columns: the names of all columns.
+        name: the column that the user has named.
+        usual: the usual names.
+        option: what names the column, for messages.
+        is_flag: whether a column holds 0 and 1, or the like.
+        hint: what else a message says.
+
+    Raises:
+        InputError: there is none; several columns of 0 and 1 may be meant.
+    """
     for candidate in usual if name is None else (name,):
         if candidate in columns:
             return candidate
     listed = ", ".join(columns)
     if name is not None:
-        raise InputError(f"no column {name!r} for data.{role}; columns: {listed}")
-    if role == "label":
-        flags = [column for column in columns if _is_flag(table, column)]
-        if len(flags) > 1:
-            raise other_tasks.several_labels(flags, "the data", "data.label")
-    hint = other_tasks.of_lists([column for column in columns if _is_nested(table, column)])
-    others = [repr(name) for name, one in OBJECTIVES.items() if not one.reads_targets]
-    alternative = f", or data.task = {' or '.join(others)}" if role == "label" else ""
-    raise InputError(
-        f"no {role} column has a usual name{hint}; set data.{role}{alternative}; columns: {listed}"
-    )
+        raise InputError(f"no column {name!r} for {option}; columns: {listed}")
+    if len(flags := [column for column in columns if is_flag(column)]) > 1:
+        raise other_tasks.several_labels(flags, "the data", option)
+    raise InputError(f"no column has a usual name for {option}{hint} name it; columns: {listed}")
 
 
 def _join(train: Any, test: Any | None, names: list[str]) -> Any:
     """Append the test rows to the training rows, with the columns ``names`` alone."""
     from datasets import concatenate_datasets
 
+    train = train.select_columns(names)
     if test is None:
-        return train.select_columns(names)
+        return train
+    if absent := [name for name in names if name not in test.column_names]:
+        listed = ", ".join(test.column_names)
+        raise InputError(f"no column {absent[0]!r} in the test split; columns: {listed}")
+    test = test.select_columns(names)
     for name in names:
-        if name not in test.column_names:
-            listed = ", ".join(test.column_names)
-            raise InputError(f"no column {name!r} in the test split; columns: {listed}")
         test = _as_whole_numbers(train, test, name)
-        if train.features[name] != test.features[name]:
+        kinds = train.features[name], test.features[name]
+        if kinds[0] != kinds[1]:
             raise InputError(
-                f"column {name!r} is {_kind(train, name)} in the training split but "
-                f"{_kind(test, name)} in the test split"
+                f"column {name!r} is {_kind(kinds[0])} in the training split but "
+                f"{_kind(kinds[1])} in the test split"
             )
-    return concatenate_datasets([train.select_columns(names), test.select_columns(names)])
+    return concatenate_datasets([train, test])
 
 
 def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
     """The test rows; floats that are whole, which pandas makes beside empty cells, are integers
     as in the training rows, and integers are floats where those are."""
-    kinds = tuple(_kind(table, name) for table in (train, test))
-    numbers = {*kinds} <= {"int64", "int32", "float64", "float32"} and len({*kinds}) == 2
+    feature = train.features[name]
+    kinds = {_kind(feature), _kind(test.features[name])}
     if (
-        not numbers
-        or hasattr(train.features[name], "names")
+        len(kinds) == 1
+        or not kinds <= {"int64", "int32", "float64", "float32"}
+        or hasattr(feature, "names")
         or any(x is not None and x % 1 for x in test[name][:])
     ):
         return test
-    return test.cast_column(name, train.features[name])
+    return test.cast_column(name, feature)
 
 
-def _check_input(table: Any, column: str) -> bool:
+def _check_input(feature: Any, column: str) -> bool:
     """Say whether the column holds images; raise InputError if it holds neither them nor text."""
     from datasets import Image
 
-    feature, is_text = table.features[column], _is_text(table, column)
+    is_text = _kind(feature) in _TEXT
     if not is_text and not isinstance(feature, Image):
-        hint = other_tasks.of_lists([column] if _is_nested(table, column) else [])
-        raise InputError(
-            f"column {column!r} holds {_kind(table, column)}, not text or images{hint}"
-        )
+        hint = other_tasks.of_lists([column] if _is_nested(feature) else [])
+        raise InputError(f"column {column!r} holds {_kind(feature)}, not text or images{hint}")
     return not is_text
 
 
-def _is_text(table: Any, column: str) -> bool:
-    return getattr(table.features[column], "dtype", None) in ("string", "large_string")
-
-
-def _is_nested(table: Any, column: str) -> bool:
+def _is_nested(feature: Any) -> bool:
     from datasets import Image
 
-    feature = table.features[column]
     is_plain = getattr(feature, "dtype", None) not in (None, "list", "dict")
     return not is_plain and not isinstance(feature, Image)
 
 
-def _is_flag(table: Any, column: str) -> bool:
-    kinds = ("string", "large_string", "bool", "int64", "int32", "int8", "uint8", "double")
-    if getattr(table.features[column], "dtype", None) not in (*kinds, "float64"):
-        return False
-    return other_tasks.is_flag({trimmed(value) for value in table[column][:]} - {None})
-
-
-def _kind(table: Any, column: str) -> str:
-    feature = table.features[column]
+def _kind(feature: Any) -> str:
     return str(getattr(feature, "dtype", None) or type(feature).__name__)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..objectives import objective_of
 from ..run_format import FROM_PYTHON
-from .columns import TEXT_NAMES, Columns, usual_column
+from .columns import TEXT_NAMES, Columns, find_column, usual_column
 from .config import DataConfig
 from .images import picture_array
-from .other_tasks import check_no_pair, is_flag, several_labels
+from .other_tasks import check_no_pair
+from .other_tasks import is_flag as are_flags
 from .sources import load_data
 from .table import Dataset, Indices
 
@@ -73,35 +74,37 @@ class Data:
         >>> Data.from_pandas(frame, text="note", client="ward").columns.clients
         ['a', 'b']
         """
-        frames = [frame] if test is None else [frame, test]
-        names = {"text": _column(frame, "text", text, TEXT_NAMES)}
         objective = objective_of(task)
+        columns = [str(column) for column in frame.columns]
+        if text is None:
+            texts = [str(name) for name in frame if frame[name].dtype.kind not in "biufcmM"]
+            check_no_pair(texts, usual_column(TEXT_NAMES, texts), "text=")
+
+        def is_flag(name: str) -> bool:
+            values = [value for value in frame[name].tolist() if not _is_missing(value)]
+            return all(isinstance(v, str | int | float) for v in values) and are_flags(values)
+
+        names: list[str | None] = [
+            find_column(columns, text, TEXT_NAMES, "text=", lambda name: False), None, None,
+        ]  # fmt: skip
         if objective.reads_targets:
-            names["label"] = _column(frame, "label", label, objective.target_names)
+            names[1] = find_column(columns, label, objective.target_names, "label=", is_flag)
         if client is not None:
-            names["client"] = _column(frame, "client", client, ())
-        for name in names.values():
-            if name not in frames[-1].columns:
-                raise InputError(f"no column {name!r} in the test rows; {_listed(frames[-1])}")
-        parts = [
-            {
-                role: _values(rows[name].tolist(), f"column {name!r}", rows.index)
-                for role, name in names.items()
-            }
-            for rows in frames
-        ]
-        values = {role: [value for part in parts for value in part[role]] for role in names}
-        for part, rows in zip(parts, frames, strict=True):
-            _check_texts(part["text"], f"column {names['text']!r}", rows.index)
-        return cls._in_memory(
-            values["text"],
-            len(frame),
-            values.get("label"),
-            values.get("client"),
-            objective.name,
-            classes,
-            (f"column {names.get('label')!r}", f"column {names.get('client')!r}"),
-        )
+            names[2] = find_column(columns, client, (), "client=", is_flag)
+
+        def examples(rows: pd.DataFrame) -> _Arrays:
+            if absent := [name for name in names if name is not None and name not in rows]:
+                listed = ", ".join(map(str, rows.columns))
+                raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
+            values = [None if name is None else rows[name].tolist() for name in names]
+            _check_texts(_values(values[0] or [], places[0], rows.index), places[0], rows.index)
+            return _Arrays.of(values, places, rows.index)
+
+        places = [f"column {name!r}" for name in names]
+        both = train = examples(frame)
+        if test is not None:
+            both = train.joined(examples(test))
+        return cls._in_memory(both, len(frame), objective.name, classes, places[1:])
 
     @classmethod
     def from_arrays(
@@ -139,10 +142,8 @@ class Data:
         objective = objective_of(task)
         if objective.reads_targets and both.labels is None:
             raise InputError(f"{objective.name} needs labels; give them, or another task")
-        labels = both.labels if objective.reads_targets else None
-        return cls._in_memory(
-            both.inputs, len(train.inputs), labels, both.clients, objective.name, classes
-        )
+        both = replace(both, labels=both.labels if objective.reads_targets else None)
+        return cls._in_memory(both, len(train.inputs), objective.name, classes)
 
     @classmethod
     def from_csv(
@@ -209,21 +210,24 @@ class Data:
     @classmethod
     def _in_memory(
         cls,
-        inputs: list[Any] | NDArray[Any],
+        rows: _Arrays,
         num_train: int,
-        labels: list[Any] | None,
-        clients: list[Any] | None,
         task: str,
         classes: Sequence[str],
-        places: tuple[str, str] = ("labels", "clients"),
+        places: Sequence[str] = ("labels", "clients"),
     ) -> Data:
+        inputs = rows.inputs
+
         def read(rows: Indices) -> Any:
             return [inputs[row] for row in rows] if isinstance(inputs, list) else inputs[rows]
 
-        num_test = len(inputs) - num_train
-        columns = Columns(read, num_train, num_test, labels, clients=clients, places=places)
-        digest = _digest(inputs, num_train, labels, clients)
-        return cls({"name": FROM_PYTHON + digest, **_stated(task, classes)}, columns)
+        columns = Columns(
+            read, num_train, len(inputs) - num_train, rows.labels, clients=rows.clients,
+            places=(places[0], places[1]),
+        )  # fmt: skip
+        return cls(
+            {"name": FROM_PYTHON + _digest(rows, num_train), **_stated(task, classes)}, columns
+        )
 
     def config(self, config: DataConfig) -> DataConfig:
         """An experiment's ``[data]`` with this source; the length of texts and limits stay."""
@@ -247,15 +251,21 @@ class _Arrays:
     clients: list[Any] | None
 
     @staticmethod
-    def of(values: Sequence[Any]) -> _Arrays:
-        inputs = _inputs(values[0])
+    def of(
+        columns: Sequence[Any],
+        places: Sequence[str] = ("inputs", "labels", "clients"),
+        index: Any = None,
+    ) -> _Arrays:
+        """Take inputs, labels and clients; ``index`` is that of the DataFrame they come from."""
+        inputs = _inputs(columns[0])
         others: list[list[Any] | None] = [None, None]
-        for at, (name, column) in enumerate(zip(("labels", "clients"), values[1:], strict=False)):
+        for at, (place, column) in enumerate(zip(places[1:], columns[1:], strict=False)):
             if column is not None:
-                others[at] = _values(np.asarray(column).tolist(), name)
-                if len(others[at] or ()) != len(inputs):
+                values = column if index is not None else np.asarray(column).tolist()
+                others[at] = values = _values(values, place, index)
+                if len(values) != len(inputs):
                     raise InputError(
-                        f"{name} has {len(others[at] or ())} entries for {len(inputs)} inputs; "
+                        f"{place} has {len(values)} entries for {len(inputs)} inputs; "
                         "there must be one for each"
                     )
         return _Arrays(inputs, *others)
@@ -301,36 +311,6 @@ def _inputs(values: Any) -> list[Any] | NDArray[Any]:
     return array[:, None] if array.ndim == 3 else array
 
 
-def _column(frame: pd.DataFrame, role: str, name: str | None, usual: Sequence[str]) -> str:
-    """The column called ``name``; None: the first one with a usual name."""
-    if role == "text" and name is None:
-        texts = [str(c) for c in frame.columns if frame[c].dtype.kind not in "biufcmM"]
-        check_no_pair(texts, usual_column(TEXT_NAMES, texts), "text=")
-    for candidate in usual if name is None else (name,):
-        if candidate in frame.columns:
-            return candidate
-    if name is not None:
-        raise InputError(f"no column {name!r} for {role}=; {_listed(frame)}")
-    if role == "label":
-        flags = [column for column in frame.columns if _is_flag(frame[column])]
-        if len(flags) > 1:
-            raise several_labels(list(map(str, flags)), "the rows", "label=")
-    raise InputError(f"no column has a usual name for {role}=; name it; {_listed(frame)}")
-
-
-def _is_flag(column: pd.Series[Any]) -> bool:
-    values = [value for value in column.tolist() if not _is_missing(value)]
-    return all(map(_is_plain, values)) and is_flag(set(values))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _listed(frame: pd.DataFrame) -> str:
-    return f"columns: {', '.join(map(str, frame.columns))}"
-
-
 def _values(values: list[Any], where: str, index: Any = None) -> list[Any]:
     """The same values, whole floats as ints; ``index`` is that of the DataFrame they come from.
 
@@ -373,19 +353,14 @@ def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:
     return {**fields, "classes": tuple(classes)} if classes else fields
 
 
-def _digest(
-    inputs: list[Any] | NDArray[Any],
-    num_train: int,
-    labels: list[Any] | None,
-    clients: list[Any] | None,
-) -> str:
-    digest = hashlib.sha256(repr((num_train, labels, clients)).encode())
-    if isinstance(inputs, list):
-        for text in inputs:
+def _digest(rows: _Arrays, num_train: int) -> str:
+    digest = hashlib.sha256(repr((num_train, rows.labels, rows.clients)).encode())
+    if isinstance(rows.inputs, list):
+        for text in rows.inputs:
             data = text.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
     else:
-        digest.update(repr((inputs.shape, inputs.dtype.str)).encode())
-        digest.update(np.ascontiguousarray(inputs).data)
+        digest.update(repr((rows.inputs.shape, rows.inputs.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(rows.inputs).data)
     return digest.hexdigest()[:32]

@@ -10,7 +10,7 @@ from ..errors import InputError, unknown
 from . import columns as source_columns
 from .columns import Columns
 from .config import DataConfig
-from .text_files import message_of
+from .tables import message_of
 
 _TIMEOUT = 5.0  # seconds for the hub to answer
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import InputError, brief
+from ..objectives.cells import is_blank
 from ..objectives.classification import NOT_YET
 
 _PAIRS = (
@@ -47,13 +48,13 @@ a kind of task that does not exist yet; to train on one of them alone, name it w
             )
 
 
-def is_flag(values: Collection[Any]) -> bool:
+def is_flag(values: Iterable[Any]) -> bool:
     """Whether a column's values are 0 and 1, or yes and no.
 
     >>> is_flag([0, 1]), is_flag(["yes", "No"]), is_flag([1, 2])
     (True, True, False)
     """
-    return len(values) == 2 and {str(value).strip().lower() for value in values} in _FLAGS
+    return {str(value).strip().lower() for value in values if not is_blank(value)} in _FLAGS
 
 
 def of_lists(columns: Sequence[str]) -> str:

@@ -22,10 +22,9 @@ from . import packages
 from .columns import Columns
 from .config import DataConfig
 from .hub import read_hub
-from .local_files import local_tables
 from .omissions import Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
-from .text_files import message_of
+from .tables import local_tables, message_of
 from .tokens import tokenise
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +13,9 @@ from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from ..objectives.cells import trimmed
 from ..objectives.classification import NOT_YET, check_few_classes, check_labels
-from . import cells, other_tasks
-from .local_files import local_table
+from . import other_tasks
 from .names import check_names
+from .tables import is_csv, local_table, with_all_numbers
 
 Kind = Literal["text", "integer", "number", "date", "picture", "other"]
 
@@ -36,6 +37,12 @@ _DATE = re.compile(
     r"([0-9]{4}([-/.])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\3[0-9]{2,4})"
     r"([T ][0-9]{1,2}:[0-9]{2}.*)?"
 )
+_KINDS: dict[str, Kind] = {  # by how the name of a column's type begins
+    **dict.fromkeys(("string", "large_string"), "text"),
+    **dict.fromkeys(("date", "timestamp"), "date"),
+    **dict.fromkeys(("int", "uint", "bool"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+}
 _WORDS = 6.0  # characters of a word and the space behind it
 _TOKENS = 1.4  # of a word
 
@@ -305,47 +312,25 @@ def survey(path: str, cache: Path | None = None) -> Survey:
     Raises:
         InputError: there is no such file, it can't be read, or it has no rows.
     """
-    is_csv = cells.is_csv(path)
-    table = local_table(path, cache_dir() if cache is None else cache, () if is_csv else None)
-    if len(table) == 0:
-        raise InputError(f"{path} has no rows; give a file with at least one row")
-    arrow = _typed(Path(path).expanduser()) if is_csv else table.with_format("arrow")[:]
-    features = {} if is_csv else table.features
+    table = local_table(path, cache_dir() if cache is None else cache)
+    if is_csv(path):
+        table = with_all_numbers(table)
+    arrow = table.with_format("arrow")[:]
 
     def counts(name: str, beside: str | None = None) -> Mapping[Any, int]:
         rows = arrow
         if beside is not None:
             rows = arrow.filter([trimmed(v) is not None for v in arrow.column(beside).to_pylist()])
-        pairs = ((pair["values"].as_py(), pair["counts"].as_py()) for pair in _pairs(rows, name))
-        merged: dict[Any, int] = {}
-        for value, count in ((trimmed(value), count) for value, count in pairs):
-            if value is not None:
-                merged[value] = merged.get(value, 0) + count
+        merged: Counter[Any] = Counter()
+        for pair in rows.column(name).value_counts().to_pylist():
+            merged[trimmed(pair["values"])] += pair["counts"]
+        del merged[None]
         return merged
 
-    columns = tuple(
-        _column(features.get(name), arrow.column(name), name) for name in arrow.column_names
-    )
-    return Survey(path, len(table), columns, counts)
-
-
-def _pairs(arrow: Any, name: str) -> Sequence[Any]:
-    pairs: Sequence[Any] = arrow.column(name).value_counts()
-    return pairs
-
-
-def _typed(path: Path) -> Any:
-    """A csv file's Arrow table, with numbers in the columns that hold nothing else."""
-    import pandas
-    import pyarrow
-
-    types = {"integer": "int64", "number": "float64", "text": "string"}
-    read = pandas.read_csv(path, dtype=str, sep=cells.separator(path), **cells.AS_TEXT)
-    columns = {}
-    for name, texts in pyarrow.Table.from_pandas(read, preserve_index=False).to_pydict().items():
-        kind = cells.kind_of(texts, exact=True)
-        columns[name] = pyarrow.array(cells.values(texts, kind), types[kind])
-    return pyarrow.table(columns)
+    columns = [
+        _column(feature, arrow.column(name), name) for name, feature in table.features.items()
+    ]
+    return Survey(path, len(table), tuple(columns), counts)
 
 
 def _column(feature: Any, values: Any, name: str) -> Column:
@@ -354,29 +339,19 @@ def _column(feature: Any, values: Any, name: str) -> Column:
     column = Column(name, "other", 0, values.null_count)
     if isinstance(feature, Image):
         return replace(column, kind="picture", distinct=len(values))
-    dtype = str(values.type if feature is None else getattr(feature, "dtype", ""))
-    if dtype in ("string", "large_string"):
-        lengths = sorted(len(text or "") for text in values.to_pylist())
-        long = lengths[int(0.95 * (len(lengths) - 1))]
-        kind: Kind = "date" if _are_dates(values) else "text"
-        return replace(column, kind=kind, distinct=_distinct(values), long=long)
-    if dtype.startswith(("date", "timestamp")):
-        return replace(column, kind="date", distinct=_distinct(values))
-    if dtype.startswith(("int", "uint", "bool")):
-        return replace(column, kind="integer", distinct=_distinct(values))
-    if dtype.startswith(("float", "double", "decimal")):
-        return replace(column, kind="number", distinct=_distinct(values))
-    return column
-
-
-def _distinct(values: Any) -> int:
-    distinct: int = len(values.unique()) - (values.null_count > 0)
-    return distinct
-
-
-def _are_dates(values: Any) -> bool:
-    present = [text for value in values.unique().to_pylist() if (text := trimmed(value))]
-    return bool(present) and all(map(_DATE.fullmatch, present))
+    dtype = str(getattr(feature, "dtype", ""))
+    kind = next((kind for start, kind in _KINDS.items() if dtype.startswith(start)), None)
+    if kind is None:
+        return column
+    present = values.unique().drop_null().to_pylist()
+    column = replace(column, kind=kind, distinct=len(present))
+    if kind != "text":
+        return column
+    lengths = sorted(len(text or "") for text in values.to_pylist())
+    words = [word for text in present if (word := trimmed(text))]
+    are_dates = bool(words) and all(map(_DATE.fullmatch, words))
+    long = lengths[int(0.95 * (len(lengths) - 1))]
+    return replace(column, kind="date" if are_dates else "text", long=long)
 
 
 def _client_rank(name: str) -> int:

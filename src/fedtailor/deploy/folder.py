@@ -16,8 +16,8 @@ import tomli_w
 
 from ..data import DataConfig
 from ..data.config import Clients
-from ..data.local_files import FORMATS
 from ..data.sources import objective_of_data
+from ..data.tables import FORMATS
 from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..runs.checked import build

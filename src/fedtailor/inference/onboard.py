@@ -14,10 +14,10 @@ import torch
 from .. import random
 from ..data import Data, DataConfig
 from ..data.federation import Federation, Split
-from ..data.local_files import local_table
 from ..data.one_client import columns_of_client, dataset_of_client
 from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
+from ..data.tables import local_table
 from ..disk_cache import cache_dir
 from ..engine.client import ClientEvaluation, Training
 from ..engine.executors.work import ClientRequest

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from ..data.by_user import files_of
-from ..data.cells import check_column_names
 from ..data.columns import TEXT_NAMES, of_tables, usual_column
 from ..data.config import DataConfig
-from ..data.local_files import FORMATS, local_table
 from ..data.sources import objective_of_data
-from ..data.text_files import check_text_file, separator_of
+from ..data.tables import (
+    FORMATS,
+    check_column_names,
+    check_text_file,
+    local_table,
+    separator_of,
+)
 from ..disk_cache import cache_dir
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
 from ..objectives import CausalLM
