@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from fedtailor.engine.client_store import ClientStore
 from fedtailor.params import Params
+from fedtailor.store.client_states import FileStates
 
 OUT = Path(__file__).parent / "results" / "best_rows-cpu.md"
 CLIENTS, COHORT, ROUNDS = 10_000, 20, 20
@@ -36,7 +36,7 @@ def written() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def one_round(store: ClientStore, number: int, clients: list[int], row: Params) -> list[float]:
+def one_round(store: FileStates, number: int, clients: list[int], row: Params) -> list[float]:
     """Milliseconds and megabytes of the commit."""
     store.begin(number)
     for client in clients:
@@ -52,7 +52,7 @@ def measure(scalars: int, *, trained: bool, best: bool) -> tuple[float, float]:
     row, rng = {"w": torch.ones(scalars)}, random.Random(0)
     with tempfile.TemporaryDirectory(prefix="fedtailor-rows-") as folder:
         path = Path(folder) / "private.safetensors"
-        store = ClientStore(CLIENTS, lambda client: {"w": torch.zeros(scalars)}, path)
+        store = FileStates(CLIENTS, lambda client: {"w": torch.zeros(scalars)}, path)
         if trained:
             one_round(store, 1, list(range(CLIENTS)), row)
         if best:

@@ -29,14 +29,14 @@ from unittest.mock import patch
 import torch
 from benchmarks.harness import ROOT, circumstances, markdown, software, spread, versions, write
 
-from fedtailor.engine import client_store
-from fedtailor.engine.client_store import ClientStore
 from fedtailor.engine.results import Round
-from fedtailor.engine.row_file import RowFile
 from fedtailor.method import Cohort
 from fedtailor.params import Params
-from fedtailor.runs.committed import PRIVATE_FILE
-from fedtailor.runs.directory import RunDirectory
+from fedtailor.store import client_states
+from fedtailor.store.client_states import FileStates
+from fedtailor.store.committed import PRIVATE_FILE
+from fedtailor.store.row_file import RowFile
+from fedtailor.store.trial import TrialStore
 
 RESULTS = ROOT / "benchmarks" / "results"
 MEMORY = Path("/dev/shm")
@@ -64,9 +64,9 @@ def without_checksums() -> Iterator[None]:
     by one that does nothing, and all else is the code that runs use."""
     none = SimpleNamespace(xxh3_64=_NoHash, xxh3_64_intdigest=lambda part: 0)
     with (
-        patch("fedtailor.run_format.xxhash", none),
-        patch("fedtailor.runs.directory.xxh3_64", _NoHash),
-        patch.object(client_store, "RowFile", partial(RowFile, checksums=False)),
+        patch("fedtailor.store.format.xxhash", none),
+        patch("fedtailor.store.trial.xxh3_64", _NoHash),
+        patch.object(client_states, "RowFile", partial(RowFile, checksums=False)),
     ):
         yield
 
@@ -80,11 +80,12 @@ class _Run:
     """A run directory that commits one round after the other."""
 
     def __init__(self, folder: Path, cohort: int, nbytes: int) -> None:
-        self.directory = RunDirectory(folder, 10**6)
+        self.directory = TrialStore(folder, 10**6)
         self.cohort, self.state, self.server = cohort, tensors(nbytes), tensors(SERVER)
         first = {name: torch.zeros_like(value) for name, value in self.state.items()}
-        path = folder / PRIVATE_FILE
-        self.store = ClientStore(CLIENTS, lambda client: first, path if cohort else None)
+        keeps = first if cohort else {}
+        self.states = FileStates(CLIENTS, lambda client: keeps, folder / PRIVATE_FILE)
+        self.directory.restore(self.states)
 
     def commit(self, number: int) -> float:
         """Commit a round; the seconds that it takes."""
@@ -108,11 +109,10 @@ class _Run:
         )
         start = time.perf_counter()
         if self.cohort:
-            self.store.begin(number)
+            self.states.begin(number)
             for client in clients:
-                self.store.stage(client, self.state)
-        self.directory.write(done, self.store)
-        self.store.commit()
+                self.states.stage(client, self.state)
+        self.directory.commit(done)
         return time.perf_counter() - start
 
 
@@ -137,7 +137,7 @@ def measure(on: Path, cohort: int, nbytes: int) -> tuple[list[float], list[float
             if number > 3:
                 took[0].append(pair[0])
                 took[1].append(pair[1])
-        assert bool(run.store.checksums) == (cohort > 0)
+        assert bool(run.states.checksums) == (cohort > 0)
     return took
 
 

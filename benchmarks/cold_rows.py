@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from fedtailor.engine.row_file import RowFile
+from fedtailor.store.row_file import RowFile
 
 OUT = Path(__file__).parent / "results" / "cold_rows-cpu.md"
 ROWS, COHORT, REPEATS, PAUSE = 300, 20, 5, 0.5

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import InputError
-from fedtailor.run_format import checksum, seal_json
+from fedtailor.store.format import checksum, seal_json
 
 from .fuzz_code import own_code
 from .fuzz_images import images
@@ -171,7 +171,7 @@ def stores(folder: Path) -> Attempt:
     """Read rows of a mutated store of private states."""
     import torch
 
-    from fedtailor.engine.row_file import RowFile
+    from fedtailor.store.row_file import RowFile
 
     row = {"w": torch.zeros(3, 2), "n": torch.zeros((), dtype=torch.int64)}
     path = folder / "private.safetensors"

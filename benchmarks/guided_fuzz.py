@@ -31,14 +31,14 @@ with _SEEN if _HERE in sys.argv else nullcontext():
     import torch
 
     from fedtailor import params
-    from fedtailor.engine.row_file import RowFile
     from fedtailor.errors import InputError
     from fedtailor.flower import codec, messages
-    from fedtailor.report.logs import read_log
-    from fedtailor.report.records import Commit, Evaluation
     from fedtailor.runs import builtin
-    from fedtailor.runs.committed import LOGS, read_commit
     from fedtailor.runs.experiment import load
+    from fedtailor.store.committed import LOGS, read_commit
+    from fedtailor.store.logs import read_log
+    from fedtailor.store.records import Commit, Evaluation
+    from fedtailor.store.row_file import RowFile
 
 Kind = tuple[list[bytes], Callable[[bytes], object]]  # what it begins with, and who reads it
 _TENSORS = {"w": torch.ones(3, 2), "b": torch.zeros(2, dtype=torch.bfloat16)}

@@ -64,11 +64,10 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
     from fedtailor.data.federation import Federation
     from fedtailor.data.table import Images
     from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-    from fedtailor.engine.prepare import new_store
     from fedtailor.engine.rounds import rounds
     from fedtailor.methods import METHODS as CLASSES
     from fedtailor.params import count
-    from fedtailor.runs.directory import RunDirectory
+    from fedtailor.store.trial import TrialStore
     from fedtailor.task.backbone import Backbone
     from fedtailor.task.task import Task
 
@@ -97,11 +96,12 @@ def work(method_name: str, clients: int, data: Path, options: argparse.Namespace
     )
     with tempfile.TemporaryDirectory(prefix="fedtailor-scaling-") as out:
         path = Path(out) / "private.safetensors"
-        folder = RunDirectory(Path(out), plan.rounds)
-        store = new_store(method, task, federation, path)
+        folder = TrialStore(Path(out), plan.rounds)
+        states = folder.open_states(method, task, federation)
+        folder.restore(states)
         wall, cpu = [time.perf_counter()], [time.process_time()]
-        for done in rounds(method, task, federation, plan, store=store):
-            folder.write(done, store)
+        for done in rounds(method, task, federation, plan, store=states):
+            folder.commit(done)
             wall.append(time.perf_counter())
             cpu.append(time.process_time())
         file = path.stat() if path.exists() else None

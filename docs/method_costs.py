@@ -27,9 +27,9 @@ from fedtailor.method import FineTuning
 from fedtailor.methods import METHODS
 from fedtailor.models import ModelConfig, load_model, load_tokenizer
 from fedtailor.params import Params
-from fedtailor.report.numbers import si
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+from fedtailor.units import si
 
 PAGES = Path(__file__).parent / "methods"
 BEGIN, END = "<!-- costs: docs/method_costs.py -->\n", "<!-- end of costs -->\n"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Server
 from fedtailor.methods import METHODS
@@ -95,7 +95,7 @@ def _after_two_rounds(name: str) -> tuple[Inputs, Server, Params, bool]:
     )
     inputs = Inputs.load(experiment, None, None)
     federation, task = inputs.federations[0], inputs.task(method, 0)
-    store = new_store(method, task, federation)
+    store = memory_states(method, task, federation)
     *_, last = itertools.islice(rounds(method, task, federation, experiment.plan, store=store), 2)
     return inputs, last.server, store.read(0), last.bytes_up > 0
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
-from fedtailor.report.select import ATTACK_SUCCESS
+from fedtailor.store.metrics import ATTACK_SUCCESS
 from fedtailor.uploads.attacks import AttackConfig, Kind
 from fedtailor.uploads.rules import Robust
 

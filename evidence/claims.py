@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
-from fedtailor.report.logs import read_commit
-from fedtailor.run_format import has_commit
 from fedtailor.runs.manifest import open_run
+from fedtailor.store.format import has_commit
+from fedtailor.store.logs import read_commit
 
 from .accounting import command as count_command
 from .map_tuning import end_of, filled

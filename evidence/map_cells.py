@@ -16,9 +16,9 @@ from evidence.run import CROSS, MAP, Run, has_ends, lines, planned
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
-from fedtailor.report.metrics import summarise
 from fedtailor.report.paired import Paired, paired
 from fedtailor.runs.settings import flattened
+from fedtailor.store.metrics import summarise
 
 FILE = "map.toml"
 ALONE = "local"

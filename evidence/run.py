@@ -36,13 +36,14 @@ from fedtailor.data.overlap import label_counts, label_overlap
 from fedtailor.engine.client import Training
 from fedtailor.engine.costs import count_flops
 from fedtailor.engine.executors.work import ClientRequest
-from fedtailor.engine.prepare import as_trained, client_works, first_server, new_store
+from fedtailor.engine.prepare import as_trained, client_works, first_server, memory_states
 from fedtailor.errors import DivergedError
 from fedtailor.params import to_device
-from fedtailor.report.read import Evaluation, Trial, read
-from fedtailor.report.select import ATTACK_SUCCESS, select_round, summary
 from fedtailor.runs.build import Inputs
-from fedtailor.runs.files import write_atomically
+from fedtailor.store.files import write_atomically
+from fedtailor.store.metrics import ATTACK_SUCCESS, summary
+from fedtailor.store.read import Evaluation, Trial, read
+from fedtailor.store.selection import select_round
 
 from .shown import shown
 
@@ -256,7 +257,7 @@ def flops_of_step(experiment: ft.Experiment) -> float:
     client = clients[len(clients) // 2]
     train = client_works(method, task, federation, plan)["train"]
     assert isinstance(train, Training)
-    private = new_store(method, task, federation).read(client)
+    private = memory_states(method, task, federation).read(client)
     steps = federation.num_steps(client, plan.local)
     scale = plan.schedule.factor(1, plan.rounds)
     request = ClientRequest(0, client, 1, private, "train", plan.local.passes, scale, steps)

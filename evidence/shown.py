@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedtailor.report.charts.pfedgate import gating_tree
-from fedtailor.report.read import Partition, Trial
-from fedtailor.report.select import by_round, summary
-from fedtailor.report.tensors import tensors
+from fedtailor.store.metrics import summary
+from fedtailor.store.read import Partition, Trial
+from fedtailor.store.selection import by_round
+from fedtailor.store.tensors import tensors
 
 
 def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:

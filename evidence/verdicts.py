@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.metrics import summarise
 from fedtailor.report.paired import Paired, paired
+from fedtailor.store.metrics import summarise
 
 from .accounting import FUNCTIONS
 from .run import Run

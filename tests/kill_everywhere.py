@@ -25,7 +25,7 @@ import fedtailor as ft
 from fedtailor.engine.faults import FaultConfig, Machine
 from fedtailor.optim import Optimiser
 from fedtailor.runs.check import check
-from fedtailor.runs.committed import read_commit
+from fedtailor.store.committed import read_commit
 from tests.small import digits, digits_backbone
 
 SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from fedtailor.data.config import LocalConfig
 from fedtailor.data.federation import Federation
 from fedtailor.data.table import Dataset, Images, Partition, Shares
-from fedtailor.engine.client_store import ClientStore
 from fedtailor.engine.config import Plan
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
+from fedtailor.engine.private_states import MemoryStates
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.params import Params
-from fedtailor.run_format import CHECKSUMS
+from fedtailor.store.format import CHECKSUMS
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 
@@ -111,11 +111,11 @@ def digits_public() -> Dataset:
 
 def last_round(
     method: Method, sizes: tuple[int, ...] = SIZES, **plan: Any
-) -> tuple[Round, ClientStore]:
+) -> tuple[Round, MemoryStates]:
     """The last of a few rounds (2 unless told) of all clients on the digits, and what they keep."""
     task = Task(digits_backbone(), method.adapt)
     federation = digits_federation(sizes)
-    store = new_store(method, task, federation)
+    store = memory_states(method, task, federation)
     chosen = Plan(**{"rounds": 2, "local": LocalConfig(batch_size=8), **plan})
     *_, last = rounds(method, task, federation, chosen, store=store)
     return last, store

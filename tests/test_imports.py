@@ -5,17 +5,16 @@ import pytest
 from tests.imports import ROOT, circle, graph, kinds_named, layers, rooms
 
 GROUND = {
-    *("run_format", "errors", "torch_private", "random", "disk_cache", "profiling", "user_code"),
-    "temporary_folder",
+    *("errors", "torch_private", "random", "disk_cache", "profiling", "user_code"),
+    *("temporary_folder", "units"),
 }
 ALGEBRA = GROUND | {"params", "stacked", "objectives"}
 MODEL = ALGEBRA | {"task"}
 METHOD = MODEL | {"layers", "optim", "method"}
 ENGINE = ALGEBRA | {"data", "task", "optim", "method"}
 MAY_IMPORT = {
-    **{name: set[str]() for name in ("errors", "temporary_folder", "torch_private")},
+    **{name: set[str]() for name in ("errors", "temporary_folder", "torch_private", "units")},
     "disk_cache": {"errors", "temporary_folder"},
-    "run_format": {"errors"},
     "user_code": {"errors"},
     "random": {"torch_private"},
     "profiling": {"torch_private"},
@@ -31,19 +30,21 @@ MAY_IMPORT = {
     "method": MODEL | {"layers", "optim", "uploads"},
     "methods": METHOD,
     "engine": ENGINE | {"uploads"},
-    "report": GROUND | {"objectives"},
-    "runs": ENGINE | {"layers", "models", "methods", "engine", "report", "uploads"},
-    "inference": ENGINE | {"engine", "runs"},
-    "trackers": GROUND | {"report"},
-    "watch": GROUND | {"objectives", "report", "trackers"},
-    "export": ENGINE | {"layers", "models", "report", "runs", "inference"},
-    "results": GROUND | {"data", "task", "report", "runs", "inference"},
-    "advice": GROUND | {"objectives", "data", "method", "methods", "report", "runs", "results"},
-    "testing": ENGINE | {"engine", "runs"},
-    "flower": ENGINE | {"uploads", "models", "engine", "runs", "inference"},
-    "deploy": GROUND | {"data", "runs", "export", "flower"},
+    "store": ENGINE | {"engine", "uploads"},
+    "report": GROUND | {"objectives", "store"},
+    "runs": ENGINE | {"layers", "models", "methods", "engine", "store", "uploads"},
+    "inference": ENGINE | {"engine", "runs", "store"},
+    "trackers": GROUND | {"report", "store"},
+    "watch": GROUND | {"objectives", "report", "store", "trackers"},
+    "export": ENGINE | {"layers", "models", "report", "runs", "inference", "store"},
+    "results": GROUND | {"data", "task", "report", "runs", "inference", "store"},
+    "advice": GROUND
+    | {"objectives", "data", "method", "methods", "report", "runs", "results", "store"},
+    "testing": ENGINE | {"engine", "runs", "store"},
+    "flower": ENGINE | {"uploads", "models", "engine", "runs", "inference", "store"},
+    "deploy": GROUND | {"data", "runs", "export", "flower", "store"},
     "cli": GROUND
-    | {"data", "models", "method", "methods", "engine", "report", "runs"}
+    | {"data", "models", "method", "methods", "engine", "report", "runs", "store"}
     | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice"},
     "__main__": {"cli"},
 }

@@ -32,11 +32,11 @@ from fedtailor.report.charts.specs import best_so_far, losses
 from fedtailor.report.comparison import to_text
 from fedtailor.report.drawing import svg
 from fedtailor.report.flat import to_csv
-from fedtailor.report.read import read
 from fedtailor.report.sections import chart_specs
 from fedtailor.report.table import table
 from fedtailor.report.text import TextTable, markdown, option
 from fedtailor.runs.draft import draft
+from fedtailor.store.read import read
 from fedtailor.watch.lines import changes
 from fedtailor.watch.state import PartState, RunState
 from fedtailor.watch.terminal import View

@@ -25,6 +25,7 @@ from typing import Any
 
 from .errors import InputError
 
+FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _OF_VALUES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _MODULE = re.compile(r"\w+(\.\w+)*")
 _sources: dict[str, bytes] = {}  # by module; a file's bytes as they were when it was first read

@@ -95,7 +95,7 @@ def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) 
     """With a rate at which the last round is not the best."""
     from safetensors.torch import load_file
 
-    from fedtailor.runs.committed import read_commit
+    from fedtailor.store.committed import read_commit
 
     run = tmp_path / "run"
     rate = "methods.fedsdg.optimiser.lr=5.0"

@@ -302,7 +302,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_a_second_process_is_kept_out(finished: Path, file: Path) -> None:
-    from fedtailor.runs.directory import locked
+    from fedtailor.store.run_directory import locked
 
     with locked(finished):
         command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(finished)]

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 import fedtailor as ft
 from fedtailor.deploy.certificates import make
 from fedtailor.deploy.folder import open_folder
-from fedtailor.engine.client_store import SEEN
+from fedtailor.store.client_states import SEEN
 from tests.deploy.live import Command, Live, live, until
 from tests.flower.test_sites import CLASSES, news, write
 from tests.small import private_rows, same_bits

@@ -10,7 +10,7 @@ import pytest
 
 from fedtailor.deploy.certificates import make
 from fedtailor.deploy.folder import open_folder
-from fedtailor.runs.files import read_json
+from fedtailor.store.files import read_json
 from tests.deploy.live import PICTURES, live
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedtailor import random
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
@@ -73,7 +73,7 @@ def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
     plan = replace(PLAN, rounds=4, cohort=cohort, evaluate=EvaluateConfig(every=4))
     method = FedSDG(optimiser=Optimiser("adam", lr=0.01))
     task = Task(digits_backbone(), method.adapt)
-    store = new_store(method, task, FEDERATION)
+    store = memory_states(method, task, FEDERATION)
     novel = FEDERATION.novel(2)
     assert len(novel) == 2
     for done in rounds(method, task, FEDERATION, plan, store=store):
@@ -114,7 +114,7 @@ def test_unchanged_clients_are_not_evaluated_again() -> None:
     method = Counted()
     task = Task(digits_backbone(), method.adapt)
     plan = replace(PLAN, cohort=CohortConfig(size=1), engine=EngineConfig("sequential"))
-    store = new_store(method, task, FEDERATION)
+    store = memory_states(method, task, FEDERATION)
     first, second = rounds(method, task, FEDERATION, plan, store=store)
     trained = second.cohort.clients[0]
     before, after = (done.evaluations[1].loss for done in (first, second))

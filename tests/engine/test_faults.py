@@ -10,7 +10,7 @@ import pytest
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.engine.faults import ClientFaults, FaultConfig, Machine
-from fedtailor.engine.prepare import first_costs, new_store
+from fedtailor.engine.prepare import first_costs, memory_states
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -49,7 +49,9 @@ def test_who_drops_before_training_is_as_if_it_were_not_in_the_cohort() -> None:
     assert (last.faults.dropped_before, last.trained, last.trained_steps) == (
         (1, 4), 3, 9
     )  # fmt: skip
-    fresh = new_store(FedPer(), Task(digits_backbone(), FedPer().adapt), digits_federation(FIVE))
+    fresh = memory_states(
+        FedPer(), Task(digits_backbone(), FedPer().adapt), digits_federation(FIVE)
+    )
     assert [same_bits(store.read(k), fresh.read(k)) for k in range(5)] == [
         False, True, False, False, True
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from fedtailor.engine.client import ClientUpdate
 from fedtailor.engine.config import EvaluateConfig, Plan
 from fedtailor.engine.executors.sequential import Sequential
 from fedtailor.engine.executors.work import Refusal, Work
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
@@ -70,7 +70,7 @@ def run(method: Method, quorum: float = 0.2, **lost: Any) -> tuple[Round, dict[i
         executors.append(Lossy(works, **lost))
         return executors[-1]
 
-    store = new_store(method, task, federation)
+    store = memory_states(method, task, federation)
     (done,) = rounds(method, task, federation, PLAN, store=store, make_executor=make, quorum=quorum)
     return done, executors[0].updates, task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtailor.data.config import LocalConfig
 from fedtailor.data.federation import Federation
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import DivergedError, InputError
@@ -24,7 +24,7 @@ from fedtailor.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedtailor.methods.ifca import IFCA
 from fedtailor.optim import ClientContext
 from fedtailor.params import Batch, Params, clone, flat, subtract
-from fedtailor.runs.log_lines import history_line
+from fedtailor.store.lines import history_line
 from fedtailor.task.task import Task
 from fedtailor.uploads.attacks import AttackConfig
 from fedtailor.uploads.rules import Robust
@@ -147,7 +147,7 @@ def test_adaptive_servers_are_not_frozen_by_a_second_moment(kind: type[Method]) 
 
 def test_a_client_left_out_keeps_the_private_state_that_it_had() -> None:
     method = lying(FedBN, 2, 1e20)()
-    store = new_store(method, Task(digits_backbone(), method.adapt), FEDERATION)
+    store = memory_states(method, Task(digits_backbone(), method.adapt), FEDERATION)
     before = {client: clone(store.read(client)) for client in (1, 2)}
     run(method, store=store)
     assert same_bits(store.read(2), before[2])

@@ -14,10 +14,10 @@ from fedtailor.flower import client_app, serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import JoinReply
 from fedtailor.inference.onboard import onboard
-from fedtailor.runs.committed import read_commit
 from fedtailor.runs.experiment import Experiment
-from fedtailor.runs.files import read_json
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.committed import read_commit
+from fedtailor.store.files import read_json
 from tests.flower.grid import ANY, DirectGrid
 from tests.flower.hostile import WILD
 from tests.flower.test_sites import QUICK, bert, experiment, news, three_sites, with_data, write

@@ -14,11 +14,11 @@ from flwr.app import ArrayRecord
 from safetensors.torch import load_file
 
 import fedtailor as ft
-from fedtailor.engine.client_store import SEEN
 from fedtailor.flower import Timeouts, serve
 from fedtailor.methods import METHODS
 from fedtailor.params import decode
-from fedtailor.runs.files import read_json
+from fedtailor.store.client_states import SEEN
+from fedtailor.store.files import read_json
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, private_rows, same_bits
 

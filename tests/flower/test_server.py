@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.advice.advise import clients_of_run
-from fedtailor.engine.client_store import SEEN
 from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo, RoundReply, RoundRequest
-from fedtailor.run_format import seal_json
-from fedtailor.runs.committed import read_commit
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.client_states import SEEN
+from fedtailor.store.committed import read_commit
+from fedtailor.store.format import seal_json
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end

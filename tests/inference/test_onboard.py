@@ -18,7 +18,7 @@ from fedtailor.data.table import Images
 from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.joining import join, join_requests
-from fedtailor.engine.prepare import client_works, new_store
+from fedtailor.engine.prepare import client_works, memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.inference.model import load_model
@@ -189,7 +189,7 @@ def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> No
     training, evaluation = works["train"], works["evaluate"]
     assert isinstance(training, Training)
     assert isinstance(evaluation, ClientEvaluation)
-    store = new_store(method, task, federation)
+    store = memory_states(method, task, federation)
     (request,) = join_requests(federation, plan.local, [client], 1, 2, store.read)
     received = method.send_new(task, last.server, client)
     fitted = join(training, evaluation, received, None, request)["fitted"]

@@ -10,7 +10,7 @@ import torch
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EvaluateConfig, Plan
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
@@ -75,7 +75,7 @@ def test_what_is_portable_is_what_predicts(name: str) -> None:
     """For a client that took part, and one that did not, if there is one."""
     method, task = made(name, trainable="lora")
     federation = digits_federation()
-    store = new_store(method, task, federation)
+    store = memory_states(method, task, federation)
     plan = Plan(1, LocalConfig(batch_size=16), CohortConfig(size=2), evaluate=LITTLE)
     done = next(rounds(method, task, federation, plan, store=store))
     batch = federation.batch(federation.rows(0, "test"))

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from fedtailor.run_format import FORMAT
+from fedtailor.store.format import FORMAT
 
 K = 6
 BLOCKS = 4

@@ -13,9 +13,9 @@ from fedtailor.errors import InputError
 from fedtailor.report import select
 from fedtailor.report.attacks import attack_maps
 from fedtailor.report.page import write
-from fedtailor.report.read import read, read_all
 from fedtailor.report.table import table
 from fedtailor.report.text import TextTable
+from fedtailor.store.read import read, read_all
 
 MakeRun = Callable[..., Path]
 FLIP = {"kind": "sign-flip", "fraction": 0.2, "clients": [], "strength": 5.0}

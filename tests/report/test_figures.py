@@ -16,8 +16,8 @@ from fedtailor.report.charts.content import groups
 from fedtailor.report.charts.specs import curves
 from fedtailor.report.drawing import COLOURS, DARK, LOOK, svg
 from fedtailor.report.page import compared
-from fedtailor.report.read import read
 from fedtailor.report.select import entries
+from fedtailor.store.read import read
 from tests.report.conftest import correct
 
 MakeRun = Callable[..., Path]

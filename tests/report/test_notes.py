@@ -9,8 +9,8 @@ from typing import Any
 from fedtailor.report.cells import ranked, text_tables
 from fedtailor.report.comparison import compare
 from fedtailor.report.notes import caption
-from fedtailor.report.read import read_all
 from fedtailor.report.table import table
+from fedtailor.store.read import read_all
 
 MakeRun = Callable[..., Path]
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedtailor.errors import InputError
-from fedtailor.report.read import read, read_all
-from fedtailor.run_format import FORMAT
+from fedtailor.store.format import FORMAT
+from fedtailor.store.read import read, read_all
 
 MakeRun = Callable[..., Path]
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fedtailor.errors import InputError
 from fedtailor.report.comparison import compare
-from fedtailor.report.read import Trial, read
-from fedtailor.report.select import by_round, headline, select_round, summary
+from fedtailor.store.metrics import summary
+from fedtailor.store.read import Trial, read
+from fedtailor.store.selection import by_round, headline, select_round
 
 MakeRun = Callable[..., Path]
 Expected = Callable[[str, int, str], NDArray[np.float64]]

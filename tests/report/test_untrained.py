@@ -8,10 +8,10 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.report.comparison import against, compare
-from fedtailor.report.read import read
 from fedtailor.report.select import entries
 from fedtailor.report.table import table
 from fedtailor.report.untrained import num_trainings, unequal_turns, untrained_of
+from fedtailor.store.read import read
 from tests.report.written import ALONE, K, around, verdict_of, written
 from tests.small import digits, digits_backbone
 

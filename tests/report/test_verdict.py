@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedtailor.report.comparison import compare
-from fedtailor.report.read import read_all
 from fedtailor.report.table import table
+from fedtailor.store.read import read_all
 from tests.report.written import ALONE, NOISE, K, around, verdict_of, written
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedtailor.report.read import read_all
 from fedtailor.report.table import table
 from fedtailor.report.verdict import Verdict
-from fedtailor.run_format import FORMAT
+from fedtailor.store.format import FORMAT
+from fedtailor.store.read import read_all
 from tests.report.conftest import ENVIRONMENT
 
 K = 20

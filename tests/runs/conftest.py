@@ -9,10 +9,9 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data import partition
-from fedtailor.engine.prepare import new_store
 from fedtailor.engine.rounds import rounds
-from fedtailor.runs.directory import RunDirectory
 from fedtailor.runs.extend import bounds_of
+from fedtailor.store.trial import TrialStore
 from tests.small import digits, digits_backbone
 
 EXPERIMENT = ft.Experiment(
@@ -53,9 +52,9 @@ def unfinished(finished: Path, tmp_path: Path) -> Path:
     dataset = digits()
     federation = ft.Federation(dataset, partition(dataset, EXPERIMENT.split, 0))
     task = ft.Task(digits_backbone(), method.adapt)
-    folder = RunDirectory(out / FOLDER, 2)
-    store = new_store(method, task, federation, out / FOLDER / "private.safetensors")
-    done = next(iter(rounds(method, task, federation, EXPERIMENT.plan, store=store)))
-    folder.write(done, store, bounds_of(EXPERIMENT.as_dict()))
-    store.commit()
+    folder = TrialStore(out / FOLDER, 2)
+    states = folder.open_states(method, task, federation)
+    folder.restore(states)
+    done = next(iter(rounds(method, task, federation, EXPERIMENT.plan, store=states)))
+    folder.commit(done, bounds_of(EXPERIMENT.as_dict()))
     return out

@@ -15,7 +15,7 @@ import fedtailor as ft
 from fedtailor.data.table import Dataset, Images
 from fedtailor.errors import InputError
 from fedtailor.runs.experiment import parse
-from fedtailor.runs.files import read_json
+from fedtailor.store.files import read_json
 from fedtailor.task.backbone import Backbone
 from tests.runs.conftest import EXPERIMENT
 from tests.small import digits

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.report.metrics import rounded
-from fedtailor.report.read import read
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.metrics import rounded
+from fedtailor.store.read import read
 from tests.runs.conftest import EXPERIMENT, FOLDER
 from tests.small import digits, digits_backbone
 

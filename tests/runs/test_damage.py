@@ -16,17 +16,17 @@ import pytest
 from safetensors.numpy import save
 
 import fedtailor as ft
-from fedtailor.engine.row_file import RowFile
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
-from fedtailor.report.read import read
-from fedtailor.report.tensors import tensors
-from fedtailor.run_format import seal_tensors
 from fedtailor.runs.callbacks import CommittedRound, OnRound
 from fedtailor.runs.check import check
-from fedtailor.runs.files import load_tensors, save_tensors
 from fedtailor.runs.trained import open_trained
-from fedtailor.runs.trained_rows import read_trained_rows
+from fedtailor.store.files import load_tensors, save_tensors
+from fedtailor.store.format import seal_tensors
+from fedtailor.store.read import read
+from fedtailor.store.row_file import RowFile
+from fedtailor.store.tensors import tensors
+from fedtailor.store.trained_rows import read_trained_rows
 from tests.runs.conftest import EXPERIMENT, FOLDER, contents
 from tests.small import digits, digits_backbone
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.runs.directory import RunDirectory
+from fedtailor.store.trial import TrialStore
 from tests.runs.conftest import FOLDER, run
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_line_that_a_power_loss_has_cut_short_is_removed(unfinished: Path) -> None:
     path = unfinished / FOLDER / "refused.jsonl"
     path.write_bytes(b'{"reason": "a\rb"}\n{"round": 3, "cl')
-    RunDirectory(unfinished / FOLDER, 2)
+    TrialStore(unfinished / FOLDER, 2)
     assert path.read_bytes() == b'{"reason": "a\rb"}\n'
 
 

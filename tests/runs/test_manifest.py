@@ -11,9 +11,9 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data import partition
-from fedtailor.report.read import read
 from fedtailor.runs.run import dry_run
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.read import read
 from tests.runs.conftest import EXPERIMENT, run
 from tests.small import digits, digits_backbone, without_checksum
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.runs.merge import copy_sparse, merge
-from fedtailor.runs.parts import chosen
+from fedtailor.runs.trials import chosen
 from tests.runs.conftest import contents
 from tests.small import digits, digits_backbone, without_checksum
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.run_format import SHARE_OF_RUN
 from fedtailor.runs import progress
 from fedtailor.runs.progress import Progress, Stage
+from fedtailor.store.format import SHARE_OF_RUN
 from tests.small import digits, digits_backbone
 
 

@@ -16,14 +16,14 @@ import torch
 import fedtailor as ft
 from fedtailor.cli import main
 from fedtailor.engine.faults import FaultConfig, Machine
-from fedtailor.engine.row_file import RowFile
 from fedtailor.errors import DivergedError
 from fedtailor.report import compare
-from fedtailor.report.read import read_trial
-from fedtailor.report.select import select_round
-from fedtailor.run_format import seal_json
 from fedtailor.runs.check import check
-from fedtailor.runs.committed import read_commit, state_path
+from fedtailor.store.committed import read_commit, state_path
+from fedtailor.store.format import seal_json
+from fedtailor.store.read import read_trial
+from fedtailor.store.row_file import RowFile
+from fedtailor.store.selection import select_round
 from fedtailor.trackers import follow
 from fedtailor.trackers.part import Part, Values, parts
 from fedtailor.watch.follow import Follower

@@ -14,14 +14,14 @@ import torch
 
 import fedtailor as ft
 from fedtailor.data.federation import Federation
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
 from fedtailor.inference.onboard import onboard
-from fedtailor.report.read import read
 from fedtailor.runs.build import Inputs, federation_of
 from fedtailor.runs.experiment import Experiment, load, parse
 from fedtailor.runs.run import dry_run
 from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.read import read
 from fedtailor.trackers.follow import track
 from fedtailor.trackers.part import Part, Values, parts
 from tests.runs.conftest import contents
@@ -144,7 +144,7 @@ def test_a_client_that_has_joined_the_old_run_brings_what_it_was_fitted_to(
     joined = open_trained(copy, "fedsdg", backbone=digits_backbone()).client_state("lagos")
     inputs = Inputs.load(going_on(copy), NEW_SITES, digits_backbone())
     start = open_start(inputs, "fedsdg", 0)
-    store = new_store(start.method, start.task, start.federation)
+    store = memory_states(start.method, start.task, start.federation)
     start.stage(store)
     kept = store.read(1)
     assert kept

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedtailor.runs.directory import locked
-from fedtailor.runs.files import write_atomically
+from fedtailor.store.files import write_atomically
+from fedtailor.store.run_directory import locked
 from fedtailor.watch.files import Lines, is_written
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import InputError
-from fedtailor.report.read import read
-from fedtailor.runs.committed import read_commit
-from fedtailor.runs.directory import locked
+from fedtailor.store.committed import read_commit
+from fedtailor.store.read import read
+from fedtailor.store.run_directory import locked
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.state import RunState
 from tests.watch.conftest import run

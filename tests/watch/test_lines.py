@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtailor.runs.directory import locked
+from fedtailor.store.run_directory import locked
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.lines import changes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedtailor.runs.directory import locked
+from fedtailor.store.run_directory import locked
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.state import RUNNING, WAITING
 from fedtailor.watch.terminal import Screen, View

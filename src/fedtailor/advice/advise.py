@@ -16,10 +16,10 @@ from ..data.overlap import label_counts, label_overlap
 from ..method import FineTuning
 from ..methods import METHODS
 from ..objectives import OBJECTIVES
-from ..report.read import read
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
+from ..store.read import read
 from .measured import ALONE, Clients, Kind, Setting, measured_settings
 from .words import WHOLE, can_adapt, cells_of, data_of, in_words, model_of, trained
 

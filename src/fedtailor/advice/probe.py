@@ -9,9 +9,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ..errors import InputError
-from ..report.select import higher_is_better, is_percentage, unit_of
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
+from ..store.metrics import higher_is_better, is_percentage, unit_of
 from ..temporary_folder import temporary_folder
 from .advise import MOST, Advice
 from .measured import ALONE

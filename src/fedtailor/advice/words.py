@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from ..method import FineTuning
 from ..methods import METHODS
-from ..report.numbers import si
+from ..units import si
 from .measured import ALONE, Clients, Measured, Setting
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import InputError
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_experiment, add_json
 
 

@@ -33,8 +33,8 @@ def _compare(options: argparse.Namespace) -> None:
     from ..report.cells import text_tables
     from ..report.comparison import against, compare
     from ..report.flat import to_csv
-    from ..report.read import read_all
     from ..report.table import table
+    from ..store.read import read_all
 
     if options.against is not None:
         if options.csv or options.latex:

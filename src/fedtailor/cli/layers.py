@@ -8,7 +8,7 @@ import json
 import sys
 
 from ..errors import InputError
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_experiment, add_json
 
 

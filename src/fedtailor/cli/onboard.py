@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_json, add_trained, add_which
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError, naming
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_trained, add_which
 
 

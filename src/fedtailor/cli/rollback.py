@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _rollback(options: argparse.Namespace) -> None:
-    from ..runs.rollback import rollback
+    from ..store.rollback import rollback
 
     for line in rollback(options.run, options.method, options.seed):
         print(line)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_experiment, add_json
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError, whole_number
-from ..run_format import as_json
+from ..store.format import as_json
 from .options import add_json
 
 if TYPE_CHECKING:

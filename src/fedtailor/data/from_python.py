@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..objectives import objective_of
-from ..run_format import FROM_PYTHON
+from ..user_code import FROM_PYTHON
 from .columns import TEXT_NAMES, Columns, find_column, usual_column
 from .config import DataConfig
 from .images import picture_array

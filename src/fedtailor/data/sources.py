@@ -16,7 +16,7 @@ from ..disk_cache import cache_dir
 from ..errors import InputError, brief, listed, unknown
 from ..objectives import DEFAULT, CausalLM, objective_of
 from ..objectives.objective import Objective, Targets
-from ..run_format import FROM_PYTHON
+from ..user_code import FROM_PYTHON
 from . import columns as source_columns
 from . import packages
 from .columns import Columns

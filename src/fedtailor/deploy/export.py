@@ -10,8 +10,8 @@ from ..errors import InputError, unknown
 from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
 from ..flower.states import MODEL
 from ..runs.build import task_again
-from ..runs.files import load_tensors
 from ..runs.manifest import read_data_manifest
+from ..store.files import load_tensors
 from .folder import Deployment
 
 

@@ -20,11 +20,11 @@ from ..data.sources import objective_of_data
 from ..data.tables import FORMATS
 from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
-from ..runs.checked import build
 from ..runs.experiment import Experiment, load, parse, read, read_toml
-from ..runs.files import write_atomically
+from ..runs.fields import build
 from ..runs.manifest import copies
 from ..runs.settings import Settings
+from ..store.files import write_atomically
 from ..user_code import origin_of, portable
 
 ADDRESS = "127.0.0.1:8000"

@@ -18,8 +18,8 @@ import tomli_w
 
 from ..errors import InputError
 from ..flower.client import Site
-from ..runs.directory import locked
-from ..runs.files import write_atomically
+from ..store.files import write_atomically
+from ..store.run_directory import locked
 from ..temporary_folder import temporary_folder
 from .folder import Deployment, at_site
 from .registration import has_keys, register

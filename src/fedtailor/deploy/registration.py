@@ -17,9 +17,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
-from ..run_format import damaged, seal_json
 from ..runs.experiment import read_toml
-from ..runs.files import read_json, write_atomically
+from ..store.files import read_json, write_atomically
+from ..store.format import damaged, seal_json
 from .folder import Deployment
 from .subprocesses import CONNECTION, ask
 

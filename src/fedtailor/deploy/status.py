@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..run_format import REFUSED_FILE, has_commit, whole_lines
-from ..runs.committed import read_commit, read_refused
+from ..store.committed import read_commit, read_refused
+from ..store.format import REFUSED_FILE, has_commit, trial_folder, whole_lines
 from .folder import Deployment
 from .registration import REGISTERED, read_registered
 from .subprocesses import CONNECTION, ask
@@ -94,7 +94,7 @@ def _progress(deployment: Deployment) -> list[Progress]:
     experiment, progress = deployment.experiment, []
     for label in experiment.methods:
         for seed in experiment.seeds:
-            folder = deployment.run / "methods" / label / f"seed-{seed}"
+            folder = trial_folder(deployment.run, label, seed)
             refused = folder / REFUSED_FILE
             round_ = read_commit(folder).round if has_commit(folder) else 0
             lines = whole_lines(refused) if refused.exists() else []

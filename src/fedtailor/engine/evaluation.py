@@ -17,11 +17,11 @@ from ..method import Method, Server
 from ..params import Params, add_prefix, clone, same_tensors, stack
 from ..task.task import Task
 from .client import ClientEvaluationResult, client_diagnostics
-from .client_store import PrivateStates
 from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .forms import check_predicts
 from .joining import join_requests
+from .private_states import PrivateStates
 from .scoring import SPLITS, EvaluatedModel, Evaluation, Scoring, evaluate_one, evaluations
 
 Results = dict[int, ClientEvaluationResult]  # by client

@@ -17,13 +17,13 @@ from ..uploads.chain import Chain
 from ..uploads.collected import UploadMean, Uploads, UploadStack
 from .aggregation import NextState, next_state, training_order
 from .client import ClientUpdate
-from .client_store import PrivateStates
 from .config import LEAST, Plan
 from .evaluation import Evaluator
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .faults import TimeModel
 from .participants import Member, Schedule, draw_cohort
 from .prepare import cohort_of
+from .private_states import PrivateStates
 from .results import CohortResults, Round, round_faults
 
 # what to do about a method that has ended, because of its losses, or of the bound on norms
@@ -126,7 +126,7 @@ class Loop:
                 self._check_quorum(results, cohort)
             if uploads.keeps or self.chain.needs == "sums":
                 break
-            self.store.begin(cohort.round)  # what has been added up can't be taken out again
+            self.store.discard()  # what has been added up can't be taken out again
         if not results.losses and (self.method.trains_alone or self.plan.faults.is_active):
             alone = self.method.trains_alone
             problem = "it is no client's turn" if alone else "no upload is there"
@@ -144,7 +144,6 @@ class Loop:
             except TooFewUploadsError as error:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
-                self.store.begin(cohort.round)  # nothing of the round is kept
                 way_out = _HIGHER if isinstance(error, TooFewLeftError) else _SLOWER
                 raise self._diverged(str(error), cohort, way_out) from None
         for client in state.left_out:
@@ -276,7 +275,6 @@ class Loop:
         least = self._least(cohort, self.quorum)
         if usable >= least:
             return
-        self.store.begin(cohort.round)  # nothing of the round is kept
         diverged = {
             place: refusal
             for place, (client, refusal) in results.refusals.items()

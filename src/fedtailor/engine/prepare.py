@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from ..uploads.packing import Packing
 from ..uploads.robust import RobustRule
 from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training
-from .client_store import ClientStore
 from .config import Plan
 from .costs import Costs, count_flops
 from .executors.work import ClientRequest, Work
@@ -36,13 +34,12 @@ from .forms import check_state
 from .joining import Joining
 from .metrics import Metrics
 from .participants import draw_cohort
+from .private_states import MemoryStates
 from .scoring import Scoring
 
 
-def new_store(
-    method: Method, task: Task, federation: Federation, path: Path | None = None
-) -> ClientStore:
-    """The store of a run's private states, in memory or at ``path``."""
+def first_states(method: Method, task: Task, federation: Federation) -> Callable[[int], Params]:
+    """The private states of clients before their first training, by number."""
 
     def initial(client: int) -> Params:
         key = random.key(federation.seed, "client", client)
@@ -50,7 +47,12 @@ def new_store(
         check_state(method, "init_client", state)
         return aligned(state)
 
-    return ClientStore(federation.num_clients, initial, path)
+    return initial
+
+
+def memory_states(method: Method, task: Task, federation: Federation) -> MemoryStates:
+    """The private states of a federation's clients, in memory, before the first round."""
+    return MemoryStates(first_states(method, task, federation))
 
 
 def first_server(method: Method, task: Task, federation: Federation) -> Server:
@@ -113,7 +115,7 @@ def first_steps(
     size = plan.local.batch_size
     steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))
     plan = replace(plan, local=LocalConfig(size, steps=steps))
-    private = new_store(method, task, federation).read(client)
+    private = first_states(method, task, federation)(client)
     scale = plan.schedule.factor(1, plan.rounds)
     request = ClientRequest(0, client, 1, private, "train", 1, scale, steps)
     server = to_device(first_server(method, task, federation), task.device)

@@ -11,7 +11,6 @@ from ..params import to_device
 from ..task.task import Task
 from .asynchronous import schedule
 from .checks import check
-from .client_store import PrivateStates
 from .config import LEAST, Plan
 from .costs import forget_peak_memory
 from .evaluation import Evaluator
@@ -26,10 +25,11 @@ from .prepare import (
     as_trained,
     client_works,
     first_server,
-    new_store,
+    memory_states,
     time_model,
     upload_chain,
 )
+from .private_states import PrivateStates
 from .results import Round
 from .scoring import Scoring
 
@@ -53,13 +53,13 @@ def rounds(
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
-    The cohort's private states are staged in ``store`` when a round is handed out, and committed
-    when the next one is asked for: the caller can make the round durable in between.
+    The cohort's private states are staged in ``store`` when a round is handed out. In memory they
+    count at once; the store of a run directory commits the round before the next one is asked for.
 
     Args:
         method, task, federation, plan: what to run.
-        store: the clients' private states; None: new ones, in memory. To resume a run, the store as
-            it was after the last round.
+        store: the clients' private states; None: new ones, in memory. To resume a run, the states
+            as they were after the last round.
         server: the server's state after the last round; None: its first state.
         recent_norms: to resume a run, the ``norms`` of its last ten rounds, by client.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
@@ -87,7 +87,7 @@ def rounds(
     check(method, task, federation, plan)
     wanted = Metrics(plan.evaluate, metrics or {})
     wanted.check(federation.dataset.objective, remote=federation.remote)
-    store = store or new_store(method, task, federation)
+    store = store or memory_states(method, task, federation)
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
@@ -116,9 +116,12 @@ def rounds(
         loop.versions[version] = to_device(state, task.device)
     try:
         for number in range(start, plan.rounds + 1):
-            done = loop.round(server, number) if number else loop.before(server)
+            try:
+                done = loop.round(server, number) if number else loop.before(server)
+            except BaseException:
+                store.discard()  # nothing of the round is kept
+                raise
             server = done.server
             yield done
-            store.commit()
     finally:
         runner.close()

@@ -25,9 +25,8 @@ from ..models.packages import BUILTIN, quiet
 from ..models.pooled import Pooled
 from ..models.source import locate
 from ..params import Params
-from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
-from ..user_code import file_of
+from ..user_code import FROM_PYTHON, file_of
 
 WEIGHTS = "model.safetensors"
 OWN_CODE = "code"  # the folder for the user's own files

@@ -9,11 +9,11 @@ from typing import Any
 from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
-from ..report.read import Trial, read
-from ..report.records import Evaluation, Partition
-from ..report.select import Model, by_round, select_by, select_round
-from ..run_format import has_commit
 from ..runs.trained import TrainedMethod
+from ..store.format import has_commit, trial_folder
+from ..store.read import Trial, read
+from ..store.records import Evaluation, Partition
+from ..store.selection import Model, by_round, select_by, select_round
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class ModelScores:
         if client is not None and trained.onboarded(client) is not None:
             return ""
         for label, method in trained.experiment.methods.items():
-            folder = trained.run / "methods" / label / f"seed-{trained.seed}"
+            folder = trial_folder(trained.run, label, trained.seed)
             if not method.trains_alone or label == trained.label or not has_commit(folder):
                 continue
             run = read(trained.run, only=(label, trained.seed))

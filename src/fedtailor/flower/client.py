@@ -19,11 +19,10 @@ from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import Metrics
-from ..engine.prepare import as_trained, client_works, first_server, new_store
+from ..engine.prepare import as_trained, client_works, first_server, first_states
 from ..errors import DivergedError, InputError, unknown
 from ..objectives.objective import MetricFunction
 from ..params import Params, to_device
-from ..run_format import seal_json
 from ..runs.base_model import fingerprint
 from ..runs.build import (
     backbone_of,
@@ -35,10 +34,11 @@ from ..runs.build import (
     task_of,
     with_new_clients,
 )
-from ..runs.committed import MOST_ROLL_BACKS
 from ..runs.experiment import Experiment
-from ..runs.files import write_atomically
 from ..runs.manifest import data_manifest
+from ..store.committed import MOST_ROLL_BACKS
+from ..store.files import write_atomically
+from ..store.format import seal_json
 from ..task.backbone import Backbone
 from .codec import FAULTS, Limits, holds, pack, unpack
 from .messages import (
@@ -391,7 +391,7 @@ class Site:
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))
-        first = new_store(method, task, federation)
+        first = first_states(method, task, federation)
         federation = as_trained(method, task, federation, plan)
         works = client_works(method, task, federation, plan, self._metrics)
         training, evaluation = works["train"], works["evaluate"]

@@ -18,14 +18,14 @@ from flwr.app import MessageType, RecordDict
 
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
-from ..engine.client_store import PrivateStates
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Refusal
 from ..engine.metrics import Metrics
 from ..errors import naming
 from ..method import Method
 from ..params import Params, same_tensors, to_device
-from ..run_format import REFUSED_FILE
+from ..store.client_states import StoredStates
+from ..store.format import REFUSED_FILE
 from ..task.task import Task
 from ..uploads.chain import Chain
 from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
@@ -43,7 +43,7 @@ _KINDS: dict[str, Kind] = {
 Replies = Iterator[tuple[int, tuple[ClientReply, Params] | Refusal]]
 
 
-class RemoteStates(PrivateStates):
+class RemoteStates(StoredStates):
     """Private states that stay at the clients' sites. The server knows only each client's last
     committed round, which says from which state the client goes on, and its last one up to the best
     round of the run so far, whose state the site keeps, too."""
@@ -90,6 +90,9 @@ class RemoteStates(PrivateStates):
 
     def unstage(self, client: int) -> None:
         self._staged.pop(client, None)
+
+    def discard(self) -> None:
+        self._staged = {}
 
     @property
     def checksums(self) -> dict[str, str]:

@@ -13,12 +13,12 @@ from flwr.app import MessageType, RecordDict
 
 from ..inference.onboard import to_new_client
 from ..params import Params, add_prefix
-from ..run_format import has_commit, seal_json
-from ..runs.committed import Count, read_commit
-from ..runs.directory import locked
 from ..runs.experiment import Experiment
-from ..runs.files import read_record, write_atomically
 from ..runs.trained import TrainedMethod, open_trained
+from ..store.committed import Count, read_commit
+from ..store.files import read_record, write_atomically
+from ..store.format import has_commit, seal_json, trial_folder
+from ..store.run_directory import locked
 from ..task.backbone import Backbone
 from .codec import Limits, WireError, pack, unpack, words
 from .messages import JoinReply, JoinRequest, digest
@@ -60,7 +60,7 @@ def has_ended(experiment: Experiment, out: Path) -> bool:
 def _parts(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]:
     for label in experiment.methods:
         for seed in experiment.seeds:
-            yield label, seed, out / "methods" / label / f"seed-{seed}"
+            yield label, seed, trial_folder(out, label, seed)
 
 
 def _ended(folder: Path, rounds: int) -> bool:

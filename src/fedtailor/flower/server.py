@@ -26,16 +26,16 @@ from ..engine.prepare import upload_chain
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError, one_line
 from ..params import to_device
-from ..run_format import damaged, seal_json
 from ..runs.base_model import fingerprint
 from ..runs.build import Inputs, backbone_of, named, public_of
-from ..runs.committed import read_server
-from ..runs.directory import RunDirectory
 from ..runs.estimate import rounds_left, start_summary
 from ..runs.experiment import Experiment
-from ..runs.files import read_record, record, write_atomically
 from ..runs.manifest import check_same
-from ..runs.parts import Part, commit_rounds, run_parts
+from ..runs.trials import TrialRun, commit_rounds, run_trials
+from ..store.committed import read_server
+from ..store.files import read_record, record, write_atomically
+from ..store.format import damaged, seal_json
+from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
@@ -164,27 +164,27 @@ def _serve(
         nodes.model = fingerprint(experiment.model)
         nodes.wait_for_clients()
 
-    def run_part(part: Part) -> None:
-        _run_part(inputs, part, nodes, timeouts)
+    def run_trial(trial: TrialRun) -> None:
+        _run_trial(inputs, trial, nodes, timeouts)
 
-    def is_done(part: Part) -> bool:
-        return part.directory.commit.finished and not clients_without_model(part)
+    def is_done(trial: TrialRun) -> bool:
+        return trial.store.last.finished and not clients_without_model(trial)
 
     summary = start_summary(inputs, rounds_left(experiment, out))
-    run_parts(experiment, federations, out, run_part, is_done, summary=summary)
+    run_trials(experiment, federations, out, run_trial, is_done, summary=summary)
     joining.join_all()
     return out
 
 
-def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> None:
+def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts) -> None:
     """All rounds that are left, each committed; then the clients' own models."""
-    method, federation, directory = part.method, part.federation, part.directory
-    plan, task = inputs.experiment.plan, inputs.task(part.method, part.seed)
-    first = method.init_client(task, 0, random.key(part.seed, "client", 0))
-    best = directory.commit.best_round if directory.commit.best else 0
-    states = RemoteStates.after(_cohorts(directory), best, bool(first))
+    method, federation, store = trial.method, trial.federation, trial.store
+    plan, task = inputs.experiment.plan, inputs.task(trial.method, trial.seed)
+    first = method.init_client(task, 0, random.key(trial.seed, "client", 0))
+    best = store.last.best_round if store.last.best else 0
+    states = RemoteStates.after(_cohorts(store), best, bool(first))
     chain = upload_chain(method, task, federation, plan)
-    names, experiment = _names(directory), digest(inputs.experiment)
+    names, experiment = _names(store), digest(inputs.experiment)
     before = tuple(zip(names.before, names.up_to, strict=True))
     executor = GridExecutor(
         method=method,
@@ -196,47 +196,47 @@ def _run_part(inputs: Inputs, part: Part, nodes: Nodes, timeouts: Timeouts) -> N
         schema=upload_schema(method, task, federation, chain),
         nodes=nodes,
         timeouts=timeouts,
-        blank=RoundRequest(experiment, names.run, part.label, part.seed, 0, "train", (), before),
-        folder=directory.path,
+        blank=RoundRequest(experiment, names.run, trial.label, trial.seed, 0, "train", (), before),
+        folder=store.path,
         metrics=Metrics(plan.evaluate),
     )
-    if not directory.commit.finished:
+    if not store.last.finished:
         todo = rounds(
             method,
             task,
             federation,
             plan,
             store=states,
-            server=directory.restore(states),
-            recent_norms=directory.recent_norms(),
-            start=directory.commit.round + 1,
+            server=store.restore(states),
+            recent_norms=store.recent_norms(),
+            start=store.last.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,
-            on_result=part.progress.on_result,
+            on_result=trial.progress.on_result,
         )
         try:
-            commit_rounds(part, todo, states)
+            commit_rounds(trial, todo)
         except DivergedError as error:
-            directory.diverge(str(error))
-            _hand_over(part, task, executor)
+            store.diverge(str(error))
+            _hand_over(trial, task, executor)
             raise
-    _hand_over(part, task, executor)
+    _hand_over(trial, task, executor)
 
 
-def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
+def _hand_over(trial: TrialRun, task: Task, executor: GridExecutor) -> None:
     """Let the clients keep their models of the reported round."""
-    clients = clients_without_model(part)
+    clients = clients_without_model(trial)
     if not clients:
         return
     executor.nodes.refresh()
-    folder, commit = part.directory.path, part.directory.commit
+    folder, commit = trial.store.path, trial.store.last
     server = to_device(read_server(folder, commit, commit.best_round), task.device)
     sizes = dict.fromkeys(clients, 0)
     read = executor.states.read
     requests = client_requests(clients, commit.best_round, "personalise", 0, sizes, read)
     results = executor.map("keep", server, requests)
     kept = {request.client for request, result in results if not isinstance(result, Refusal)}
-    everyone = sorted({*_clients_with_model(part), *kept})
+    everyone = sorted({*_clients_with_model(trial), *kept})
     models = ClientsOfRound(commit.best_round, everyone)
     path = folder / FLOWER_FILE
     found = replace(read_record(FlowerRecord, path), models=asdict(models))
@@ -244,44 +244,44 @@ def _hand_over(part: Part, task: Task, executor: GridExecutor) -> None:
     without = [client for client in clients if client not in kept]
     if without:
         print(
-            f"{part.title}: without a model of their own: clients "
+            f"{trial.title}: without a model of their own: clients "
             f"{', '.join(map(str, without))}; the same command asks them again",
             file=sys.stderr,
         )
 
 
-def clients_without_model(part: Part) -> list[int]:
-    """The clients that have not kept a model of their own of a part that has ended."""
-    commit = part.directory.commit
-    if not commit.ended or not commit.round or not (part.directory.path / FLOWER_FILE).exists():
+def clients_without_model(trial: TrialRun) -> list[int]:
+    """The clients that have not kept a model of their own of a trial that has ended."""
+    commit = trial.store.last
+    if not commit.ended or not commit.round or not (trial.store.path / FLOWER_FILE).exists():
         return []
-    kept = _clients_with_model(part)
-    return [client for client in range(part.federation.num_clients) if client not in kept]
+    kept = _clients_with_model(trial)
+    return [client for client in range(trial.federation.num_clients) if client not in kept]
 
 
-def _clients_with_model(part: Part) -> set[int]:
-    """The clients that have kept their model of the part's reported round."""
-    path = part.directory.path / FLOWER_FILE
+def _clients_with_model(trial: TrialRun) -> set[int]:
+    """The clients that have kept their model of the trial's reported round."""
+    path = trial.store.path / FLOWER_FILE
     about = read_record(FlowerRecord, path).models
     if not about:
         return set()
     models = record(ClientsOfRound, about, f"{path}: models")
-    return set(models.clients if models.round == part.directory.commit.best_round else ())
+    return set(models.clients if models.round == trial.store.last.best_round else ())
 
 
-def _cohorts(directory: RunDirectory) -> list[tuple[int, list[int]]]:
+def _cohorts(store: TrialStore) -> list[tuple[int, list[int]]]:
     """The committed rounds, each with its cohort."""
-    return [(line.round, list(line.cohort)) for line in directory.history()]
+    return [(line.round, list(line.cohort)) for line in store.history()]
 
 
-def _names(directory: RunDirectory) -> FlowerRecord:
-    """The names under which clients keep the private states of the part in this directory. If it
+def _names(store: TrialStore) -> FlowerRecord:
+    """The names under which clients keep the private states of the trial in this folder. If it
     was rolled back, there is a new one from now on: the states that the sites have are neither
     overwritten nor taken for those of rounds that are run again."""
-    path, commit = directory.path / FLOWER_FILE, directory.commit
+    path, commit = store.path / FLOWER_FILE, store.last
     if not path.exists():
         if commit.round:
-            raise InputError(f"{directory.path} was not begun over Flower; choose another --out")
+            raise InputError(f"{store.path} was not begun over Flower; choose another --out")
         write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
     names = read_record(FlowerRecord, path)
     if len(names.before) != len(names.up_to):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import filter as matching
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
-from ..engine.client_store import ClientStore
 from ..engine.config import Plan
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import join, join_requests
@@ -19,8 +18,8 @@ from ..errors import DivergedError, InputError
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
-from ..run_format import seal_json
-from ..runs.files import write_atomically
+from ..store.files import write_atomically
+from ..store.format import seal_json
 from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
 from .schema import Form, any_size, check_form, form_of
 from .states import States
@@ -33,7 +32,7 @@ class Session:
 
     label: str
     seed: int
-    first: ClientStore
+    first: Callable[[int], Params]
     server: Server
     training: Training
     evaluation: ClientEvaluation
@@ -86,7 +85,7 @@ class Session:
         training = self.training
         (request,) = join_requests(
             training.federation, training.local, [client], message.round,
-            self.plan.evaluate.novel_passes or 1, self.first.read,
+            self.plan.evaluate.novel_passes or 1, self.first,
         )  # fmt: skip
         candidates = join(training, self.evaluation, received, shared or None, request)
         result, state = decide(
@@ -110,7 +109,7 @@ class Session:
             states.check(request.client, request.base, request.best, message.round)
         if message.kind == "global":
             return self._evaluated(request.client, received), None
-        private = states.read(request.client, request.base, self.first.read(request.client))
+        private = states.read(request.client, request.base, self.first(request.client))
         if message.kind in ("personal", "keep"):
             passes = self.training.method.finetune_passes
             engine_request = _client_request(message, request, private, "personalise", passes, 1.0)

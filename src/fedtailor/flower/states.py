@@ -21,7 +21,7 @@ import torch
 
 from ..errors import InputError
 from ..params import Params, clone, to_device
-from ..runs.files import load_tensors, save_tensors
+from ..store.files import load_tensors, save_tensors
 
 MODEL = "model.safetensors"  # what a client was judged by after the reported round
 _NAME = re.compile(r"round-(\d+)\.safetensors")

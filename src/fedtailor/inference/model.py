@@ -20,7 +20,7 @@ from ..errors import InputError, listed
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
-from ..runs.trained_rows import read_trained_rows, trained_rows_file
+from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from .examples import picture_examples, text_examples
 from .generation import generate

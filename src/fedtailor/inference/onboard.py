@@ -27,13 +27,13 @@ from ..engine.scoring import SPLITS
 from ..errors import InputError
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
-from ..run_format import seal_json
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
-from ..runs.directory import locked
-from ..runs.files import read_record, save_tensors, write_atomically
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
-from ..runs.trained_rows import read_trained_before
+from ..store.files import read_record, save_tensors, write_atomically
+from ..store.format import seal_json
+from ..store.run_directory import locked
+from ..store.trained_rows import read_trained_before
 from ..task.backbone import Backbone
 from .choose import MODELS, Scores, all_scores, choose, did_not_learn
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..disk_cache import cache_dir
 from ..errors import InputError, brief, unknown
-from ..run_format import FROM_PYTHON
+from ..user_code import FROM_PYTHON
 from .config import ModelConfig
 from .packages import BUILTIN
 

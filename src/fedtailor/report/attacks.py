@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from ..store.metrics import ATTACK_SUCCESS, Metric, unit_of
+from ..store.read import attack_of
 from .names import attack_name
 from .numbers import scale_of
-from .read import attack_of
 from .rows import Result, Row
-from .select import ATTACK_SUCCESS, Entry, Metric, unit_of
+from .select import Entry
 from .table import Table
 from .text import TextTable
 

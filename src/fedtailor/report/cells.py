@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from ..store.metrics import ATTACK_SUCCESS, Metric, higher_is_better, unit_of
+from ..units import seconds_text, si
 from .clients import client_tables
 from .majority import NOT_LEARNED
-from .numbers import scale_of, seconds_text, si
+from .numbers import scale_of
 from .rows import Result, Row, Spread
-from .select import ATTACK_SUCCESS, Metric, higher_is_better, unit_of
 from .table import Table
 from .text import TextTable
 

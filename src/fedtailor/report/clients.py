@@ -8,18 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..store.metrics import Metric, higher_is_better, is_percentage, sizes_of, unit_of, values_of
+from ..store.records import Evaluation, Partition
 from .majority import majority_accuracy
-from .records import Evaluation, Partition
-from .select import (
-    Entry,
-    Metric,
-    higher_is_better,
-    is_percentage,
-    reported,
-    sizes_of,
-    unit_of,
-    values_of,
-)
+from .select import Entry, reported
 from .text import TextTable
 
 MAX_NAMED = 20  # clients of a table that shows all of them

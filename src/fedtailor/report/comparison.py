@@ -7,12 +7,13 @@ import textwrap
 from collections.abc import Sequence
 
 from ..errors import unknown
-from ..run_format import as_json as to_json_text
+from ..store.format import as_json as to_json_text
+from ..store.metrics import Metric, is_percentage
+from ..store.read import StrPath, read_all
+from ..store.selection import metric_of
 from .cells import text_tables
 from .differences import MethodResults, comparable_entries
 from .numbers import bare
-from .read import StrPath, read_all
-from .select import Metric, is_percentage, metric_of
 from .table import Table, table
 from .text import TextTable, whole
 from .untrained import untrained_notes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from .read import Trial
-from .records import Round
+from ..store.read import Trial
+from ..store.records import Round
 from .select import Entry
 
 COSTS = {  # what stands beside an axis of costs, and the unit

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
+from ..store.metrics import Metric, higher_is_better
+from ..store.read import Run
+from ..store.selection import by_round
 from .numbers import amount, bare
 from .paired import paired
-from .read import Run
-from .select import Entry, Metric, by_round, entries, higher_is_better, reported, scores
+from .select import Entry, entries, reported, scores
 from .untrained import unequal_turns, untrained_clients
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ..store.read import StrPath
 from .cells import ranked
 from .charts.content import Json
 from .drawing import converter, svg
 from .page import compared
-from .read import StrPath
 from .sections import Section, ahead, chart_specs, name_of, sections
 
 Rows = list[Json]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .metrics import Summary, summarise
-from .records import Evaluation, Partition
+from ..store.metrics import Summary, summarise
+from ..store.records import Evaluation, Partition
 
 NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .records import Attack
+from ..store.records import Attack
 
 MAX_NAMES = 5
 

@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ..store.metrics import Metric, higher_is_better
+from ..store.read import Run
+from ..store.selection import select_by
 from .bounds import notes_on_bounds
 from .majority import NOT_LEARNED
-from .read import Run
-from .select import Metric, goes_on, higher_is_better, select_by
+from .select import goes_on
 
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model")

@@ -1,46 +1,8 @@
-"""Numbers in words: with prefixes of the SI, in units of time, in the unit of a metric."""
+"""Differences in words, in the unit of a metric."""
 
 from __future__ import annotations
 
-from .select import Metric, is_percentage
-
-
-def si(value: float | None, unit: str = "") -> str:
-    """Format ``value`` with three digits and a prefix of the SI.
-
-    >>> si(147_456), si(1_250_000, "B"), si(12), si(None)
-    ('147k', '1.25 MB', '12', '-')
-    """
-    if value is None:
-        return "-"
-    power = 0
-    while abs(value) >= 999.5 and power < 4:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g}{' ' if unit else ''}{('', 'k', 'M', 'G', 'T')[power]}{unit}"
-
-
-def seconds_text(value: float) -> str:
-    """Format seconds.
-
-    >>> seconds_text(3.21), seconds_text(102.7)
-    ('3.2', '103')
-    """
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def in_words(seconds: float) -> str:
-    """Return a time in the units that a reader would use.
-
-    >>> [in_words(seconds) for seconds in (0.2, 42, 200, 8000, 200_000)]
-    ['1 s', '42 s', '3 min', '2 h 13 min', '2 d 7 h']
-    """
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+from ..store.metrics import Metric, is_percentage
 
 
 def scale_of(metric: Metric) -> tuple[float, int]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, naming
+from ..store.read import Run, StrPath, read_all
+from ..units import si
 from . import drawing, select
 from .cells import ranked, text_tables
 from .charts.content import Group, Json, content, groups
@@ -21,8 +23,6 @@ from .charts.every_client import every_client
 from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
-from .numbers import si
-from .read import Run, StrPath, read_all
 from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table

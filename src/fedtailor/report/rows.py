@@ -8,22 +8,12 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from ..store.metrics import Metric, Summary, summary
+from ..store.selection import Model, by_round, select_by, validated
 from .clients import worst_clients
 from .costs import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic
 from .majority import majority_summary
-from .metrics import Summary
-from .select import (
-    Entry,
-    Metric,
-    Model,
-    by_round,
-    goes_on,
-    own_metrics,
-    reported,
-    select_by,
-    summary,
-    validated,
-)
+from .select import Entry, goes_on, own_metrics, reported
 from .untrained import Untrained, untrained_of
 
 

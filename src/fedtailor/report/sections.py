@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..store.metrics import Metric
 from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import Group, Json
 from .costs import COSTS, is_wide
 from .differences import too_few
-from .select import Entry, Metric
+from .select import Entry
 from .table import Table
 from .text import TextTable
 

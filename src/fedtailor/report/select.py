@@ -1,43 +1,19 @@
-"""The results of a run that a report shows: methods over seeds, and test results at one round.
-
-The round is selected on validation data, for every seed and model by itself.
-"""
+"""The results of runs that a report shows: methods over seeds, at their reported rounds."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
-from ..errors import InputError, unknown
-from ..objectives import DEFAULT, OBJECTIVES  # noqa: F401
-from ..objectives.objective import Objective
-from .metrics import Summary, best_round, rounded, summarise
-from .read import Run, Trial
-from .records import Evaluation
-
-Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
-ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
-_LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
-_SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
-Model = Literal["personal", "global", "novel"]
-
-
-class ClientResults(Protocol):
-    """The results of clients, one entry each; what is undefined is None."""
-
-    @property
-    def num_examples(self) -> Sequence[int]: ...
-    @property
-    def loss(self) -> Sequence[float | None]: ...
-    @property
-    def accuracy(self) -> Sequence[float | None]: ...
-    @property
-    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
+from ..store.metrics import Metric, rounded, sizes_of, summary, values_of
+from ..store.read import Run, Trial
+from ..store.records import Evaluation
+from ..store.selection import Model, SelectedRound, by_round, select_by, select_round, validated
 
 
 @dataclass(frozen=True)
@@ -52,15 +28,6 @@ class Entry:
     run_name: str
     method: str
     trials: Sequence[Trial]
-
-
-@dataclass(frozen=True)
-class SelectedRound:
-    """The reported round of one trial and model, and the evaluation on test data at that round."""
-
-    round: int
-    by_validation: bool  # False: there are no validation examples, and this is the last round
-    test: Evaluation
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
@@ -100,144 +67,10 @@ def goes_on(run: Run) -> bool:
     return bool(run.experiment.get("start_from", {}).get("run"))
 
 
-def selection_metric(experiment: Mapping[str, Any], objective: Objective) -> Metric:
-    """Return the metric by which the reported round is selected: ``evaluate.select``, or else
-    that of the kind of task.
-
-    >>> selection_metric({"evaluate": {"select": "auc"}}, DEFAULT), selection_metric({}, DEFAULT)
-    ('auc', 'accuracy')
-    """
-    chosen: Metric | None = experiment.get("evaluate", {}).get("select")
-    return chosen or objective.selects
-
-
-def select_by(run: Run) -> Metric:
-    """Return the metric by which the rounds of ``run`` are selected."""
-    return selection_metric(run.experiment, run.objective)
-
-
-def metric_of(runs: Sequence[Run]) -> Metric:
-    """Return the measure that is shown: that by which all runs select their rounds, or else
-    that of the kind of task."""
-    metrics = {select_by(run) for run in runs}
-    return metrics.pop() if len(metrics) == 1 else runs[0].objective.selects
-
-
 def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
     """Return the names of the metrics that the trials have beside loss and accuracy."""
     lines = (evaluation for trial in trials for evaluation in trial.evaluations[:1])
     return list(dict.fromkeys(name for line in lines for name in line.metrics))
-
-
-def higher_is_better(metric: Metric) -> bool:
-    """Return whether higher values of ``metric`` are better: not of a loss, an error, or the
-    success of an attack."""
-    return metric not in _LOWER
-
-
-def is_percentage(metric: Metric) -> bool:
-    """Return whether ``metric`` is shown in percent."""
-    return metric in _SHARES
-
-
-def unit_of(metric: Metric) -> str:
-    """Return the unit of ``metric``, in brackets after a space; empty if it has none.
-
-    >>> unit_of("accuracy"), unit_of("brier")
-    (' (%)', '')
-    """
-    return " (%)" if is_percentage(metric) else " (nats)" if metric == "loss" else ""
-
-
-def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
-    """Return the clients' values of ``metric``; None where it is undefined.
-
-    Raises:
-        InputError: the run has no such metric.
-    """
-    if metric in ("accuracy", "loss"):
-        return evaluation.accuracy if metric == "accuracy" else evaluation.loss
-    if metric not in evaluation.metrics:
-        allowed = ["accuracy", "loss", *evaluation.metrics]
-        raise unknown(
-            "metric",
-            metric,
-            allowed,
-            where="the run (evaluate.metrics names what is measured)",
-            kind="it has",
-        )
-    return evaluation.metrics[metric]
-
-
-def sizes_of(evaluation: ClientResults, metric: Metric) -> list[int]:
-    """Return the clients' numbers of examples; 0 where one of the experiment's own metrics is
-    undefined."""
-    values = values_of(evaluation, metric)
-    if metric in ("accuracy", "loss"):
-        return list(evaluation.num_examples)
-    pairs = zip(values, evaluation.num_examples, strict=True)
-    return [0 if value is None else count for value, count in pairs]
-
-
-def summary(evaluation: ClientResults, metric: Metric) -> Summary:
-    """Summarise ``evaluation`` over the clients that have examples, and for which ``metric`` is
-    defined; NaN where it is for none of them.
-
-    Raises:
-        InputError: the run has no such metric, or no client has examples.
-
-    >>> e = Evaluation(3, "personal", "test", [0, 1], [4, 0], [0.5, None], [0.75, None])
-    >>> summary(e, "accuracy").mean
-    0.75
-    """
-    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
-    if any(evaluation.num_examples) and not any(sizes):
-        nan = math.nan
-        return Summary(nan, nan, nan, nan, nan, clients=0, without_examples=len(sizes))
-    return summarise(values, sizes, higher_is_better=higher_is_better(metric))
-
-
-def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
-    """Return by round the evaluations of ``model`` on ``split`` for which a client has examples."""
-    return {
-        evaluation.round: evaluation
-        for evaluation in trial.evaluations
-        if evaluation.model == model and evaluation.split == split and any(evaluation.num_examples)
-    }
-
-
-def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluation] | None:
-    """Return the round with the best validation results of ``model``, and these results; where none
-    is a number, the last evaluated round. None without any."""
-    found = by_round(trial, model, "validation")
-    if not found:
-        return None
-    means = {number: summary(one, metric).mean for number, one in found.items()}
-    number = best_round(means, higher_is_better=higher_is_better(metric))
-    return number, found[number]
-
-
-def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
-    """Select the round with the best validation results, or else the last evaluated one, and return
-    its test results.
-
-    Returns:
-        The round and its test results; None if the model was never evaluated.
-
-    Raises:
-        InputError: there are no test results at that round.
-    """
-    chosen, test = validated(trial, model, metric), by_round(trial, model, "test")
-    if chosen is None and not test:
-        return None
-    number = max(test) if chosen is None else chosen[0]
-    if number not in test:
-        raise InputError(
-            f"{trial.folder / 'clients.jsonl'} has no test results of the {model} model at round "
-            f"{number}, the best on validation; rounds with test results: {sorted(test)}"
-        )
-    by_validation = chosen is not None and not math.isnan(summary(chosen[1], metric).mean)
-    return SelectedRound(number, by_validation, test[number])
 
 
 class ValidationScore(NamedTuple):
@@ -290,18 +123,3 @@ def is_one_model(trial: Trial, metric: Metric) -> bool:
     selected = select_round(trial, "personal", metric)
     found = by_round(trial, "global", "test").get(selected.round) if selected else None
     return selected is not None and found is not None and found.loss == selected.test.loss
-
-
-def headline(trial: Trial, metric: Metric) -> str:
-    """A trial's result in a few words: its personal models on the clients' own test examples.
-
-    Returns:
-        For example ``accuracy 42.6, worst client 20.0 (round 6)``; empty without such a result.
-    """
-    selected = select_round(trial, "personal", metric)
-    if selected is None:
-        return ""
-    result = summary(selected.test, metric)
-    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
-    mean, worst = (f"{factor * value:.{digits}f}" for value in (result.mean, result.worst))
-    return f"{metric} {mean}, worst client {worst} (round {selected.round})"

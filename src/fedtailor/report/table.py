@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..store.metrics import Metric
+from ..store.read import Run
+from ..store.selection import metric_of
 from .clients import ClientRow, client_rows
 from .differences import comparable_entries
 from .notes import caption, footnotes
-from .read import Run
 from .rows import Majority, Result, Row, majority_rows, row_of
-from .select import Metric, entries, metric_of
+from .select import entries
 from .untrained import untrained_notes
 from .verdict import Verdict, verdict
 

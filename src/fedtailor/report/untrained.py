@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from ..store.metrics import Metric, is_percentage
+from ..store.read import Run, Trial
+from ..store.records import Evaluation
 from .numbers import bare
-from .read import Run, Trial
-from .records import Evaluation
-from .select import Entry, Metric, goes_on, is_percentage, reported, scores
+from .select import Entry, goes_on, reported, scores
 
 ALONE = "local"  # the method that trains without a federation
 

@@ -12,23 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..store.metrics import Metric, higher_is_better, unit_of
+from ..store.read import attack_of
+from ..store.selection import by_round, metric_of, select_by
+from ..units import seconds_text, si
 from .differences import FEWEST, Difference, MethodResults
 from .names import MAX_NAMES, attack_name, client_name, in_prose
-from .numbers import bare, seconds_text, si
-from .read import attack_of
+from .numbers import bare
 from .rows import Row
-from .select import (
-    Entry,
-    Metric,
-    by_round,
-    higher_is_better,
-    is_one_model,
-    metric_of,
-    reported,
-    select_by,
-    unit_of,
-    validation_score,
-)
+from .select import Entry, is_one_model, reported, validation_score
 from .text import option
 from .untrained import ALONE, unequal_turns
 

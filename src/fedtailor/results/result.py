@@ -16,23 +16,15 @@ from ..errors import InputError, unknown
 from ..report.cells import text_tables
 from ..report.comparison import compare, verdict_lines
 from ..report.page import write
-from ..report.read import Run, Trial, read
-from ..report.records import Round
 from ..report.rows import Row, Spread
-from ..report.select import (
-    Metric,
-    Model,
-    by_round,
-    entries,
-    higher_is_better,
-    metric_of,
-    select_round,
-    summary,
-    validation_score,
-)
+from ..report.select import entries, validation_score
 from ..report.table import table
 from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
+from ..store.metrics import Metric, higher_is_better, summary
+from ..store.read import Run, Trial, read
+from ..store.records import Round
+from ..store.selection import Model, by_round, metric_of, select_round
 from ..task.backbone import Backbone
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from ..errors import InputError
 from ..models.config import ModelConfig
 from ..models.packages import BUILTIN
 from ..models.source import locate
-from ..report.checked import record
-from ..run_format import FROM_PYTHON, seal_json
-from ..user_code import origin_of
-from .files import read_record, write_atomically
+from ..store.checked import record
+from ..store.files import read_record, write_atomically
+from ..store.format import seal_json
+from ..user_code import FROM_PYTHON, origin_of
 
 MODEL_FILE = "model.json"
 

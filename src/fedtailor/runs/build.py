@@ -32,10 +32,9 @@ from ..models.pooled import Pooled
 from ..models.source import faults_of_files
 from ..objectives.objective import MetricFunction
 from ..params import Batch
-from ..run_format import FROM_PYTHON
 from ..task.backbone import Backbone
 from ..task.task import Task
-from ..user_code import portable
+from ..user_code import FROM_PYTHON, portable
 from .experiment import Experiment
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 from ..engine.results import Round
 from ..errors import InputError
-from ..report.metrics import best_round
-from ..report.read import read_trial
-from ..report.select import Metric, Model, by_round, higher_is_better, summary
+from ..store.metrics import Metric, best_round, higher_is_better, summary
+from ..store.read import read_trial
+from ..store.selection import Model, by_round
 
 
 class Stop(Enum):

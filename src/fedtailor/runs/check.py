@@ -8,11 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ..engine.client_store import best_path, staged_path
-from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..report.logs import LOGS
-from ..run_format import (
+from ..store.client_states import best_path, staged_path
+from ..store.committed import (
+    PRIVATE_FILE,
+    Commit,
+    check_states,
+    expected_files,
+    read_commit,
+    refusals_until,
+    state_path,
+)
+from ..store.files import load_tensors, read_json
+from ..store.format import (
     REFUSED_FILE,
     check_committed,
     check_format,
@@ -25,19 +33,11 @@ from ..run_format import (
     damaged,
     has_commit,
 )
+from ..store.logs import LOGS
+from ..store.row_file import RowFile
+from ..store.trained_rows import check_trained_rows
 from .base_model import MODEL_FILE, check_model, has_files
-from .committed import (
-    PRIVATE_FILE,
-    Commit,
-    check_states,
-    expected_files,
-    read_commit,
-    refusals_until,
-    state_path,
-)
-from .files import load_tensors, read_json
 from .manifest import open_run, read_data_manifest
-from .trained_rows import check_trained_rows
 
 _READ_AGAIN = (
     *("*.json", "*.safetensors"),

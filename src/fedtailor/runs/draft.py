@@ -18,7 +18,7 @@ from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
 from ..objectives import CausalLM
-from ..run_format import check_folder_name
+from ..store.format import check_folder_name
 from .experiment import parse
 
 _MIN_EXAMPLES = SplitConfig.min_examples

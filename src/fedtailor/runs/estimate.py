@@ -18,11 +18,11 @@ from ..engine.participants import draw_cohort
 from ..engine.prepare import as_trained, first_steps
 from ..errors import FEW
 from ..method import FineTuning, Method
-from ..run_format import has_commit
+from ..store.committed import read_commit
+from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
-from .committed import read_commit
 from .experiment import Experiment
 from .manifest import evaluated_clients
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
@@ -173,7 +173,7 @@ def rounds_left(
     for seed, label in all_parts if parts is None else parts:
         done = 0
         if out is not None:
-            folder = out / "methods" / label / f"seed-{seed}"
+            folder = trial_folder(out, label, seed)
             done = read_commit(folder).round if has_commit(folder) else 0
         left[label, seed] = max(0, experiment.rounds - done)
     return left

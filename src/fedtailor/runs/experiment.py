@@ -20,12 +20,12 @@ from ..errors import InputError, brief, missing_file, unknown
 from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
-from ..run_format import check_folder_name
+from ..store.format import check_folder_name
 from ..uploads.attacks import AttackConfig
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
-from .checked import build
+from .fields import build
 from .settings import Settings, changed, check_nesting, pairs_of, set_dotted, table_of
 
 

@@ -12,10 +12,10 @@ from ..data.federation import Federation
 from ..data.omissions import Omission
 from ..data.partition import without_held_out
 from ..data.table import Fingerprints
+from ..store.trained_rows import has_too_many, read_trained_before, read_trained_rows
 from .build import Inputs
 from .experiment import Experiment, StartConfig
 from .manifest import read_experiment
-from .trained_rows import has_too_many, read_trained_before, read_trained_rows
 
 Before = Mapping[int, Fingerprints | None]  # by seed; None: not known
 

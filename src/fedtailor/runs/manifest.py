@@ -17,25 +17,18 @@ import torch
 
 from ..data.federation import Federation
 from ..data.majority import majority_class
-from ..engine.row_file import RowFile
 from ..errors import InputError
-from ..report.read import read_data_manifest as read_data_manifest
-from ..report.read import read_experiment as read_experiment
-from ..run_format import (
-    FORMAT,
-    check_regular,
-    check_there,
-    checksum,
-    has_commit,
-    seal_json,
-)
+from ..store.files import make_folder, write_atomically
+from ..store.format import FORMAT, check_regular, check_there, checksum, has_commit, seal_json
+from ..store.read import read_data_manifest as read_data_manifest
+from ..store.read import read_experiment as read_experiment
+from ..store.row_file import RowFile
+from ..store.trained_rows import write_trained_rows
 from ..user_code import stored
 from .base_model import MODEL_FILE, check_model, record_model
 from .experiment import Experiment, by_label, parse, source_place
 from .extend import check_extends, extended
-from .files import make_folder, write_atomically
 from .settings import Settings, changed
-from .trained_rows import write_trained_rows
 
 PACKAGES = ("fedtailor", "torch", "transformers", "peft", "datasets", "numpy")
 

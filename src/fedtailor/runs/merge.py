@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, naming
-from ..run_format import has_commit, seal_json, stored_parts
+from ..store.committed import read_commit
+from ..store.files import write_atomically
+from ..store.format import has_commit, seal_json, stored_parts, trial_folder
 from ..temporary_folder import temporary_folder
 from .base_model import MODEL_FILE, same_models
-from .committed import read_commit
 from .experiment import by_label, parse
 from .extend import differences, united
-from .files import write_atomically
 from .manifest import read_data_manifest, read_experiment, same_data
 
 _CHUNK = 1 << 24  # bytes that are copied at a time
@@ -33,7 +33,7 @@ class _Run:
         """((label, seed), folder) of every part that has a committed round."""
         for method in self.experiment["methods"]:
             for seed in self.experiment["seeds"]:
-                folder = self.path / "methods" / method["label"] / f"seed-{seed}"
+                folder = trial_folder(self.path, method["label"], seed)
                 if has_commit(folder):
                     yield (method["label"], seed), folder
 
@@ -92,7 +92,7 @@ def _copy(runs: Sequence[_Run], parts: Mapping[tuple[str, int], Path], out: Path
         shutil.copytree(run.path / "partitions", out / "partitions", dirs_exist_ok=True)
         _copy_own_code(run.path, out)
     for (label, seed), folder in parts.items():
-        target = out / "methods" / label / f"seed-{seed}"
+        target = trial_folder(out, label, seed)
         shutil.copytree(folder, target, copy_function=copy_sparse)
     shutil.copyfile(runs[0].path / "environment.json", out / "environment.json")
     for run in runs:

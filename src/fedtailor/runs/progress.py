@@ -16,9 +16,8 @@ from tqdm import tqdm
 from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..errors import naming
-from ..report.metrics import summarise
-from ..report.numbers import in_words
-from ..report.select import Metric
+from ..store.metrics import Metric, summarise
+from ..units import in_words
 
 LOG = "run.log"
 

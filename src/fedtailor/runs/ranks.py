@@ -1,7 +1,7 @@
 """A run whose clients' work is shared by the ranks that torchrun has started.
 
 Every rank loads the same inputs. The first one runs the experiment as one process would, and names
-the next part to the others, which do their share of it.
+the next trial to the others, which do their share of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..engine.prepare import as_trained, client_works
 from ..errors import InputError
 from .build import Inputs
 from .manifest import PACKAGES, data_manifest
-from .parts import Part
+from .trials import TrialRun
 
 
 class LeadingRank:
@@ -32,19 +32,19 @@ class LeadingRank:
     def __init__(self, group: ProcessGroup, plan: Plan, device: torch.device) -> None:
         self._group, self._plan, self._device = group, plan, device
 
-    def begin(self, part: Part) -> None:
-        """Tell the other ranks which part is next."""
-        self._group.broadcast((part.seed, part.label, part.model_seed))
+    def begin(self, trial: TrialRun) -> None:
+        """Tell the other ranks which trial is next."""
+        self._group.broadcast((trial.seed, trial.label, trial.model_seed))
 
     def executor(self, works: Mapping[str, Work]) -> RankExecutor:
-        """What shares a part's work over all ranks."""
+        """What shares a trial's work over all ranks."""
         local_size = self._group.local_size
         return RankExecutor(
             self._group, share_executor(self._plan.engine, works, self._device, local_size)
         )
 
     def end(self) -> None:
-        """Tell the other ranks that no part is left."""
+        """Tell the other ranks that no trial is left."""
         self._group.broadcast(None)
 
 
@@ -60,11 +60,11 @@ def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> No
     group.check_consistent(_fingerprint(inputs))
 
 
-def follow_parts(inputs: Inputs, group: ProcessGroup) -> None:
-    """On every rank but the first: do a share of each part, until none is left."""
+def follow_trials(inputs: Inputs, group: ProcessGroup) -> None:
+    """On every rank but the first: do a share of each trial, until none is left."""
     plan = inputs.experiment.plan
-    while (part := group.receive()) is not None:
-        seed, label, model_seed = part
+    while (trial := group.receive()) is not None:
+        seed, label, model_seed = trial
         method, federation = inputs.experiment.methods[label], inputs.federations[seed]
         task = inputs.task(method, model_seed)
         keep_freed_memory()

@@ -15,29 +15,28 @@ from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
 from ..engine.metrics import Metrics
-from ..engine.prepare import first_costs, new_store
+from ..engine.prepare import first_costs
 from ..engine.results import Round
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..objectives import objective_of
 from ..objectives.objective import MetricFunction
 from ..profiling import Trace
+from ..store.run_directory import check_removable, remove_run
 from ..task.backbone import Backbone
 from .build import Inputs, device_of, named, with_metrics
 from .callbacks import OnRound
-from .committed import PRIVATE_FILE
-from .directory import check_removable, remove_run
 from .estimate import rounds_left, start_summary
 from .experiment import Experiment, checked, load
 from .extend import unused_bounds
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_data, check_same, copies, is_as_it_was, open_run, write_copies
-from .parts import Part, chosen, commit_rounds, nothing_left, run_parts
-from .ranks import LeadingRank, check_ranks, follow_parts
+from .ranks import LeadingRank, check_ranks, follow_trials
 from .settings import Settings
 from .start import Start, check_old_parts, check_starts, open_start
 from .summary import StartSummary
 from .trained import check_private_states
+from .trials import TrialRun, chosen, commit_rounds, nothing_left, run_trials
 
 MakeExecutor = Callable[[Mapping[str, Work]], Executor]
 
@@ -97,15 +96,15 @@ def run(
     """
     experiment, out = open_experiment(experiment, out, settings)
     experiment = with_metrics(experiment, metrics or {})
-    parts = chosen(experiment.seeds, list(experiment.methods), part)
+    trials = chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
     if is_leader and overwrite:
         check_removable(out)
     elif is_leader:
         _check_same(experiment, data, backbone, out)
     in_files = data is None and backbone is None and not metrics and group is None
-    may_end = in_files and not overwrite and is_as_it_was(experiment, out, parts)
-    if may_end and nothing_left(experiment, out, parts):
+    may_end = in_files and not overwrite and is_as_it_was(experiment, out, trials)
+    if may_end and nothing_left(experiment, out, trials):
         if summary:
             print(f"{out} is finished: nothing is left to run", file=sys.stderr)
             for line in unused_bounds(experiment.as_dict(), out):
@@ -113,29 +112,29 @@ def run(
         return out
     _check_settings(named(experiment, data, backbone), data, metrics or {})
     if is_leader:
-        check_old_parts(named(experiment, data, backbone), out, parts, anew=overwrite)
+        check_old_parts(named(experiment, data, backbone), out, trials, anew=overwrite)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
         inputs = leave_out(inputs, _shared(before, group))
     device = inputs.check()  # bad input shows before anything is written
     if is_leader:
-        check_starts(inputs, out, parts, anew=overwrite)
+        check_starts(inputs, out, trials, anew=overwrite)
     if is_leader and overwrite:
         files = copies(inputs.experiment)  # perhaps those in ``out``
         remove_run(out)
         write_copies(files, out)
     if group is None:
-        return _run_parts(inputs, out, trace, on_round, part, summary, scores)
+        return _run_trials(inputs, out, trace, on_round, part, summary, scores)
     check_ranks(inputs, group, device)
     if not group.is_leader:
-        follow_parts(inputs, group)
+        follow_trials(inputs, group)
         return out
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
         ranks = leader.executor, leader.begin, group.size
-        _run_parts(inputs, out, trace, on_round, part, summary, scores, *ranks)
-    except DivergedError:  # every part has ended, so the other ranks wait for the next one
+        _run_trials(inputs, out, trace, on_round, part, summary, scores, *ranks)
+    except DivergedError:  # every trial has ended, so the other ranks wait for the next one
         leader.end()
         raise
     leader.end()
@@ -197,7 +196,7 @@ def open_experiment(
     return open_run(source, settings), source
 
 
-def _run_parts(
+def _run_trials(
     inputs: Inputs,
     out: Path,
     trace: Trace | None,
@@ -206,26 +205,26 @@ def _run_parts(
     summary: bool,
     scores: bool,
     make_executor: MakeExecutor | None = None,
-    begin: Callable[[Part], None] = lambda part: None,
+    begin: Callable[[TrialRun], None] = lambda trial: None,
     ranks: int = 1,
 ) -> Path:
-    """Run every part of the portion; ``begin`` is called before each."""
+    """Run every trial of the portion; ``begin`` is called before each."""
     _advise(inputs)
     experiment = inputs.experiment
-    parts = chosen(experiment.seeds, list(experiment.methods), portion)
-    left = rounds_left(experiment, out, parts)
+    trials = chosen(experiment.seeds, list(experiment.methods), portion)
+    left = rounds_left(experiment, out, trials)
     start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
 
-    def run_part(part: Part) -> None:
+    def run_trial(trial: TrialRun) -> None:
         start = None
-        if inputs.experiment.start_from.run is not None and not part.directory.has_begun:
-            start = open_start(inputs, part.label, part.seed)
-            start.describe(part.directory.path)
-        begin(part)
-        _run_part(inputs, part, trace, on_round, make_executor, start)
+        if inputs.experiment.start_from.run is not None and not trial.store.has_begun:
+            start = open_start(inputs, trial.label, trial.seed)
+            start.describe(trial.store.path)
+        begin(trial)
+        _run_trial(inputs, trial, trace, on_round, make_executor, start)
 
-    return run_parts(
-        inputs.experiment, inputs.federations, out, run_part, portion=portion, summary=start,
+    return run_trials(
+        inputs.experiment, inputs.federations, out, run_trial, portion=portion, summary=start,
         scores=scores,
     )  # fmt: skip
 
@@ -256,60 +255,59 @@ def dry_run(
         InputError: bad input, or a different run in ``out``.
     """
     experiment, out = open_experiment(experiment, out, settings)
-    parts = chosen(experiment.seeds, list(experiment.methods), part)
+    trials = chosen(experiment.seeds, list(experiment.methods), part)
     if overwrite:
         check_removable(out)
     else:
         _check_same(experiment, data, backbone, out)
     _check_settings(named(experiment, data, backbone), data, {})
-    check_old_parts(named(experiment, data, backbone), out, parts, anew=overwrite)
+    check_old_parts(named(experiment, data, backbone), out, trials, anew=overwrite)
     inputs = Inputs.load(experiment, data, backbone)
     inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
     inputs.check()
     if not overwrite:
         check_data(inputs.federations, out)
-    check_starts(inputs, out, parts, anew=overwrite)
-    left = rounds_left(inputs.experiment, None if overwrite else out, parts)
+    check_starts(inputs, out, trials, anew=overwrite)
+    left = rounds_left(inputs.experiment, None if overwrite else out, trials)
     return start_summary(inputs, left)
 
 
-def _run_part(
+def _run_trial(
     inputs: Inputs,
-    part: Part,
+    trial: TrialRun,
     trace: Trace | None,
     on_round: OnRound | None,
     make_executor: MakeExecutor | None,
     start: Start | None,
 ) -> None:
     """Run the rounds that are left, from ``start`` if none is done."""
-    plan, directory = inputs.experiment.plan, part.directory
-    task = inputs.task(part.method, part.model_seed)
-    if directory.has_begun:
-        check_private_states(part.method, task, directory.path, directory.commit)
-    store = new_store(part.method, task, part.federation, directory.path / PRIVATE_FILE)
-    server, number = directory.restore(store), directory.commit.round + 1
+    plan, method, federation = inputs.experiment.plan, trial.method, trial.federation
+    task, store = inputs.task(method, trial.model_seed), trial.store
+    if store.has_begun:
+        check_private_states(method, task, store.path, store.last)
+    states = store.open_states(method, task, federation)
+    server, number = store.restore(states), store.last.round + 1
     if start is not None:
         server, number = start.server(), 0
-        start.stage(store)
+        start.stage(states)
     todo = rounds(
-        part.method,
+        method,
         task,
-        part.federation,
+        federation,
         plan,
-        store=store,
+        store=states,
         server=server,
-        recent_norms=directory.recent_norms(),
+        recent_norms=store.recent_norms(),
         start=number,
-        earlier=directory.earlier,
-        executor=directory.executor,
+        earlier=store.earlier,
+        executor=store.executor,
         make_executor=make_executor,
-        on_result=part.progress.on_result,
+        on_result=trial.progress.on_result,
         metrics=inputs.metrics,
     )
-    if not directory.has_costs and not part.federation.remote:
-        todo = _with_costs(todo, first_costs(part.method, task, part.federation, plan))
-    followed = trace.follow(todo, part.title) if trace else todo
-    commit_rounds(part, followed, store, on_round)
+    if not store.has_costs and not federation.remote:
+        todo = _with_costs(todo, first_costs(method, task, federation, plan))
+    commit_rounds(trial, trace.follow(todo, trial.title) if trace else todo, on_round)
 
 
 def _with_costs(todo: Iterator[Round], first: Costs) -> Iterator[Round]:

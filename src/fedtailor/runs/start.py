@@ -18,20 +18,20 @@ from torch import Tensor
 
 from .. import random
 from ..data.federation import Federation
-from ..engine.client_store import PrivateStates
 from ..engine.prepare import first_server
+from ..engine.private_states import PrivateStates
 from ..errors import InputError, listed, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
-from ..report.bounds import shown
-from ..run_format import has_commit, seal_json
+from ..store.bounds import shown
+from ..store.committed import START_FILE, StartRecord, model_seed
+from ..store.files import write_atomically
+from ..store.format import has_commit, seal_json, trial_folder
 from ..task.task import Task
 from ..user_code import origin_of
 from .base_model import check_model
 from .build import Inputs
-from .committed import START_FILE, StartRecord, model_seed
 from .experiment import Experiment
-from .files import write_atomically
 from .held_out import start_seed
 from .manifest import data_manifest, open_run
 from .settings import flattened
@@ -100,7 +100,7 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
     experiment, federation = inputs.experiment, inputs.federations[seed]
     run, old_label, old_seed = _old_part(experiment, label, seed)
     method = experiment.methods[label]
-    number = model_seed(run / "methods" / old_label / f"seed-{old_seed}", old_seed)
+    number = model_seed(trial_folder(run, old_label, old_seed), old_seed)
     backbone = inputs.backbone(number)
     trained = open_trained(run, old_label, old_seed, backbone=backbone)
     _check_data(trained.data, data_manifest(federation), run)
@@ -157,7 +157,7 @@ def _not_begun(
     """The ``parts`` that will begin with the states of another run."""
     if experiment.start_from.run is None:
         return []
-    folders = {(s, label): out / "methods" / label / f"seed-{s}" for s, label in parts}
+    folders = {(s, label): trial_folder(out, label, s) for s, label in parts}
     return [p for p, folder in folders.items() if anew or not has_commit(folder)]
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from ..report.numbers import in_words, si
-from ..run_format import as_json
+from ..store.format import as_json
+from ..units import in_words, si
 
 
 @dataclass(frozen=True)

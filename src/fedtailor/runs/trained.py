@@ -21,12 +21,7 @@ from ..engine.prepare import as_trained, client_works
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..params import Params, aligned, pick
-from ..run_format import check_there, has_commit
-from ..task.backbone import Backbone
-from ..task.task import Task
-from .base_model import check_model, pinned
-from .build import Inputs, named, task_again
-from .committed import (
+from ..store.committed import (
     Commit,
     CommittedStates,
     model_seed,
@@ -34,11 +29,16 @@ from .committed import (
     read_commit,
     read_server,
 )
+from ..store.files import load_tensors
+from ..store.format import check_there, has_commit, trial_folder
+from ..store.trained_rows import check_trained_rows, trained_rows_file
+from ..task.backbone import Backbone
+from ..task.task import Task
+from .base_model import check_model, pinned
+from .build import Inputs, named, task_again
 from .experiment import Experiment
-from .files import load_tensors
 from .held_out import leave_out, rows_trained_before
 from .manifest import data_manifest, open_run, read_data_manifest, same_data
-from .trained_rows import check_trained_rows, trained_rows_file
 
 STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterwards
 
@@ -75,7 +75,7 @@ class TrainedMethod:
     @property
     def folder(self) -> Path:
         """The part of the run directory that belongs to the method and the seed."""
-        return self.run / "methods" / self.label / f"seed-{self.seed}"
+        return trial_folder(self.run, self.label, self.seed)
 
     @property
     def round(self) -> int:
@@ -271,7 +271,7 @@ def open_trained(
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods, where=str(run), kind="it has")
     seed = experiment.seeds[0] if seed is None else seed
-    folder = run / "methods" / label / f"seed-{seed}"
+    folder = trial_folder(run, label, seed)
     commit = ended_commit(run, experiment, label, seed)
     number = commit.round if which == "last" else commit.best_round
     server = read_server(folder, commit, number)
@@ -298,7 +298,7 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
     if seed not in experiment.seeds:
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
-    folder = run / "methods" / label / f"seed-{seed}"
+    folder = trial_folder(run, label, seed)
     commit = read_commit(folder) if has_commit(folder) else None
     if commit is None or not (commit.ended or commit.stopped):
         again = f"fedtailor run {shlex.quote(str(run))}"

@@ -16,15 +16,15 @@ from .. import random
 from ..data.config import Few
 from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
-from ..report.metrics import best_round
-from ..report.read import read as read_run
-from ..report.select import by_round, higher_is_better, metric_of, summary
-from ..run_format import as_json
+from ..store.files import write_atomically
+from ..store.format import as_json
+from ..store.metrics import best_round, higher_is_better, summary
+from ..store.read import read as read_run
+from ..store.selection import by_round, metric_of
 from ..user_code import absolute
 from . import builtin
-from .checked import build
 from .experiment import Experiment, parse, read, read_toml
-from .files import write_atomically
+from .fields import build
 from .run import run
 from .settings import Settings, set_dotted
 

@@ -11,14 +11,13 @@ import torch
 
 from .. import random
 from ..engine.client import client_round
-from ..engine.client_store import ClientStore
-from ..engine.prepare import new_store
 from ..engine.results import Round
 from ..engine.rounds import rounds
 from ..method import Method
 from ..optim import ClientContext
 from ..params import Batch, Params, clone
-from ..runs.directory import RunDirectory
+from ..store.client_states import FileStates
+from ..store.trial import TrialStore
 from ..task.task import Task
 from .subjects import Subject
 
@@ -61,7 +60,7 @@ class Run:
     path: Path
     first: Round
     last: Round
-    store: ClientStore
+    states: FileStates
 
 
 @dataclass(frozen=True)
@@ -126,32 +125,33 @@ class Case:
         too."""
         method, task = self.method, self.task()
         federation, plan = self.subject.federation, self.subject.plan
-        directory = RunDirectory(path, plan.rounds)
-        store = new_store(method, task, federation, path / "private.safetensors")
-        server = directory.restore(store)
+        store = TrialStore(path, plan.rounds)
+        states = store.open_states(method, task, federation)
+        server = store.restore(states)
         before, done = clone(task.state), []
-        start = directory.commit.round + 1
+        start = store.last.round + 1
         resumed = rounds(
             method,
             task,
             federation,
             plan,
-            store=store,
+            store=states,
             server=server,
-            recent_norms=directory.recent_norms(),
+            recent_norms=store.recent_norms(),
             start=start,
         )
         for each in resumed:
-            directory.write(each, store)
             done.append(each)
-            if each.number == until:  # staged and committed, but not yet in the store
+            if each.number == until:  # a kill, before the states are in their places
+                store.write(each)
                 with (path / "history.jsonl").open("a") as log:
                     log.write('{"round": "torn')
                 break
+            store.commit(each)
         else:
-            directory.finish()
+            store.finish()
         for name, value in task.state.items():
             require(
                 value.equal(before[name]), f"a run changes {name} of task.state in place; copy it"
             )
-        return Run(path, done[0], done[-1], store)
+        return Run(path, done[0], done[-1], states)

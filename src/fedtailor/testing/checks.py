@@ -18,7 +18,7 @@ from ..data.federation import pad_and_stack
 from ..engine.client import client_round
 from ..engine.config import EngineConfig, EvaluateConfig, Plan
 from ..engine.costs import wire_bytes
-from ..engine.prepare import new_store
+from ..engine.prepare import memory_states
 from ..engine.rounds import rounds
 from ..errors import InputError
 from ..method import Cohort, checked_weights
@@ -38,15 +38,15 @@ def runs(case: Case) -> None:
 def sequential_equals_vectorised(case: Case) -> None:
     """Clients that run together under ``torch.func.vmap`` get the numbers that each gets alone."""
     one, task, federation = case.whole, case.task(), case.subject.federation
-    store = new_store(case.method, task, federation)
+    states = memory_states(case.method, task, federation)
     # of 4 clients: a chunk of one, too
     plan = replace(case.subject.plan, engine=EngineConfig("vectorised", clients_per_step=3))
-    *_, last = rounds(case.method, task, federation, plan, store=store)
+    *_, last = rounds(case.method, task, federation, plan, store=states)
     what = "with the executors sequential and vectorised"
     require_close(one.last.server, last.server, 2e-5, f"the server's state {what}")
     for client in range(federation.num_clients):
         require_close(
-            one.store.read(client), store.read(client), 2e-5, f"client {client}'s state {what}"
+            one.states.read(client), states.read(client), 2e-5, f"client {client}'s state {what}"
         )
     _require_near(one.last.losses, last.losses, 1e-5, f"the training losses {what}")
     for a, b in zip(one.last.evaluations, last.evaluations, strict=True):
@@ -104,7 +104,7 @@ def honest_uploads_are_accepted(case: Case) -> None:
         one = case.first_round(client)
         _require_accepted(case, task, client, one.received, one.upload)
     received = method.send(task, case.whole.last.server, 0)
-    context, private = case.context(2), case.whole.store.read(0)
+    context, private = case.context(2), case.whole.states.read(0)
     upload, _, _ = client_round(method, task, received, private, case.batches(0), context)
     _require_accepted(case, task, 0, received, upload)
 
@@ -159,11 +159,11 @@ def the_mean_is_enough(case: Case) -> None:
 
 def the_server_holds_nothing_private(case: Case) -> None:
     """No private tensor reaches the server's state."""
-    last, store, task = case.whole.last, case.whole.store, case.task()
+    last, states, task = case.whole.last, case.whole.states, case.task()
     names = [name for name in last.server if case.method.is_private(task, name)]
     require(not names, f"the server's state has {', '.join(names)}, which is_private")
     for client in last.cohort.clients:
-        _require_secret(encode(last.server), store.read(client), "the server's state")
+        _require_secret(encode(last.server), states.read(client), "the server's state")
 
 
 def resumes_exactly(case: Case) -> None:
@@ -217,7 +217,7 @@ def training_lowers_the_loss(case: Case) -> None:
 
 def clients_are_evaluated_on_their_own_examples(case: Case) -> None:
     """Every client's results are those of its own state on its own examples."""
-    last, store, federation = case.whole.last, case.whole.store, case.subject.federation
+    last, states, federation = case.whole.last, case.whole.states, case.subject.federation
     found = {(e.model, e.split): e for e in last.evaluations}
     personal = found["personal", "test"]
     clients = tuple(range(federation.num_clients))
@@ -228,7 +228,7 @@ def clients_are_evaluated_on_their_own_examples(case: Case) -> None:
     require(("personal", "validation") in found, "there are no validation results")
     method, task = case.method, case.task()
     if method.finetune_passes == 0:  # the state is at hand: work the result out again
-        state = {**method.send(task, last.server, 2), **store.read(2)}
+        state = {**method.send(task, last.server, 2), **states.read(2)}
         batch = federation.dataset.batch(federation.rows(2, "test"))
         logits = method.predict(task, state, batch)
         loss = torch.nn.functional.cross_entropy(logits, batch["labels"]).item()

@@ -10,12 +10,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..report.logs import read_commit, read_log
-from ..report.read import read, read_environment, read_experiment
-from ..report.records import Commit, Evaluation, Round, Timing
-from ..report.select import summary
 from ..report.table import table
-from ..run_format import has_commit
+from ..store.format import has_commit, trial_folder
+from ..store.logs import read_commit, read_log
+from ..store.metrics import summary
+from ..store.read import read, read_environment, read_experiment
+from ..store.records import Commit, Evaluation, Round, Timing
 
 Values = dict[str, float]
 _NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
@@ -41,7 +41,7 @@ class Part:
     @property
     def folder(self) -> Path:
         """The part of the run directory that belongs to it."""
-        return self.run / "methods" / self.label / f"seed-{self.seed}"
+        return trial_folder(self.run, self.label, self.seed)
 
     @property
     def name(self) -> str:

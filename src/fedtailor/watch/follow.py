@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..objectives import objective_of
-from ..report.read import read_data_manifest, read_experiment
-from ..report.select import selection_metric
-from ..run_format import SHARE_OF_RUN
+from ..store.format import SHARE_OF_RUN
+from ..store.read import read_data_manifest, read_experiment
+from ..store.selection import selection_metric
 from ..trackers.part import parts
 from .files import Lines, Mark, is_written, mark_of, printable
 from .part import FollowedPart

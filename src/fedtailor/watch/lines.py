@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..report.numbers import seconds_text
+from ..units import seconds_text
 from .state import FINISHED, RUNNING, WAITING, PartState, RunState
 
 

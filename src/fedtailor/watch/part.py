@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..report.logs import read_refused
-from ..report.metrics import best_round
-from ..report.select import Metric, higher_is_better
-from ..run_format import REFUSED_FILE, missing
+from ..store.format import REFUSED_FILE, missing
+from ..store.logs import read_refused
+from ..store.metrics import Metric, best_round, higher_is_better
 from ..trackers.part import Part, Values
 from .files import Lines, Mark, mark_of, printable
 from .state import (

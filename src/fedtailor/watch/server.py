@@ -27,7 +27,7 @@ from ..errors import InputError, one_line, whole_number
 from ..report import drawing
 from ..report.charts import specs
 from ..report.numbers import scale_of
-from ..run_format import as_json
+from ..store.format import as_json
 from .follow import Follower
 from .state import RunState
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..report.numbers import bare, in_words
-from ..report.select import Metric, unit_of
+from ..report.numbers import bare
+from ..store.metrics import Metric, unit_of
+from ..units import in_words
 
 # of a run: waiting (nothing is written yet), running, finished, diverged (every method with every
 # seed), stopped (by a callback, or rolled back), interrupted (no process writes, and rounds are

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..report.numbers import seconds_text, si
+from ..units import seconds_text, si
 from .state import DIVERGED, FINISHED, INTERRUPTED, RUNNING, STOPPED, PartState, Points, RunState
 
 _BARS = "▁▂▃▄▅▆▇█"

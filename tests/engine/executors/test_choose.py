@@ -16,11 +16,10 @@ from fedtailor.engine.executors.choose import executor_for, share_executor
 from fedtailor.engine.executors.processes import Processes
 from fedtailor.engine.executors.sequential import Sequential
 from fedtailor.engine.executors.work import Executor
-from fedtailor.engine.prepare import new_store
 from fedtailor.engine.rounds import rounds
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import Params
-from fedtailor.runs.directory import RunDirectory
+from fedtailor.store.trial import TrialStore
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
 
@@ -69,13 +68,14 @@ def test_a_choice_is_remembered_in_the_run_directory(tmp_path: Path) -> None:
     method, federation = FedAvg(), digits_federation()
     task = Task(digits_backbone(), method.adapt)
     plan = Plan(2, LocalConfig(steps=1), CohortConfig(size=2), engine=EngineConfig(processes=2))
-    folder = RunDirectory(tmp_path, 2)
+    folder = TrialStore(tmp_path, 2)
     assert folder.executor is None
-    store = new_store(method, task, federation)
+    store = folder.open_states(method, task, federation)
+    folder.restore(store)
     done = next(rounds(method, task, federation, plan, store=store))
     assert done.executor is None  # so little work: nothing has been chosen
-    folder.write(replace(done, executor="processes"), store)
-    again = RunDirectory(tmp_path, 2)
+    folder.commit(replace(done, executor="processes"))
+    again = TrialStore(tmp_path, 2)
     assert again.executor == "processes"
     server = again.restore(store)
     *_, last = rounds(
@@ -83,6 +83,6 @@ def test_a_choice_is_remembered_in_the_run_directory(tmp_path: Path) -> None:
         executor=again.executor,
     )  # fmt: skip
     assert last.executor == "processes"
-    again.write(last, store)
+    again.commit(last)
     lines = (tmp_path / "timings.jsonl").read_text().splitlines()
     assert [json.loads(line)["executor"] for line in lines] == ["processes", "processes"]

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from fedtailor.data.config import LocalConfig
-from fedtailor.engine.client_store import ClientStore
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.executors.processes import Memory, Processes, check_processes
-from fedtailor.engine.prepare import new_store
+from fedtailor.engine.prepare import memory_states
+from fedtailor.engine.private_states import MemoryStates
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -35,7 +35,8 @@ from fedtailor.methods.heterofl import HeteroFL
 from fedtailor.methods.local import Local
 from fedtailor.optim import Optimiser
 from fedtailor.params import Params
-from fedtailor.runs.directory import RunDirectory, locked
+from fedtailor.store.run_directory import locked
+from fedtailor.store.trial import TrialStore
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation, same_bits
 
@@ -44,9 +45,9 @@ TWO = EngineConfig("processes", processes=2)
 PLAN = Plan(rounds=2, local=LocalConfig(batch_size=8), engine=TWO)
 
 
-def finish(method: Method, plan: Plan) -> tuple[Round, ClientStore]:
+def finish(method: Method, plan: Plan) -> tuple[Round, MemoryStates]:
     task = Task(digits_backbone(), method.adapt)
-    store = new_store(method, task, FEDERATION)
+    store = memory_states(method, task, FEDERATION)
     *_, last = rounds(method, task, FEDERATION, plan, store=store)
     return last, store
 
@@ -200,16 +201,16 @@ def test_the_first_client_that_diverged_is_named() -> None:
 def test_after_a_process_was_killed_the_run_goes_on(tmp_path: Path) -> None:
     method = FedSDG(rank=2)
 
-    def go(path: Path, spoil: Callable[[Round], None]) -> RunDirectory:
+    def go(path: Path, spoil: Callable[[Round], None]) -> TrialStore:
         task = Task(digits_backbone(), method.adapt)
-        folder = RunDirectory(path, PLAN.rounds)
-        store = new_store(method, task, FEDERATION, path / "private.safetensors")
-        server, start = folder.restore(store), folder.commit.round + 1
+        folder = TrialStore(path, PLAN.rounds)
+        states = folder.open_states(method, task, FEDERATION)
+        server, start = folder.restore(states), folder.last.round + 1
         for done in rounds(
-            method, task, FEDERATION, PLAN, store=store, server=server, start=start,
+            method, task, FEDERATION, PLAN, store=states, server=server, start=start,
             executor=folder.executor,
         ):  # fmt: skip
-            folder.write(done, store)
+            folder.commit(done)
             spoil(done)
         folder.finish()
         return folder

@@ -11,9 +11,9 @@ from fedtailor.report.charts import content as charts
 from fedtailor.report.charts import specs
 from fedtailor.report.charts.content import content, groups
 from fedtailor.report.costs import front
-from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
 from fedtailor.report.table import table
+from fedtailor.store.read import read_all
 from tests.report.conftest import TEST, K, correct
 
 MakeRun = Callable[..., Path]

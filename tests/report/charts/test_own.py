@@ -11,8 +11,8 @@ from fedtailor.errors import InputError
 from fedtailor.report.charts.content import groups
 from fedtailor.report.charts.fedhft import short_names
 from fedtailor.report.charts.own import own_figures
-from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
+from fedtailor.store.read import read_all
 from tests.report.charts.test_pfedgate import GATES, GROUP, prepare, private
 from tests.report.conftest import K
 

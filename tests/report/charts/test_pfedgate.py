@@ -15,9 +15,9 @@ from fedtailor.errors import InputError
 from fedtailor.report.charts.content import groups
 from fedtailor.report.charts.parts import Figure
 from fedtailor.report.charts.pfedgate import gates_by_round, gating_layers
-from fedtailor.report.read import read
 from fedtailor.report.select import Entry, entries
-from fedtailor.report.tensors import tensor_names
+from fedtailor.store.read import read
+from fedtailor.store.tensors import tensor_names
 
 MakeRun = Callable[..., Path]
 Arrays = Mapping[str, NDArray[Any]]

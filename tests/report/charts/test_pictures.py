@@ -12,8 +12,8 @@ from fedtailor.methods import METHODS
 from fedtailor.report.charts import pictures as module
 from fedtailor.report.charts.content import groups
 from fedtailor.report.charts.pictures import PICTURES, pictures
-from fedtailor.report.read import read_all
 from fedtailor.report.select import entries
+from fedtailor.store.read import read_all
 from tests.report.conftest import K, hold
 
 MakeRun = Callable[..., Path]

@@ -13,21 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ...store.metrics import Metric, box_of, higher_is_better, summary, unit_of
+from ...store.records import Partition
+from ...store.selection import by_round
 from ..costs import COSTS, costs_of, front, is_wide
 from ..differences import Division, division_of
-from ..metrics import box_of
 from ..numbers import scale_of
-from ..records import Partition
-from ..select import (
-    Entry,
-    Metric,
-    by_round,
-    higher_is_better,
-    reported,
-    scores,
-    summary,
-    unit_of,
-)
+from ..select import Entry, reported, scores
 from ..table import Table
 
 MAX_CLIENTS = 200  # of a group; of more, evenly spaced ones are shown

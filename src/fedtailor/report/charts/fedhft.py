@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..read import Trial
+from ...store.read import Trial
 from ..select import Entry
 from .content import Group, Json, number
 from .parts import Chart, Figure, line_chart, nominal

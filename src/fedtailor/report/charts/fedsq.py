@@ -7,17 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..read import Trial
-from ..select import (
-    Entry,
-    Metric,
-    by_round,
-    higher_is_better,
-    is_percentage,
-    metric_of,
-    summary,
-    unit_of,
-)
+from ...store.metrics import Metric, higher_is_better, is_percentage, summary, unit_of
+from ...store.read import Trial
+from ...store.selection import by_round, metric_of
+from ..select import Entry
 from .content import Group, number
 from .parts import Chart, Figure, line_chart
 from .specs import best_so_far

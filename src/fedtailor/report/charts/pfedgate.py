@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..checked import record
+from ...store.checked import record
+from ...store.read import Trial
+from ...store.records import Counts, Partition, Sparsity
+from ...store.tensors import tensor_names, tensors
 from ..differences import division_of
-from ..read import Trial
-from ..records import Counts, Partition, Sparsity
 from ..select import Entry
-from ..tensors import tensor_names, tensors
 from .content import Group, Json, number
 from .parts import Chart, Figure, line_chart, nominal, spread
 from .specs import chart, layer, picked, tip

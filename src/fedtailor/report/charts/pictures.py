@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...store.read import Trial
+from ...store.records import Counts
+from ...store.tensors import tensors
 from ..differences import division_of
-from ..read import Trial
-from ..records import Counts
 from ..select import Entry
-from ..tensors import tensors
 from .content import Group, Json
 
 _MAX_CELLS = 240_000  # of all pictures of a page

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ...store.metrics import Metric, higher_is_better, is_percentage, unit_of
 from ..costs import COSTS
 from ..drawing import COLOURS, DASHES, SHAPES, WIDTH
-from ..select import Metric, higher_is_better, is_percentage, unit_of
 from .content import Json
 
 _SHOWN = {"filter": "indexof(shown, datum.method) >= 0"}

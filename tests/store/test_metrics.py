@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedtailor.errors import InputError
-from fedtailor.report.metrics import best_round, summarise
+from fedtailor.store.metrics import best_round, summarise
 
 
 def test_summary_leaves_out_clients_without_examples() -> None:

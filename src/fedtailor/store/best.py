@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from ..engine.results import Round
 from ..engine.scoring import EvaluatedModel
-from ..report.metrics import best_round
-from ..report.records import BestRound
-from ..report.select import Metric, higher_is_better, summary
+from .metrics import Metric, best_round, higher_is_better, summary
+from .records import BestRound
 
 _MODELS: tuple[EvaluatedModel, ...] = ("personal", "global")
 

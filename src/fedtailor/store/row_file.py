@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import naming
 from ..params import Params
-from ..run_format import CHECKSUMS, columns, damaged, row_checksum, seal_header
+from .format import CHECKSUMS, columns, damaged, row_checksum, seal_header
 
 _NAMES = {
     torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16",

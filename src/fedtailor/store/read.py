@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from ..objectives import objective_of
 from ..objectives.objective import Objective
-from ..run_format import (
+from .checked import read_json, read_record, record
+from .format import (
     check_belongs,
     check_committed,
     check_folder_name,
@@ -22,12 +23,8 @@ from ..run_format import (
     checksum,
     damaged,
     has_commit,
-    part_of,
-)
-from .checked import (
-    read_json,
-    read_record,
-    record,
+    trial_folder,
+    trial_of,
 )
 from .logs import read_commit, read_log
 from .records import (
@@ -220,7 +217,7 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
         for method in experiment["methods"]
         for seed in experiment["seeds"]
         if only in (None, (method["label"], seed))
-        and has_commit(folder := path / "methods" / method["label"] / f"seed-{seed}")
+        and has_commit(folder := trial_folder(path, method["label"], seed))
     ]
     if not trials:
         raise InputError(f"{path} has no committed round yet, so there is nothing to show")
@@ -251,7 +248,7 @@ def read_data_manifest(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     checked = record(DataManifest, content, str(path))
-    _, seed = part_of(path.with_suffix(""))
+    _, seed = trial_of(path.with_suffix(""))
     check_belongs(path, "seed", checked.seed, seed)
     if checked.names is not None and len(checked.names) != checked.clients:
         raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")

@@ -12,22 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..engine.client_store import best_path, staged_path
-from ..engine.row_file import RowFile
 from ..errors import InputError, naming, unknown
-from ..report.checked import load_json
-from ..report.logs import LOGS, read_log
-from ..report.records import Round
-from ..run_format import (
-    check_committed,
-    check_tensors,
-    checksum,
-    combined_checksum,
-    committed_bytes,
-    has_commit,
-)
+from ..runs.experiment import Experiment
+from ..runs.manifest import open_run
+from ..runs.progress import LOG, log_line
 from ..uploads.norms import about_norms
 from .best import best_then
+from .checked import load_json
+from .client_states import best_path, staged_path
 from .committed import (
     MOST_ROLL_BACKS,
     PRIVATE_FILE,
@@ -41,10 +33,20 @@ from .committed import (
     refusals_until,
     write_commit,
 )
-from .directory import RunDirectory, locked
-from .experiment import Experiment
-from .manifest import open_run
-from .progress import LOG, log_line
+from .format import (
+    check_committed,
+    check_tensors,
+    checksum,
+    combined_checksum,
+    committed_bytes,
+    has_commit,
+    trial_folder,
+)
+from .logs import LOGS, read_log
+from .records import Round
+from .row_file import RowFile
+from .run_directory import locked
+from .trial import TrialStore
 
 
 def rollback(out: Path | str, label: str | None = None, seed: int | None = None) -> list[str]:
@@ -75,7 +77,7 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         todo, problems, lines = [], [], list[str]()
         for part in _parts(experiment, out, label, seed):
             if is_going_back(part.commit):  # and a kill may have cut it short
-                RunDirectory(part.folder, part.commit.rounds)
+                TrialStore(part.folder, part.commit.rounds)
                 lines.append(f"{part.title}: is rolled back to round {part.commit.round}")
             elif part.commit.diverged is None and label is None:
                 continue
@@ -103,7 +105,7 @@ def _parts(
     """What has a committed round, of these methods and seeds."""
     for name in experiment.methods if label is None else [label]:
         for number in experiment.seeds if seed is None else [seed]:
-            folder = out / "methods" / name / f"seed-{number}"
+            folder = trial_folder(out, name, number)
             if has_commit(folder):
                 asynchronous = experiment.cohort.buffer is not None
                 yield _Part(folder, name, number, read_commit(folder), asynchronous)
@@ -186,12 +188,12 @@ class _Part:
             rolled_back=(*commit.rolled_back, commit.round),
         )
         write_commit(folder, back)
-        directory = RunDirectory(folder, commit.rounds)  # which does the rest
+        store = TrialStore(folder, commit.rounds)  # which does the rest
         path = folder / PRIVATE_FILE
         if path.exists():
             states = {PRIVATE_FILE: combined_checksum(RowFile.open(path).checksums())}
-            checksums = {**directory.commit.checksums, **states}
-            write_commit(folder, replace(directory.commit, checksums=checksums))
+            checksums = {**store.last.checksums, **states}
+            write_commit(folder, replace(store.last, checksums=checksums))
 
     def _logs(self) -> dict[str, bytes]:
         """The lines of each log up to the best round."""

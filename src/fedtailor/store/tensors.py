@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..run_format import check_tensors, check_there, damaged
+from .format import check_tensors, check_there, damaged
 from .logs import read_commit
 
 

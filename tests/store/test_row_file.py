@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedtailor.engine.row_file import RowFile
 from fedtailor.errors import InputError
-from fedtailor.run_format import check_tensors
+from fedtailor.store.format import check_tensors
+from fedtailor.store.row_file import RowFile
 
 ROW = {
     "h": torch.zeros(3, dtype=torch.bfloat16),

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ..errors import InputError, brief
-from ..run_format import missing, unseal_json
+from .format import missing, unseal_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -27,12 +27,11 @@ from typing import Any
 
 import xxhash
 
-from .errors import InputError, brief, naming
+from ..errors import InputError, brief, naming
 
 # The end of a line of run.log about a part: how far the run was then.
 SHARE_OF_RUN = re.compile(r"; \d+ % of the run(, about .+ left)?$")
 
-FROM_PYTHON = "from Python: "  # begins the name of data or a model that only Python can give
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
 FORMAT = 6
 
@@ -161,10 +160,15 @@ def has_commit(folder: Path) -> bool:
     return False
 
 
-def part_of(folder: Path) -> tuple[str | None, int | None]:
-    """Return the label and the seed of the part in ``folder``; None for a folder of another name.
+def trial_folder(run: Path, label: str, seed: int) -> Path:
+    """Where the run directory ``run`` has a trial: a method with a seed."""
+    return run / "methods" / label / f"seed-{seed}"
 
-    >>> part_of(Path("runs/quickstart/methods/fedsdg/seed-0"))
+
+def trial_of(folder: Path) -> tuple[str | None, int | None]:
+    """Return the label and the seed of the trial in ``folder``; None for a folder of another name.
+
+    >>> trial_of(Path("runs/quickstart/methods/fedsdg/seed-0"))
     ('fedsdg', 0)
     """
     seed = re.fullmatch(r"seed-(\d+)", folder.name)

@@ -9,10 +9,10 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.errors import InputError
-from fedtailor.run_format import FORMAT
 from fedtailor.runs.check import check
 from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.manifest import open_run
+from fedtailor.store.format import FORMAT
 from tests.small import digits, digits_backbone
 
 

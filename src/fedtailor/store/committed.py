@@ -6,27 +6,27 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..engine.client_store import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, staged_path
-from ..engine.row_file import RowFile
 from ..method import Server
 from ..params import Params, aligned, strip_prefix
-from ..report.checked import Count as Count
-from ..report.checked import Seed
-from ..report.logs import LOGS, read_log
-from ..report.logs import read_commit as read_commit
-from ..report.logs import read_refused as read_refused
-from ..report.records import Commit as Commit
-from ..report.records import Timing
-from ..run_format import (
+from .checked import Count as Count
+from .checked import Seed
+from .client_states import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, staged_path
+from .files import load_tensors, read_record, write_atomically
+from .format import (
     REFUSED_FILE,
     check_committed,
     combined_checksum,
     damaged,
-    part_of,
     seal_json,
+    trial_of,
     whole_lines,
 )
-from .files import load_tensors, read_record, write_atomically
+from .logs import LOGS, read_log
+from .logs import read_commit as read_commit
+from .logs import read_refused as read_refused
+from .records import Commit as Commit
+from .records import Timing
+from .row_file import RowFile
 
 COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
@@ -56,7 +56,7 @@ def write_commit(folder: Path, commit: Commit) -> Commit:
     private = [store, best_path(store, commit.best_round)]
     states = {path.name for path in (*server_files(folder, commit), *private)}
     checksums = {k: v for k, v in commit.checksums.items() if k in states or k in LOGS}
-    label, seed = part_of(folder)
+    label, seed = trial_of(folder)
     commit = replace(commit, checksums=checksums, label=label, seed=seed)
     content = asdict(commit)
     for name in ("in_flight", "rolled_back"):

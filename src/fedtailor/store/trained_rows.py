@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save
 from ..data.federation import Federation
 from ..data.table import Fingerprints
 from ..errors import InputError
-from ..report.read import read_data_manifest
-from ..run_format import check_tensors, checksum, damaged, seal_tensors
 from .files import write_atomically
+from .format import check_tensors, checksum, damaged, seal_tensors
+from .read import read_data_manifest
 
 _MOST_ROWS = 2_000_000  # to hash more takes long
 _MOST_CLIENTS = 10_000  # to divide the rows of more takes long

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InputError
-from ..run_format import check_belongs, committed_bytes, part_of
 from .checked import check_results, load_json, read_json, record
+from .format import check_belongs, committed_bytes, trial_of
 from .records import BestRound, Commit, Evaluation, RefusedResult, Round
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def read_commit(folder: Path) -> Commit:
         for model, about in content["best"].items()
     }
     commit = record(Commit, {**content, "best": best}, str(path))
-    label, seed = part_of(folder)
+    label, seed = trial_of(folder)
     check_belongs(path, "method", commit.label, label)
     check_belongs(path, "seed", commit.seed, seed)
     if commit.bytes.keys() != set(LOGS):

@@ -6,9 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedtailor.engine.client_store import SEEN, ClientStore, best_path
+from fedtailor.engine.private_states import MemoryStates
 from fedtailor.params import Params
-from fedtailor.runs.committed import Commit, CommittedStates
+from fedtailor.store.client_states import SEEN, FileStates, best_path
+from fedtailor.store.committed import Commit, CommittedStates
+
+NAME = "private.safetensors"
 
 
 def initial(client: int) -> Params:
@@ -19,34 +22,39 @@ def initial(client: int) -> Params:
     }
 
 
+def opened(folder: Path | None) -> FileStates | MemoryStates:
+    return MemoryStates(initial) if folder is None else FileStates(5, initial, folder / NAME)
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_reads_what_was_written_and_the_initial_state_otherwise(
     tmp_path: Path, on_disk: bool
 ) -> None:
-    path = tmp_path / "private.safetensors" if on_disk else None
-    store = ClientStore(5, initial, path)
+    folder = tmp_path if on_disk else None
+    store = opened(folder)
     new = {"w": torch.randn(2, 3), "n": torch.tensor(77), "b": torch.zeros(3, dtype=torch.bool)}
     store.begin(1)
     store.stage(3, new)
     assert store.read(3)["w"].equal(new["w"])
-    if path:
-        assert ClientStore(5, initial, path).read(3)["n"] == 3  # staged only
-    store.commit()
-    again = ClientStore(5, initial, path) if path else store
+    again = store
+    if isinstance(store, FileStates):
+        assert opened(folder).read(3)["n"] == 3  # staged only
+        store.commit()
+        again = opened(folder)
     assert all(again.read(3)[name].equal(new[name]) for name in new)
     assert all(again.read(4)[name].equal(initial(4)[name]) for name in new)
 
 
 def test_the_file_is_safetensors_and_sparse(tmp_path: Path) -> None:
     path = tmp_path / "private.safetensors"
-    store = ClientStore(100_000, lambda k: {"w": torch.full((1000,), float(k))}, path)
+    store = FileStates(100_000, lambda k: {"w": torch.full((1000,), float(k))}, path)
     store.begin(1)
     store.stage(99_999, {"w": torch.full((1000,), 5.0)})
     store.commit()
     assert path.stat().st_size > 400_000_000
     assert path.stat().st_blocks * 512 < 2_000_000
     small = tmp_path / "small.safetensors"
-    store = ClientStore(3, initial, small)
+    store = FileStates(3, initial, small)
     store.begin(1)
     store.stage(1, initial(9))
     store.commit()
@@ -57,16 +65,16 @@ def test_the_file_is_safetensors_and_sparse(tmp_path: Path) -> None:
 
 
 def test_a_read_copy_does_not_reach_the_store() -> None:
-    store = ClientStore(2, initial)
+    store = MemoryStates(initial)
     store.begin(1)
     store.stage(0, initial(1))
-    store.commit()
+    store.begin(2)
     store.read(0)["w"].zero_()
     assert store.read(0)["w"].equal(initial(1)["w"])
 
 
 def test_a_method_without_private_state_makes_no_file(tmp_path: Path) -> None:
-    store = ClientStore(3, lambda k: {}, tmp_path / "private.safetensors")
+    store = FileStates(3, lambda k: {}, tmp_path / "private.safetensors")
     store.begin(1)
     store.stage(1, {})
     store.commit()
@@ -76,7 +84,7 @@ def test_a_method_without_private_state_makes_no_file(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_had_staged_is_taken_up_again(tmp_path: Path) -> None:
     path = tmp_path / "private.safetensors"
-    store = ClientStore(5, initial, path)
+    store = FileStates(5, initial, path)
     store.begin(7)
     store.stage(3, initial(30))
     store.stage(1, initial(10))
@@ -85,7 +93,7 @@ def test_what_a_killed_run_had_staged_is_taken_up_again(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {path.name, "private-000007.safetensors"}
     store.sync()
 
-    again = ClientStore(5, initial, path)
+    again = FileStates(5, initial, path)
     again.adopt(7, [1, 3])
     again.commit()
     assert [int(again.read(k)["n"]) for k in range(5)] == [0, 10, 2, 30, 4]
@@ -96,21 +104,30 @@ def test_what_a_killed_run_had_staged_is_taken_up_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_new_round_forgets_what_was_not_committed(tmp_path: Path, on_disk: bool) -> None:
-    store = ClientStore(5, initial, tmp_path / "private.safetensors" if on_disk else None)
-    for _ in range(2):  # the second time in the same round, as after a kill
+def test_what_is_discarded_does_not_count(tmp_path: Path, on_disk: bool) -> None:
+    store = opened(tmp_path if on_disk else None)
+    for _ in range(2):
         store.begin(2)
         store.stage(3, initial(30))
+        store.discard()
+        assert store.read(3)["n"] == 3
+
+
+def test_no_round_begins_before_the_last_one_is_committed(tmp_path: Path) -> None:
+    store = FileStates(5, initial, tmp_path / NAME)
+    store.begin(1)
+    store.stage(3, initial(30))
+    with pytest.raises(RuntimeError, match="round 1 is not committed, and round 2 begins"):
+        store.begin(2)
+    store.discard()
     store.begin(2)
-    assert store.staged == ()
-    assert store.read(3)["n"] == 3
 
 
 def trained(round_: int, client: int) -> Params:
     return initial(100 * round_ + client)
 
 
-def one_round(store: ClientStore, round_: int, clients: list[int]) -> None:
+def one_round(store: FileStates, round_: int, clients: list[int]) -> None:
     store.begin(round_)
     for client in clients:
         store.stage(client, trained(round_, client))
@@ -126,7 +143,7 @@ def kept(folder: Path, round_: int) -> list[int]:
 
 def test_states_of_the_best_round_are_kept_where_they_have_changed_since(tmp_path: Path) -> None:
     path = tmp_path / "private.safetensors"
-    store = ClientStore(5, initial, path)
+    store = FileStates(5, initial, path)
     one_round(store, 1, [0, 1])
     store.begin(2)
     store.stage(1, trained(2, 1))
@@ -137,7 +154,7 @@ def test_states_of_the_best_round_are_kept_where_they_have_changed_since(tmp_pat
     one_round(store, 4, [2, 3])
     assert kept(tmp_path, 2) == [100, 201, -1, -1, -1]
     assert kept(tmp_path, 4) == [100, 301, 402, 403, -1]
-    again = ClientStore(5, initial, path)
+    again = FileStates(5, initial, path)
     again.keep(2)
     one_round(again, 5, [0, 1])
     assert kept(tmp_path, 2) == [100, 201, -1, -1, -1]
@@ -153,7 +170,7 @@ def test_a_commit_that_is_repeated_saves_no_new_row_as_an_old_one(
 ) -> None:
     """Stopped at the ``step``-th tensor that is written, or not at all."""
     path = tmp_path / "private.safetensors"
-    store = ClientStore(5, initial, path)
+    store = FileStates(5, initial, path)
     one_round(store, 1, [0, 1])
     store.keep(1)
     store.begin(2)
@@ -171,7 +188,7 @@ def test_a_commit_that_is_repeated_saves_no_new_row_as_an_old_one(
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(os, "pwrite", stopped)
         store.commit()
-    again = ClientStore(5, initial, path)
+    again = FileStates(5, initial, path)
     again.keep(1)
     again.adopt(2, [1, 2])
     again.commit()

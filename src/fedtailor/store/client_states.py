@@ -1,12 +1,11 @@
-"""The private state of K clients: one tensor ``[K, ...]`` a name in a sparse file, or in memory
-what clients that have trained keep.
+"""The private states of K clients: one tensor ``[K, ...]`` a name in a sparse file.
 
-What a round changes is staged, client by client: with a file, in another one beside it, named after
-the round. It reaches its place in `commit`, after the caller has made the round durable (see
-`runs.directory`). So no more than a client's state is in memory.
+What a round changes is staged, client by client, in another file beside it, named after the round.
+It reaches its place in `commit`, after the caller has made the round durable (see `store.trial`).
+So no more than a client's state is in memory.
 
-The states as of the best round so far are kept, too: a row of the store that is overwritten for the
-first time since that round is copied before, to a file named after the best round.
+The states as of the best round so far are kept, too: a row that is overwritten for the first time
+since that round is copied before, to a file named after the best round.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..engine.private_states import PrivateStates
 from ..errors import InputError
-from ..params import Params, clone
-from ..run_format import combined_checksum
+from ..params import Params
+from .format import combined_checksum
 from .row_file import RowFile, sync_folder
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
@@ -28,27 +28,9 @@ KEPT = "__kept__"  # uint8 [K], in the file of the best round: where a client's 
 IN_STORE, HERE, NOWHERE = range(3)  # nowhere: the client had not trained
 
 
-class PrivateStates(Protocol):
-    """The clients' private states as the engine uses them: staged in a round, then committed."""
-
-    @property
-    def has_states(self) -> bool:
-        """Whether clients keep anything private at all."""
-
-    def read(self, client: int) -> Params | None:
-        """A client's private tensors; None where they lie at the client's site."""
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        """Begin to fetch what `read` will soon be asked for."""
-
-    def begin(self, round_: int) -> None:
-        """Stage what follows as of ``round_``."""
-
-    def stage(self, client: int, state: Params | None) -> None:
-        """Let the client's state of this round count; None where it lies at the client's site."""
-
-    def unstage(self, client: int) -> None:
-        """Let the client's state of this round not count after all."""
+class StoredStates(PrivateStates, Protocol):
+    """Private states that a trial commits round by round: what is staged is made durable, and goes
+    to its place once ``commit.json`` says that it counts."""
 
     @property
     def staged(self) -> tuple[int, ...]:
@@ -73,21 +55,18 @@ class PrivateStates(Protocol):
         """Move what is staged to its place."""
 
 
-class ClientStore:
-    """Private states by client number; a client that has none yet gets ``initial(client)``."""
+class FileStates(StoredStates):
+    """Private states in a file, by client number; a client that has none yet gets
+    ``initial(client)``. Where clients keep nothing private, there is no file."""
 
-    def __init__(
-        self, num_clients: int, initial: Callable[[int], Params], path: Path | None = None
-    ) -> None:
-        """Open ``path``, made if it is not there; without one the states live in memory."""
+    def __init__(self, num_clients: int, initial: Callable[[int], Params], path: Path) -> None:
+        """Open ``path``, made if it is not there."""
         self._initial = initial
-        self._staged: dict[int, Params] = {}  # empty where a file has them
-        self._committed: dict[int, Params] = {}  # in memory
+        self._staged: set[int] = set()
         self._path = path
         self._rows, self._example = num_clients, initial(0)
         self._file: RowFile | None = None
         self._staging: RowFile | None = None  # where states are staged
-        self._staging_path = Path()
         self._round = 0  # what is staged
         self._best_round: int | None = None  # whose states are kept
         self._best: RowFile | None = None  # rows as of the best round that have changed since
@@ -96,7 +75,7 @@ class ClientStore:
         self._sum: int | None = None  # of the file's checksums ...
         self._next_sum: int | None = None  # ... and what it is once what is staged is committed
         self._best_sum: int | None = None  # of those of the best round's file
-        if path is not None and self._example:
+        if self._example:
             self._file = RowFile(path, num_clients, self._row)
 
     @property
@@ -107,11 +86,8 @@ class ClientStore:
         """The client's private tensors, staged ones included; not to be changed in place."""
         if not self.has_states:
             return {}
-        if client in self._staged:
-            return self._without_flag(self._staging, client) or self._staged[client]
-        if client in self._committed:
-            return {name: value.clone() for name, value in self._committed[client].items()}
-        return self._without_flag(self._file, client) or self._initial(client)
+        file = self._staging if client in self._staged else self._file
+        return self._without_flag(file, client) or self._initial(client)
 
     def _without_flag(self, file: RowFile | None, client: int) -> Params:
         """The client's state in a file; empty if it is not there."""
@@ -126,36 +102,41 @@ class ClientStore:
                 self._file.prefetch(client)
 
     def begin(self, round_: int) -> None:
-        """Stage what comes as of ``round_``, in place of what was staged and not committed."""
-        self._round, self._staged, self._next_sum = round_, {}, None
-        if self._path is not None and self.has_states:
-            staged_path(self._path, round_).unlink(missing_ok=True)  # of a run that was killed
-            self._open(round_)
+        """Stage what comes as of ``round_``.
+
+        Raises:
+            RuntimeError: a round was handed out and not committed.
+        """
+        if self._staged:
+            raise RuntimeError(f"round {self._round} is not committed, and round {round_} begins")
+        self._round = round_
+        self.discard()
+
+    def discard(self) -> None:
+        self._staged, self._next_sum, self._staging = set(), None, None
+        if self.has_states:  # perhaps of a run that was killed
+            staged_path(self._path, self._round).unlink(missing_ok=True)
 
     def adopt(self, round_: int, clients: Sequence[int]) -> None:
-        assert self._path is not None
         self._round = round_
         if staged_path(self._path, round_).exists():
             self._open(round_)
-            self._staged = {client: {} for client in clients}
+            self._staged = set(clients)
             self._adopted = frozenset(clients)
 
     def _open(self, round_: int) -> None:
-        assert self._path is not None
-        self._staging_path = staged_path(self._path, round_)
-        self._staging = RowFile(self._staging_path, self._rows, self._row)
+        self._staging = RowFile(staged_path(self._path, round_), self._rows, self._row)
 
     def stage(self, client: int, state: Params | None) -> None:
-        if not state:
-            return
-        if self._staging is not None:
+        if state:
+            if self._staging is None:
+                self._open(self._round)
+            assert self._staging is not None
             self._staging.write(client, {**_as_rows(state), SEEN: _flag(1)})
-            self._staged[client] = {}
-        else:
-            self._staged[client] = clone(state)
+            self._staged.add(client)
 
     def unstage(self, client: int) -> None:
-        self._staged.pop(client, None)
+        self._staged.discard(client)
 
     @property
     def staged(self) -> tuple[int, ...]:
@@ -169,7 +150,6 @@ class ClientStore:
     def checksums(self) -> dict[str, str]:
         if self._file is None:
             return {}
-        assert self._path is not None
         if self._sum is None:
             self._sum = self._file.checksums()
         self._next_sum = self._sum + self._change()
@@ -194,27 +174,25 @@ class ClientStore:
         return sum(best.share_of(c, self._copy(c)) - best.share(c) for c in self._not_kept())
 
     def keep(self, round_: int) -> None:
-        """Keep the states as of ``round_`` in the store's file or beside it; without a file, only
-        the latest ones are there. The caller removes the file of an earlier round."""
+        """Keep the states as of ``round_`` in the file or beside it. The caller removes the file of
+        an earlier round."""
         if round_ != self._best_round:
             self._best_round, self._best, self._best_sum = round_, None, None
 
     def commit(self) -> None:
-        """Move the staged states to their places and, with a file, through to the disk."""
-        if self._file is None:
-            self._committed |= self._staged
-        elif self._staging is not None:
+        """Move the staged states to their places, and through to the disk."""
+        if self._file is not None and self._staging is not None:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
             self._sum, self._next_sum = self._next_sum, None
-            for client in self._staged:
+            for client in sorted(self._staged):
                 if client in self._adopted:  # a kill has left it
                     self._staging.read(client)  # which checks it
                 self._file.copy(client, self._staging)
             self._file.sync()
             self._staging = None
-            self._staging_path.unlink()
-        self._staged, self._adopted = {}, frozenset()
+            staged_path(self._path, self._round).unlink()
+        self._staged, self._adopted = set(), frozenset()
 
     def _save_best_rows(self, number: int) -> None:
         """Copy what will be overwritten for the first time since the best round."""
@@ -230,7 +208,6 @@ class ClientStore:
 
     def _open_best(self, number: int) -> RowFile:
         if self._best is None:
-            assert self._path is not None
             path = best_path(self._path, number)
             self._best = RowFile(path, self._rows, {**self._example, KEPT: _flag(IN_STORE)[0]})
             sync_folder(path.parent)
@@ -244,7 +221,7 @@ class ClientStore:
     def _not_kept(self) -> list[int]:
         """The clients whose states a commit will overwrite for the first time since the best
         round."""
-        return [client for client in self._staged if not self._is_kept(client)]
+        return [client for client in sorted(self._staged) if not self._is_kept(client)]
 
     def _is_kept(self, client: int) -> bool:
         """Whether the client's state as of the best round has been copied. A copy that is damaged

@@ -1,14 +1,34 @@
-"""Summaries of an evaluation over clients, and the round with the best validation results."""
+"""Metrics of evaluations, their summaries over clients, and the round with the best results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, unknown
+from ..objectives import OBJECTIVES
+
+Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
+ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
+_LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
+_SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
+
+
+class ClientResults(Protocol):
+    """The results of clients, one entry each; what is undefined is None."""
+
+    @property
+    def num_examples(self) -> Sequence[int]: ...
+    @property
+    def loss(self) -> Sequence[float | None]: ...
+    @property
+    def accuracy(self) -> Sequence[float | None]: ...
+    @property
+    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
 
 
 @dataclass(frozen=True)
@@ -117,3 +137,71 @@ def best_round(means: Mapping[int, float], *, higher_is_better: bool) -> int:
     sign = -1 if higher_is_better else 1
     known = [(sign * mean, number) for number, mean in means.items() if not math.isnan(mean)]
     return min(known)[1] if known else max(means)
+
+
+def higher_is_better(metric: Metric) -> bool:
+    """Return whether higher values of ``metric`` are better: not of a loss, an error, or the
+    success of an attack."""
+    return metric not in _LOWER
+
+
+def is_percentage(metric: Metric) -> bool:
+    """Return whether ``metric`` is shown in percent."""
+    return metric in _SHARES
+
+
+def unit_of(metric: Metric) -> str:
+    """Return the unit of ``metric``, in brackets after a space; empty if it has none.
+
+    >>> unit_of("accuracy"), unit_of("brier")
+    (' (%)', '')
+    """
+    return " (%)" if is_percentage(metric) else " (nats)" if metric == "loss" else ""
+
+
+def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
+    """Return the clients' values of ``metric``; None where it is undefined.
+
+    Raises:
+        InputError: the run has no such metric.
+    """
+    if metric in ("accuracy", "loss"):
+        return evaluation.accuracy if metric == "accuracy" else evaluation.loss
+    if metric not in evaluation.metrics:
+        allowed = ["accuracy", "loss", *evaluation.metrics]
+        raise unknown(
+            "metric",
+            metric,
+            allowed,
+            where="the run (evaluate.metrics names what is measured)",
+            kind="it has",
+        )
+    return evaluation.metrics[metric]
+
+
+def sizes_of(evaluation: ClientResults, metric: Metric) -> list[int]:
+    """Return the clients' numbers of examples; 0 where one of the experiment's own metrics is
+    undefined."""
+    values = values_of(evaluation, metric)
+    if metric in ("accuracy", "loss"):
+        return list(evaluation.num_examples)
+    pairs = zip(values, evaluation.num_examples, strict=True)
+    return [0 if value is None else count for value, count in pairs]
+
+
+def summary(evaluation: ClientResults, metric: Metric) -> Summary:
+    """Summarise ``evaluation`` over the clients that have examples, and for which ``metric`` is
+    defined; NaN where it is for none of them.
+
+    Raises:
+        InputError: the run has no such metric, or no client has examples.
+
+    >>> e = Evaluation(3, "personal", "test", [0, 1], [4, 0], [0.5, None], [0.75, None])
+    >>> summary(e, "accuracy").mean
+    0.75
+    """
+    values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
+    if any(evaluation.num_examples) and not any(sizes):
+        nan = math.nan
+        return Summary(nan, nan, nan, nan, nan, clients=0, without_examples=len(sizes))
+    return summarise(values, sizes, higher_is_better=higher_is_better(metric))

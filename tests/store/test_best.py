@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fedtailor.engine.results import Round
 from fedtailor.engine.scoring import SPLITS, Evaluation
 from fedtailor.methods.local import Local
-from fedtailor.report import read
-from fedtailor.report.select import select_round
-from fedtailor.runs.best import BestRound, best_rounds, best_then
+from fedtailor.store import read
+from fedtailor.store.best import BestRound, best_rounds, best_then
+from fedtailor.store.selection import select_round
 from tests.small import last_round
 
 # what one client with two examples gets in a round; None: the round is not evaluated

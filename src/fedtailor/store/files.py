@@ -8,13 +8,13 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..engine.row_file import sync_folder
 from ..errors import naming
 from ..params import Params, encode
-from ..report.checked import read_json as read_json
-from ..report.checked import read_record as read_record
-from ..report.checked import record as record
-from ..run_format import check_tensors, damaged, seal_tensors
+from .checked import read_json as read_json
+from .checked import read_record as read_record
+from .checked import record as record
+from .format import check_tensors, damaged, seal_tensors
+from .row_file import sync_folder
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:

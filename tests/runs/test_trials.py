@@ -9,7 +9,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.runs.experiment import Experiment, parse
-from fedtailor.runs.parts import chosen
+from fedtailor.runs.trials import chosen
 from tests.small import digits, digits_backbone
 
 

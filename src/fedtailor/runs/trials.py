@@ -1,0 +1,246 @@
+"""The trials of a run: every method with every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data.federation import Federation
+from ..engine.participants import draw_cohort
+from ..engine.results import Round
+from ..errors import DivergedError, InputError, brief, whole_number
+from ..method import Method
+from ..store.bounds import changed_bounds
+from ..store.committed import START_FILE, StartRecord, model_seed, read_commit
+from ..store.files import read_record
+from ..store.format import has_commit, trial_folder
+from ..store.metrics import Metric
+from ..store.read import read_trial
+from ..store.run_directory import give_id, locked
+from ..store.selection import headline, selection_metric
+from ..store.trial import TrialStore
+from ..uploads.norms import about_norms
+from .callbacks import CommittedRound, OnRound, wants_stop
+from .estimate import rounds_left
+from .experiment import Experiment
+from .extend import bounds_of
+from .manifest import write_manifest
+from .progress import LOG, Progress, Stage
+from .summary import StartSummary
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """A trial, one method with one seed, and what it runs with."""
+
+    label: str
+    seed: int
+    method: Method
+    federation: Federation
+    store: TrialStore
+    select: Metric  # chooses the reported round
+    progress: Progress
+    bounds: Mapping[str, Any] = field(default_factory=dict)  # the settings in `BOUNDS`
+    is_asynchronous: bool = False
+
+    @property
+    def model_seed(self) -> int:
+        """The seed of the values that the model begins with."""
+        return model_seed(self.store.path, self.seed)
+
+    @property
+    def title(self) -> str:
+        """What the trial is called in a log."""
+        return f"{self.label}, seed {self.seed}"
+
+
+def has_ended(trial: TrialRun) -> bool:
+    """Whether no round of the trial is left to run."""
+    return trial.store.last.finished
+
+
+def chosen(
+    seeds: Sequence[int], labels: Sequence[str], portion: str | None = None
+) -> list[tuple[int, str]]:
+    """The (seed, label) of all trials, or of a ``portion`` of them: ``"2/5"`` is every fifth one
+    from the second on.
+
+    For portions they stand method by method, so that each portion gets its share of every method,
+    whatever it costs.
+
+    Raises:
+        InputError: ``portion`` is not K/N with 1 <= K <= N, or is empty.
+
+    >>> [chosen((0, 1), ("a", "b"), portion) for portion in ("1/2", "2/2")]
+    [[(0, 'a'), (0, 'b')], [(1, 'a'), (1, 'b')]]
+    """
+    if portion is None:
+        return [(seed, label) for seed in seeds for label in labels]
+    k, n = ((whole_number(text) or 0) for text in portion.partition("/")[::2])
+    if not 1 <= k <= n:
+        raise InputError(f"part {brief(portion)}: must be K/N with 1 <= K <= N, for example 2/5")
+    trials = [(seed, label) for label in labels for seed in seeds]
+    if k > len(trials):
+        raise InputError(
+            f"part {portion!r} is empty: methods x seeds are {len(trials)} parts; allowed: K up to "
+            f"{len(trials)}"
+        )
+    return trials[k - 1 :: n]
+
+
+def run_trials(
+    experiment: Experiment,
+    federations: Mapping[int, Federation],
+    out: Path,
+    run_trial: Callable[[TrialRun], None],
+    is_done: Callable[[TrialRun], bool] = has_ended,
+    portion: str | None = None,
+    summary: StartSummary | None = None,
+    scores: bool = True,
+) -> Path:
+    """Run every trial that is not done, into ``out``; returns it. With ``portion``, only those that
+    are `chosen`.
+
+    A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
+    before the first trial, and without ``scores`` no trial's test result. All that is printed goes
+    into ``run.log``, too.
+
+    Raises:
+        InputError: ``out`` holds a different run, or another process writes to it.
+        DivergedError: every method has diverged with every seed.
+    """
+    ends: list[str | None] = []
+    todo = chosen(experiment.seeds, list(experiment.methods), portion)
+    with locked(out):
+        bounds, buffer = bounds_of(experiment.as_dict()), experiment.cohort.buffer
+        write_manifest(experiment, federations, out, todo)
+        give_id(out)
+        left = rounds_left(experiment, out, todo)
+        expected, once = (summary.expected(), summary.once()) if summary else ({}, {})
+        done = len(todo) * experiment.rounds - sum(left.values())
+        with Progress(out / LOG, left, expected, once, done) as progress:
+            if summary is not None and any(left.values()):
+                progress.say_all(summary.lines())
+            for seed, label in todo:
+                federation, method = federations[seed], experiment.methods[label]
+                select = selection_metric(experiment.as_dict(), federation.dataset.objective)
+                place = trial_folder(out, label, seed)
+                store = TrialStore(place, experiment.rounds, select, federation.names)
+                trial = TrialRun(
+                    label, seed, method, federation, store, select, progress, bounds,
+                    is_asynchronous=buffer is not None,
+                )  # fmt: skip
+                if not is_done(trial):
+                    progress.begin(_stage(trial, experiment), store.last.round)
+                    _end_well(trial, run_trial, several=len(todo) > 1, scores=scores)
+                ends.append(store.last.diverged)
+    if all(ends):
+        raise DivergedError(ends[0])
+    return out
+
+
+def nothing_left(experiment: Experiment, out: Path, trials: Iterable[tuple[int, str]]) -> bool:
+    """Whether ``trials`` of ``out``, pairs (seed, label), have all finished. The run directory
+    alone says so; what a kill left there inside the last clean-up is removed."""
+    folders = [trial_folder(out, label, seed) for seed, label in trials]
+    if not all(has_commit(folder) for folder in folders):
+        return False
+    commits = [read_commit(folder) for folder in folders]
+    if not all(one.finished and one.rounds >= experiment.rounds for one in commits):
+        return False
+    with locked(out):
+        for folder in folders:
+            TrialStore(folder, experiment.rounds)
+    return True
+
+
+def _start(trial: TrialRun) -> str:
+    """What the trial goes on from, and how good that is on its data."""
+    about = read_record(StartRecord, trial.store.path / START_FILE)
+    return (
+        f"goes on from round {about.round} of {about.method}, seed {about.seed}, in {about.run}, "
+        f"with {about.clients} of its clients; before: {_result(trial)}"
+    )
+
+
+def _result(trial: TrialRun) -> str:
+    found = read_trial(trial.store.path, trial.label, trial.method.name, trial.seed)
+    return headline(found, trial.select)
+
+
+def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
+    """What the progress has to know of a trial."""
+    federation, plan = trial.federation, experiment.plan
+    clients = {
+        "train": len(draw_cohort(trial.method, federation, plan, 1)),
+        "evaluate": len(plan.evaluated(federation)),
+    }
+    return Stage(
+        trial.label,
+        trial.title,
+        experiment.rounds,
+        clients,
+        federation.dataset.objective.selects,
+        federation.remote,
+    )
+
+
+def _end_well(
+    trial: TrialRun, run_trial: Callable[[TrialRun], None], *, several: bool, scores: bool
+) -> None:
+    """Run a trial to its end, which may be that it diverges. One line says how it ended, so that
+    results are seen before the last method has finished."""
+    store, progress = trial.store, trial.progress
+    try:
+        run_trial(trial)
+        if scores and (result := _result(trial)):
+            progress.say(f"{trial.title}: {result}", only_log=not several)
+    except DivergedError as error:
+        store.diverge(str(error))
+        best, last = store.last.best_round, store.last.round
+        progress.skip(trial.label, store.last.rounds - last)
+        progress.say(f"{trial.title} ends here: {error}", only_log=not several)
+        if best < last and not trial.is_asynchronous:
+            for line in about_norms({r.round: r.norm_by_client for r in store.history()}, best):
+                progress.say(f"{trial.title}: {line}")
+            progress.say(
+                f"{trial.title}: the same command goes on after round {last}; fedtailor rollback "
+                f"takes it back to round {best}, the best on validation data"
+            )
+
+
+def commit_rounds(
+    trial: TrialRun, rounds: Iterable[Round], on_round: OnRound | None = None
+) -> None:
+    """Commit each of the trial's ``rounds`` as it comes, and show the progress. ``on_round`` is
+    called after each, and may stop the trial there."""
+    store, say, title = trial.store, trial.progress.say, trial.title
+    rounds, before = iter(rounds), store.bounds()
+    if not store.has_begun and (store.path / START_FILE).exists():
+        store.commit(next(rounds))
+        say(f"{title}: {_start(trial)}")
+    for round_ in rounds:
+        for change in changed_bounds(before, trial.bounds, round_.number):
+            say(f"{title}: {change}")
+        store.commit(round_, trial.bounds if trial.bounds != before else {})
+        for note in round_.notes:
+            say(f"{title}, round {round_.number}: {note}")
+        trial.progress.round(round_)
+        before = trial.bounds
+        if on_round and _stops(on_round, trial, round_):
+            store.stop()
+            return
+    store.finish()
+
+
+def _stops(on_round: OnRound, trial: TrialRun, round_: Round) -> bool:
+    """Whether ``on_round`` stops the trial after this round, which is not its last one."""
+    folder, total = trial.store.path, trial.store.last.rounds
+    done = CommittedRound(trial.label, trial.seed, total, folder, trial.select, round_)
+    if not wants_stop(on_round, done) or round_.number == total:
+        return False
+    trial.progress.skip(trial.label, total - round_.number)
+    trial.progress.say(f"{trial.title}: stopped after round {round_.number} of {total}")
+    return True

@@ -1,0 +1,1 @@
+"""Run directories: what a run writes round by round, and what everybody reads there."""
