@@ -52,7 +52,7 @@ _ORIGINS = {
     "onboard": "inference.onboard.onboard",
     "open_result": "results.open_result",
     "merge": "runs.merge.merge",
-    "rollback": "runs.rollback.rollback",
+    "rollback": "store.rollback.rollback",
     "rounds": "engine.rounds.rounds",
     "run": "results.run",
     "track": "trackers.follow.track",

@@ -18,9 +18,9 @@ from safetensors.numpy import save
 import fedtailor as ft
 from fedtailor.optim import Optimiser
 from fedtailor.report import compare
-from fedtailor.runs.callbacks import CommittedRound, OnRound
 from fedtailor.runs.check import check
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.client_states import FileStates
 from fedtailor.store.files import load_tensors, save_tensors
 from fedtailor.store.format import seal_tensors
 from fedtailor.store.read import read
@@ -50,8 +50,8 @@ class KilledError(Exception):
     pass
 
 
-def go_on(out: Path, on_round: OnRound | None = None) -> None:
-    ft.run(LONG, out, data=digits(), backbone=digits_backbone(), on_round=on_round)
+def go_on(out: Path) -> None:
+    ft.run(LONG, out, data=digits(), backbone=digits_backbone())
 
 
 def results(out: Path) -> dict[str, Any]:
@@ -104,14 +104,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed(whole: Path) -> Path:
     """As it stands after a kill right behind the fifth commit: its private states lie in a file of
     their own, and some of the best round's beside."""
-    out = whole.with_name("killed")
+    out, commit = whole.with_name("killed"), FileStates.commit
 
-    def kill(done: CommittedRound) -> None:
-        if done.number == 5:
+    def kill(states: FileStates) -> None:
+        if (out / PART / "private-000005.safetensors").exists():
             raise KilledError
+        commit(states)
 
-    with pytest.raises(KilledError):
-        go_on(out, kill)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(FileStates, "commit", kill)
+        go_on(out)
     assert (out / PART / "private-000005.safetensors").exists()
     assert (out / PART / "private-best-000003.safetensors").exists()
     return out

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,9 +16,8 @@ from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..errors import naming
 from ..store.metrics import Metric, summarise
+from ..store.run_directory import log_line
 from ..units import in_words
-
-LOG = "run.log"
 
 _REFRESH = 0.2  # seconds between two looks of the bar
 _FIRST_PAUSE = 10.0  # seconds between two lines within the first minute
@@ -234,12 +232,6 @@ class Progress:
         """Remove the bar, and close the log."""
         self._bar.close()
         self._log.close()
-
-
-def log_line(text: str) -> str:
-    """A line of run.log, with the time."""
-    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return f"{now}  {text}\n"
 
 
 def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ..store.files import read_record
 from ..store.format import has_commit, trial_folder
 from ..store.metrics import Metric
 from ..store.read import read_trial
-from ..store.run_directory import give_id, locked
+from ..store.run_directory import LOG, give_id, locked
 from ..store.selection import headline, selection_metric
 from ..store.trial import TrialStore
 from ..uploads.norms import about_norms
@@ -27,7 +27,7 @@ from .estimate import rounds_left
 from .experiment import Experiment
 from .extend import bounds_of
 from .manifest import write_manifest
-from .progress import LOG, Progress, Stage
+from .progress import Progress, Stage
 from .summary import StartSummary
 
 

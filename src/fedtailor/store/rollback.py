@@ -8,14 +8,12 @@ the last ones. So it is the only round, beside the last one, that a run can go o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, naming, unknown
-from ..runs.experiment import Experiment
-from ..runs.manifest import open_run
-from ..runs.progress import LOG, log_line
 from ..uploads.norms import about_norms
 from .best import best_then
 from .checked import load_json
@@ -35,6 +33,7 @@ from .committed import (
 )
 from .format import (
     check_committed,
+    check_regular,
     check_tensors,
     checksum,
     combined_checksum,
@@ -43,9 +42,10 @@ from .format import (
     trial_folder,
 )
 from .logs import LOGS, read_log
+from .read import read_experiment
 from .records import Round
 from .row_file import RowFile
-from .run_directory import locked
+from .run_directory import LOG, locked, log_line
 from .trial import TrialStore
 
 
@@ -67,52 +67,54 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
         InputError: there is no such method or seed; nothing can go back; a file is damaged.
     """
     out = Path(out)
-    experiment = open_run(out)
-    if label is not None and label not in experiment.methods:
-        raise unknown("method", label, experiment.methods, where=str(out), kind="it has")
-    if seed is not None and seed not in experiment.seeds:
-        allowed = ", ".join(map(str, experiment.seeds))
+    experiment = read_experiment(out)
+    check_regular(out)
+    labels = [method["label"] for method in experiment["methods"]]
+    if label is not None and label not in labels:
+        raise unknown("method", label, labels, where=str(out), kind="it has")
+    if seed is not None and seed not in experiment["seeds"]:
+        allowed = ", ".join(map(str, experiment["seeds"]))
         raise InputError(f"no seed {seed} in {out}; allowed: {allowed}")
     with locked(out):
         todo, problems, lines = [], [], list[str]()
-        for part in _parts(experiment, out, label, seed):
-            if is_going_back(part.commit):  # and a kill may have cut it short
-                TrialStore(part.folder, part.commit.rounds)
-                lines.append(f"{part.title}: is rolled back to round {part.commit.round}")
-            elif part.commit.diverged is None and label is None:
+        for trial in _trials(experiment, out, label, seed):
+            if is_going_back(trial.commit):  # and a kill may have cut it short
+                TrialStore(trial.folder, trial.commit.rounds)
+                lines.append(f"{trial.title}: is rolled back to round {trial.commit.round}")
+            elif trial.commit.diverged is None and label is None:
                 continue
-            elif problem := part.problem():
-                problems.append(f"{part.title}, {problem}")
+            elif problem := trial.problem():
+                problems.append(f"{trial.title}, {problem}")
             else:
-                part.check()  # each, before one of them goes back
-                todo.append(part)
+                trial.check()  # each, before one of them goes back
+                todo.append(trial)
         if not todo and not lines:
             nothing = f"nothing in {out} has diverged; --method takes back one that has not"
             raise InputError("; ".join(problems) or nothing)
         with naming(out / LOG), (out / LOG).open("a") as log:
-            for part in todo:
-                said = part.about()
-                part.roll_back()
+            for trial in todo:
+                said = trial.about()
+                trial.roll_back()
                 log.writelines(map(log_line, said))
                 log.flush()
                 lines += said
     return [*lines, *problems]
 
 
-def _parts(
-    experiment: Experiment, out: Path, label: str | None, seed: int | None
-) -> Iterator[_Part]:
+def _trials(
+    experiment: Mapping[str, Any], out: Path, label: str | None, seed: int | None
+) -> Iterator[_Trial]:
     """What has a committed round, of these methods and seeds."""
-    for name in experiment.methods if label is None else [label]:
-        for number in experiment.seeds if seed is None else [seed]:
+    asynchronous = experiment.get("cohort", {}).get("buffer") is not None
+    for name in [one["label"] for one in experiment["methods"]] if label is None else [label]:
+        for number in experiment["seeds"] if seed is None else [seed]:
             folder = trial_folder(out, name, number)
             if has_commit(folder):
-                asynchronous = experiment.cohort.buffer is not None
-                yield _Part(folder, name, number, read_commit(folder), asynchronous)
+                yield _Trial(folder, name, number, read_commit(folder), asynchronous)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Trial:
     """One method with one seed, in a folder."""
 
     folder: Path

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +15,8 @@ from ..errors import InputError
 from .files import make_folder, read_json, write_atomically
 from .format import seal_json
 from .read import read_environment
+
+LOG = "run.log"
 
 # all that a run directory holds; a command that writes something else there adds it here
 OWN_FILES = frozenset(
@@ -44,6 +47,12 @@ def _release_locks() -> None:
 
 # a forked process would hold its parent's locks for as long as it lives
 os.register_at_fork(after_in_child=_release_locks)
+
+
+def log_line(text: str) -> str:
+    """A line of run.log, with the time."""
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{now}  {text}\n"
 
 
 def give_id(out: Path) -> None:
