@@ -43,7 +43,7 @@ from .runs.experiment import Experiment as Experiment
 from .runs.experiment import StartConfig as StartConfig
 from .runs.experiment import load as load
 from .runs.merge import merge as merge
-from .runs.rollback import rollback as rollback
+from .store.rollback import rollback as rollback
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
 from .trackers.follow import track as track
