@@ -1,4 +1,5 @@
-"""How much attacks damage each method, with and without a rule: docs/attacks.md.
+"""How much attacks damage each method, with and without a rule: docs/attacks.md, and all numbers
+in docs/attacks.csv.
 
     python -m evidence.attacks
 
@@ -7,7 +8,9 @@ No number of the page is written by hand: they stand in results.jsonl.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
@@ -21,11 +24,12 @@ from fedtailor.uploads.rules import Robust
 
 from .cross_cells import SYSTEMS
 from .markdown import markdown_table
-from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved, run_folder
+from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved
 
 FILE = "attacks.toml"
 MANIFEST = HERE / "manifest-attacks.toml"
 PAGE = HERE.parent / "docs" / "attacks.md"
+TABLE = HERE.parent / "docs" / "attacks.csv"
 
 Scores = Mapping[str, float | None]  # by client
 
@@ -57,6 +61,7 @@ class Row:
     many seeds. ``is_base``: nobody attacks, and there is no rule."""
 
     preset: str
+    settings: Sequence[str]
     attack: str
     method: str
     rule: str
@@ -77,9 +82,9 @@ class Row:
         return 100 * self.outcome.difference.difference
 
     @property
-    def under(self) -> str:
-        """The attack, inside a sentence."""
-        return self.attack.replace(", ", " by ")
+    def column(self) -> str:
+        """The method with its rule."""
+        return self.method if self.rule == "none" else f"{self.method}: {self.rule}"
 
     @property
     def is_damaged(self) -> bool:
@@ -153,38 +158,104 @@ def attack(run: Run) -> str:
     return f"{found.kind}{times}, {100 * found.fraction:.0f} % of the clients"
 
 
+@cache
+def rows() -> Sequence[Row]:
+    """All that were run, in the order of the manifest."""
+    results, runs = Results(), planned([MANIFEST])
+    groups = dict.fromkeys((_preset(run), attack(run)) for run in runs)
+    return [
+        row
+        for group in groups
+        for row in _rows([run for run in runs if (_preset(run), attack(run)) == group], results)
+    ]
+
+
 def page() -> str:
     """The page, as Markdown."""
-    results, runs = Results(), planned([MANIFEST])
-    rows, parts = list[Row](), list[str]()
-    for preset in dict.fromkeys(_preset(run) for run in runs):
-        parts += [f"## {_TITLES[preset]}\n"]
-        of = [run for run in runs if _preset(run) == preset]
-        for name in dict.fromkeys(attack(run) for run in of):
-            those = [run for run in of if attack(run) == name]
-            found = _rows(those, results)
-            rows += found
-            parts += _section(name, those, found)
-    missing = _missing([run for run in runs if results.has(run)])
-    return "\n".join([_TITLE, *findings(rows), missing, _HEAD, *parts])
+    found = rows()
+    results = Results()
+    missing = _missing([run for run in planned([MANIFEST]) if results.has(run)])
+    parts = [_TITLE, *findings(found), missing, _HEAD]
+    for preset, title in _TITLES.items():
+        of = [row for row in found if row.preset == preset and row.method != "local"]
+        first = [row for row in of if row.method == "fedavg"]
+        parts += [f"## {title}\n"]
+        parts += [_pivot(some) for some in (first, [r for r in of if r not in first]) if some]
+        backdoors = [row for row in of if row.outcome.success]
+        parts += [_BACKDOOR, _pivot(backdoors, _success)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _pivot(found: Sequence[Row], shown: Callable[[Row], str] | None = None) -> str:
+    """A row for each attack, a column for each method with its rule."""
+    shown = shown or _points
+    attacks = list(dict.fromkeys(row.attack for row in found))
+    methods = list(dict.fromkeys(row.method for row in found))
+    found = sorted(found, key=lambda row: methods.index(row.method))
+    columns = list(dict.fromkeys(row.column for row in found))
+    by = {(row.attack, row.column): shown(row) for row in found}
+    table = [[_share(one), *(by.get((one, column), "") for column in columns)] for one in attacks]
+    return markdown_table(["attack, share of clients", *columns], table) + "\n"
+
+
+def _share(attack: str) -> str:
+    return attack.removesuffix(" of the clients")
+
+
+def _points(row: Row) -> str:
+    """The accuracy if nobody attacks, or how far it is from that; bold if clearly below."""
+    one = "†" if row.seeds == 1 else ""
+    if row.is_base:
+        return f"{100 * row.outcome.mean:.1f} %{one}"
+    return f"**{row.points:+.1f}**{one}" if row.is_damaged else f"{row.points:+.1f}{one}"
+
+
+def _success(row: Row) -> str:
+    return f"{100 * mean(row.outcome.success):.1f} %"
+
+
+def table() -> str:
+    """Everything as CSV, a line a method, a rule, an attack and a model."""
+    kept = []
+    for row in rows():
+        for model, found in row.models.items():
+            if found is None:
+                continue
+            of = found.difference
+            numbers = [found.mean, of.difference, of.low, of.high]
+            kept.append(
+                [
+                    _TITLES[row.preset], " ".join(row.settings), row.attack, row.method, row.rule,
+                    model, row.seeds, *(f"{100 * x:.2f}" for x in numbers),
+                    f"{100 * mean(found.success):.2f}" if found.success else "",
+                ]
+            )  # fmt: skip
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_COLUMNS, *kept])
+    return text.getvalue()
+
+
+_COLUMNS = (
+    "data", "settings", "attack", "method", "rule", "model", "seeds", "accuracy", "difference",
+    "low", "high", "backdoor_success",
+)  # fmt: skip
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """What attacks do without a rule, what rules leave of FedAvg, what FedSDG's alignment weights
-    are worth, and how far backdoors get."""
+    """What attacks do without a rule, what rules leave of FedAvg, and what FedSDG's alignment
+    weights are worth."""
     attacked = [row for row in rows if row.attack != _NOBODY and row.models["personal"] is not None]
     open_ = [row for row in attacked if row.rule == "none"]
     hurt = [row for row in open_ if row.is_damaged]
     worst = min(open_, key=lambda row: row.points)
     clean = worst.outcome.mean - worst.points / 100
     return [
-        f"- **Without a rule,** clients' own models are damaged in {len(hurt)} of the {len(open_)} "
-        "pairs of a method and an attack below. *Damaged* means that the interval of the "
-        f"difference lies below 0. The largest loss is {worst.method}'s, under {worst.attack}: "
-        f"from {100 * clean:.1f} % to {100 * worst.outcome.mean:.1f} %.",
+        f"- **Without a rule** clients' own models are damaged in {len(hurt)} of {len(open_)} "
+        "pairs of a method and an attack: the interval of the difference lies below 0. The largest "
+        f"loss is {worst.method}'s, under {worst.attack}: from {100 * clean:.1f} % to "
+        f"{100 * worst.outcome.mean:.1f} %.",
         _of_rules([row for row in attacked if row.method == "fedavg"]),
         _of_alignment(open_),
-        *_of_backdoors(attacked),
     ]
 
 
@@ -192,20 +263,17 @@ def _of_rules(rows: Sequence[Row]) -> str:
     """Which rule loses least under the attacks that all rules were run under."""
     points: dict[str, dict[str, float]] = {}
     for row in rows:
-        points.setdefault(row.rule, {})[row.under] = row.points
+        points.setdefault(row.rule, {})[row.attack] = row.points
     plain = points.pop("none")
     shared = [under for under in plain if all(under in of for of in points.values())]
     best = max(points, key=lambda rule: mean(points[rule][under] for under in shared))
     of = points[best]
-    no_better = [under for under in of if "backdoor" not in under and of[under] <= plain[under]]
-    but = f" Under {_all(no_better)} accuracy is no better than without a rule."
     return (
         f"- **Of {len(points)} rules for FedAvg**, [{best}]({_RULES}) loses least, on average over "
-        f"the {len(shared)} attacks that all of them were run under: "
-        f"{_all(shared)}. With it, accuracy changes by {min(of.values()):+.1f} to "
-        f"{max(of.values()):+.1f} points under the {len(of)} attacks below, and without a rule by "
-        f"{min(plain[k] for k in of):+.1f} to {max(plain[k] for k in of):+.1f}."
-        + (but if no_better else "")
+        f"the {len(shared)} attacks that all of them were run under. With it accuracy changes by "
+        f"{min(of.values()):+.1f} to {max(of.values()):+.1f} points under the {len(of)} attacks "
+        f"below, without a rule by {min(plain[k] for k in of):+.1f} to "
+        f"{max(plain[k] for k in of):+.1f}."
     )
 
 
@@ -224,36 +292,11 @@ def _of_alignment(rows: Sequence[Row]) -> str:
         and weighed.attack == plain.attack
     ]
     less = sum(a.points < b.points and a.is_damaged for a, b in pairs)
-    said = [
-        f"Under {a.under} their accuracy changes by {a.points:+.1f} points, "
-        f"and with equal weights by {b.points:+.1f}"
-        + ("." if a.is_damaged else "; these data show no damage there.")
-        for a, b in pairs
-    ]
     verb = "do not protect" if less else "protect"
     return (
-        f"- **FedSDG's alignment weights {verb} clients' own models.** With "
-        f"equal weights (`fedsdg-uniform` in the tables) these models lose less under {less} of "
-        f"{len(pairs)} attacks. {' '.join(said)}"
+        f"- **FedSDG's alignment weights {verb} clients' own models.** With equal weights "
+        f"(`fedsdg-uniform`) these models lose less under {less} of {len(pairs)} attacks."
     )
-
-
-def _of_backdoors(rows: Sequence[Row]) -> list[str]:
-    """How far backdoors get with each method, a point for each attack."""
-    parts = []
-    for attack in dict.fromkeys(row.attack for row in rows):
-        said = [
-            f"{row.method} {_success(row.outcome)}"
-            + ("" if row.rule == "none" else f" (rule: {row.rule})")
-            for row in rows
-            if row.attack == attack and row.outcome.success
-        ]
-        if said:
-            parts.append(
-                f"- **Success of {attack}**, in clients' own models (lower is better): "
-                f"{', '.join(said)}."
-            )
-    return parts
 
 
 def _missing(runs: Sequence[Run]) -> str:
@@ -279,7 +322,7 @@ def _missing(runs: Sequence[Run]) -> str:
         if kind != "none" and not set(SYSTEMS) <= of:
             narrow.setdefault(_all(sorted(of)), []).append(kind)
     said += [f"only {of} was run under {_all(kinds)}" for of, kinds in narrow.items()]
-    return f"- **What is missing:** {'; '.join(said)}.\n"
+    return f"- **Not run:** {'; '.join(said)}.\n"
 
 
 def _rows(runs: Sequence[Run], results: Results) -> list[Row]:
@@ -291,58 +334,14 @@ def _rows(runs: Sequence[Run], results: Results) -> list[Row]:
         found = {model: results.outcome(of, clean, model) for model in ("personal", "global")}
         seeds = max((len(one.scores) for one in found.values() if one is not None), default=0)
         if seeds:
-            about = _preset(of[0]), attack(of[0]), clean[0].method, defence(of[0])
+            about = _preset(of[0]), settings, attack(of[0]), clean[0].method, defence(of[0])
             rows.append(Row(*about, found, seeds, of == clean))
     return rows
-
-
-def _section(name: str, runs: Sequence[Run], found: Sequence[Row]) -> Iterator[str]:
-    """One attack, a table."""
-    rows = [
-        [
-            row.method,
-            row.rule,
-            *(cell for one in row.models.values() for cell in _cells(one, row.is_base)),
-            row.seeds,
-        ]
-        for row in found
-    ]
-    if rows:
-        header = ["method", "rule", "personal", "difference", "global", "difference", "seeds"]
-        models = [row.models for row in found]
-        if any(one and one.success for of in models for one in of.values()):
-            header += ["success, personal", "success, global"]
-            for row, of in zip(rows, models, strict=True):
-                row += [_success(one) for one in of.values()]
-        yield f"### {name[0].upper()}{name[1:]}\n"
-        yield markdown_table(header, rows, words=(0, 1))
-        commands = dict.fromkeys(
-            f"`fedtailor run attacks{_flags(run)} --out {run_folder('attacks', run.settings)}`"
-            for run in runs
-        )
-        yield "\n" + "\n".join(f"- {command}" for command in commands) + "\n"
 
 
 def _preset(run: Run) -> str:
     found = next(one for one in run.settings if one.startswith("preset="))
     return found.removeprefix("preset=").removesuffix(",clean")
-
-
-def _flags(run: Run) -> str:
-    return "".join(f" --set {setting}" for setting in run.settings)
-
-
-def _cells(found: Outcome | None, is_base: bool) -> tuple[str, str]:
-    """The accuracy, and how far it is from the clean runs."""
-    if found is None:
-        return "", ""
-    accuracy, difference = f"{100 * found.mean:.1f}", found.difference
-    low, middle, high = (100 * x for x in (difference.low, difference.difference, difference.high))
-    return accuracy, "" if is_base else f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
-def _success(found: Outcome | None) -> str:
-    return f"{100 * mean(found.success):.1f} %" if found and found.success else ""
 
 
 _TITLES = {
@@ -356,38 +355,38 @@ _RULES = "robustness.md#protect-a-run"
 
 _TITLE = f"""# How much attacks damage each method
 
-This page says what was measured with the built-in experiment `attacks`: 20 clients, of which some
-attack in every round, with and without a [rule]({_RULES}) against them. Commands with
-`preset=images` need [Fashion-MNIST](data.md#use-a-ready-data-set).
+Here some of 20 clients attack in every round, and the tables say how many points of accuracy the
+others lose, with and without a [rule]({_RULES}) against them.
 """
 
-_HEAD = f"""Every number was written by `python -m evidence.attacks` from the results in
-`evidence/results.jsonl`.
+_HEAD = f"""## How to read the tables
 
-## How to read the tables
-
-- **rule** names the steps before the rule, and the rule. [Protect a run]({_RULES}) explains them,
-  and [Simulate attacks](robustness.md#simulate-attacks) the attacks. "× 5" is a strength.
-- Each number is the mean over honest clients of the accuracy on the client's own test examples, in
-  percent, then over seeds. Attackers are not evaluated.
-- **personal** is that of the clients' own models, **global** that of the shared one.
-- **difference** is that, in points, from the runs of the same method without a rule and without an
-  attack, for the same clients. In brackets is its 95 % interval over clients and seeds. In those
-  runs all 20 clients train, so a rule that finds every attacker still lacks their honest examples.
-- Where the interval contains 0, these data show no damage.
-- **success** is that of a [backdoor](robustness.md#a-backdoor): the share of honest clients'
-  examples of other classes that a model takes for the attackers' class once they have the trigger.
-- A rule's number of attackers, f, is the true one. Rates were chosen without an attack.
-- For FedAvg, `clip`, `nnm` and `meamed` in a row was chosen among two dozen rules by the validation
-  data of seed 0, under a sign flip and under a little is enough. Those trials were not kept, and
-  seed 0 is one of the seeds here.
-- A method with one seed says little of other seeds.
+- A column is a method, with its [rule]({_RULES}) and the steps before it. A row is an
+  [attack](robustness.md#simulate-attacks); "× 5" is its strength.
+- The first row has accuracies if nobody attacks: the mean over clients of each client's own model
+  on its own test examples, then over seeds. Below it stand differences to that, in points, over
+  honest clients. **Bold**: the 95 % interval over clients and seeds lies below 0. Elsewhere these
+  data show no damage. †: one seed, which says little of others.
+- *Success* of a [backdoor](robustness.md#a-backdoor): the share of honest clients' examples of
+  other classes that their own models take for the attackers' class once they have the trigger.
+- Where nobody attacks all 20 clients train, so a rule that finds every attacker still lacks their
+  honest examples.
+- A rule's number of attackers, f, is the true one. Rates were chosen without an attack. For FedAvg,
+  clip, nnm and meamed in a row was chosen among two dozen rules by the validation data of seed 0,
+  under a sign flip and under a little is enough. Those trials were not kept, and seed 0 is one of
+  the seeds here.
+- [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:
+  `fedtailor run attacks --set SETTING ...` repeats it. `preset=images` needs
+  [Fashion-MNIST](data.md#use-a-ready-data-set). `python -m evidence.attacks` writes both files.
 """
+
+_BACKDOOR = "Success of the backdoor; lower is better:\n"
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the table."""
     PAGE.write_text(page())
+    TABLE.write_text(table())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the papers claim beside what our runs say: docs/claims.md.
 
     python -m evidence.claims                       # write the page
+    python -m evidence.claims fedsq-4               # a row's commands
     python -m evidence.claims fedsq-4 runs/rounds   # a row again, from runs of its command
 
 No number of the page is written by hand: the papers' numbers stand in claims.toml, ours in
@@ -24,8 +25,8 @@ from fedtailor.store.format import has_commit
 from fedtailor.store.logs import read_commit
 
 from .accounting import command as count_command
-from .map_tuning import end_of, filled
-from .markdown import markdown_table, on_one_line
+from .map_tuning import end_of
+from .markdown import markdown_table
 from .rates import trials
 from .run import HERE, Run, lines, resolved, results
 from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
@@ -100,8 +101,6 @@ def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
         where = f"no runs of {claim['id']} are in {', '.join(map(str, places))}"
         if found:
             where = f"{where} (only of {', '.join(sorted({line['method'] for line in found}))})"
-        if not places:
-            where = f"{claim['id']} needs run directories"
         raise ft.InputError(f"{where}; its command is: {' and '.join(commands(claim))}")
     return outcome(claim, kept)
 
@@ -123,70 +122,46 @@ def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
 
 HEAD = """# What the papers claim
 
-The methods of five papers are at the centre of this library. This page puts what the papers claim
-beside what our runs say. The data, the networks and the number of examples are smaller than the
-papers', so the papers' numbers and ours cannot be equal; what can be compared is which method is
-ahead. `python -m evidence.claims` writes this page from `evidence/claims.toml` and
-`evidence/results.jsonl`.
+Do the claims of the five papers at the centre of this library hold here? We ran them again with
+smaller networks and fewer examples, so compare which method is ahead, and not the numbers.
 
-Accuracies are those of each client's own model on its own test examples, in percent, at the round
-that validation chose: the mean over clients, then over seeds. The spread is a difference with its
-interval, each seed's difference, or "±", the standard deviation over seeds. "A against B" has the
-methods in the order of the claim, and a difference is A minus B. Of rounds fewer are better.
-Training alone trains every client equally often, also where a round has a part of the clients
-([how](methods/local.md#what-it-does)).
+COUNTS
+
+Rows marked *our question* ask what the paper does not ask, and are not counted. To repeat a row:
+`python -m evidence.claims fedsq-4` prints its commands, and with the run directories that these
+wrote it prints the row again ([more](evidence.md#the-papers-claims)).
+
+## How to read the tables
+
+- **the paper**: its number and where it stands. A place alone: the paper's text has no number.
+- **ours**: accuracies of each client's own model on its own test examples, in percent, at the round
+  that validation chose, the mean over clients, then over seeds. "A against B" has the methods in
+  the order of the claim; then comes A minus B with its 95 % interval over clients and seeds, or
+  each seed's difference. "±" is the standard deviation over seeds. *Beats*: is more accurate than.
+  Rounds are those to the lower of the two best validation accuracies; fewer are better.
+- **what differs** from the paper, beside the sentence above the table.
+- **seeds**: how many were run. A number that is counted needs none.
 
 A claim **holds** if this is so:
 
-- two methods: the 95 % interval of their paired difference, over seeds and clients, lies above 0.
-  Where *what differs* says "within N points", it lies above -N; where it says "within N points on
-  either side", between -N and N;
-- one value a seed, such as the decile or a number of rounds: the difference favours the method with
-  every seed;
+- two methods: the interval lies above 0. With "within N points" it lies above -N, with "within N
+  points on either side" between -N and N;
+- one value a seed, such as the decile or rounds: the difference favours the method with every seed;
 - two gains: the first interval lies above the second;
-- a measured number: its mean over seeds is within a tolerance of the paper's number, or reaches a
-  bound; the verdict names it;
-- a number that is counted, without training or from the bytes of a round: the same. It is exact, so
-  one seed is enough.
+- a number: its mean is within a tolerance of the paper's number, or reaches a bound. Both stand in
+  brackets, and are ours where the paper has no number.
 
-It **holds in direction** if only the mean difference is as claimed, or if it holds with one seed
-alone. A number does so if it is within twice the tolerance, or beyond a second, weaker bound
-(`beyond` in `evidence/claims.toml`). Where the paper gives no number, the bounds are ours. **Not
-here**: neither is so, or the method in question diverged. This does not refute the claim by itself:
-where the interval contains 0 our data cannot tell, and a row with one seed says little. Seeds with
-which the other method diverged are left out, and named. **Not run**: no seed has all its runs yet.
+It **holds in direction** if only the mean difference is as claimed, or with one seed alone; a
+number, if it is within twice the tolerance or beyond a weaker bound (`beyond` in
+`evidence/claims.toml`). **Not here**: neither, or the method diverged. This does not refute the
+claim: where the interval contains 0 our data cannot tell. Seeds with which the other method
+diverged are left out, and named.
 
-Rates are chosen on validation data by runs with a seed of their own, where
-`evidence/manifest-papers.toml` has such trials ([how](evidence.md)). FedSQ, FedAvg and FedProx in
-`papers/fedsq` have the paper's rate. Some methods have the rate of one that is like them, and may
-look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, FedLoRA, pFedMoE outside of
-`papers/fedmerge/domains`, and every variant of a method, for example FedSDG with its gates fixed.
-ENDS
-
-Rows marked *our question* ask what the paper does not ask. They are not counted here:
-"""
-
-REPEAT = """
-## Repeat a row
-
-A row's command needs [an installed fedtailor](start.md); FedSQ, FedMerge and pFedGate also need
-`make fashion-mnist`. `python -m evidence...` needs a copy of the repository, with its environment
-active. A command with `--dry-run` says how long it takes. It runs the row's methods with the row's
-seeds; where *seeds* says 2 of 3, the third has not been run.
-
-- `python -m evidence.claims ROW RUN...` prints the row again, from the run directories that its
-  command wrote: `python -m evidence.claims fedsq-4 runs/fedsq-rounds`. It leaves out what is of
-  other settings.
-- In the table that the command itself prints, *ours* is the column **accuracy**. The spread is in
-  the verdict below it, or in `fedtailor compare RUN --against METHOD`. Differences are taken before
-  rounding. Other numbers, such as rounds to an accuracy, deciles and gates, are worked out in
-  `evidence/verdicts.py`.
-- Commands that differ in `methods` or `seeds` alone can share an `--out`: what is done is not run
-  again. For other settings give another one.
-- These runs had one process with one thread. With `OMP_NUM_THREADS=1` the executors `auto`,
-  `processes` and `sequential` give the same bits on a CPU. `vectorised`, a GPU, another
-  processor and another version of PyTorch round otherwise. Then a client's accuracy may
-  differ by an example or two.
+Rates are chosen on validation data by [trials with a seed of their own](evidence.md#trials). FedSQ,
+FedAvg and FedProx in `papers/fedsq` have the paper's rate. Some methods have the rate of one that
+is like them, and may look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, FedLoRA,
+pFedMoE outside of `papers/fedmerge/domains`, and every variant of a method. ENDS
+[Training alone](methods/local.md#what-it-does) trains every client equally often.
 """
 
 
@@ -194,16 +169,10 @@ def page(found: Sequence[Line]) -> str:
     """The whole of docs/claims.md."""
     results = Results(found)
     outcomes = {claim["id"]: outcome(claim, results) for claim in claims()}
-    parts = [HEAD.replace("ENDS", _ends()), _counts(outcomes), REPEAT.rstrip()]
+    parts = [HEAD.replace("ENDS", _ends()).replace("COUNTS", _counts(outcomes)).rstrip()]
     for paper, note in notes().items():
-        parts += ["", f"## {paper}", "", note, ""]
-        parts += [
-            "| | claim | the paper | ours | spread | verdict | what differs | seeds | command |"
-        ]
-        parts += ["|---|---|---|---|---|---|---|---|---|"]
-        parts += [
-            _row(claim, outcomes[claim["id"]]) for claim in claims() if claim["paper"] == paper
-        ]
+        of = [_row(claim, outcomes[claim["id"]]) for claim in claims() if claim["paper"] == paper]
+        parts += ["", f"## {paper}", "", note, "", _COLUMNS, *of]
     parts += ["", "## What was not run here", ""]
     parts += [f"- **{paper}:** {what}" for paper, what in not_run().items()]
     return "\n".join(parts) + "\n"
@@ -219,8 +188,7 @@ def _ends() -> str:
     ]
     if not said:
         return "Each best rate lies between others that were tried."
-    text = f"A better rate may lie beyond those that were tried for {', '.join(said)}."
-    return filled(text)
+    return f"A better rate may lie beyond those that were tried for {', '.join(said)}."
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:
@@ -233,21 +201,22 @@ def _counts(outcomes: Mapping[str, Outcome]) -> str:
     return markdown_table(["", *VERDICTS], rows)
 
 
+_COLUMNS = "| | claim | the paper | ours | verdict | what differs | seeds |\n" + "|---" * 7 + "|"
+
+
 def _row(claim: Claim, found: Outcome) -> str:
-    of = len(claim.get("seeds", ()))
-    seeds = "none needed" if not of else f"{len(found.seeds)} of {of}"
+    number, planned = claim["number"], len(claim.get("seeds", ()))
+    done = len(found.seeds)
     cells = [
         claim["id"],
         claim["claim"] + (" (our question)" if claim.get("own") else ""),
-        f"{claim['number']} ({claim['where']})",
-        found.ours,
-        on_one_line(found.spread),
+        claim["where"] if number == "no number" else f"{number} ({claim['where']})",
+        ", ".join(filter(None, [found.ours, found.spread])),
         found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),
         claim["differs"],
-        seeds,
-        " and ".join(f"`{command}`" for command in commands(claim, found.seeds)),
+        f"{done} of {planned}" if done < planned else str(planned or ""),
     ]
-    return "| " + " | ".join(cells) + " |"
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -264,14 +233,17 @@ def main() -> None:
     by_name = {claim["id"]: claim for claim in claims()}
     if options.row not in by_name:
         parser.error(f"no row {options.row!r} in docs/claims.md")
-    claim = by_name[options.row]
+    claim, kept = by_name[options.row], Results(lines())
+    page_says = outcome(claim, kept)
+    print(f"{claim['id']}: {claim['claim']}")
+    if runs(claim) and not options.runs:
+        print("\n".join([*commands(claim, page_says.seeds), f"page: {_as_text(page_says)}"]))
+        return
     try:
         again = repeated(claim, options.runs)
     except ft.InputError as error:
         parser.error(str(error))
-    kept = Results(lines())
-    print(f"{claim['id']}: {claim['claim']}")
-    print(f"here: {_as_text(again)}\npage: {_as_text(outcome(claim, kept))}")
+    print(f"here: {_as_text(again)}\npage: {_as_text(page_says)}")
     if again.seeds:
         same = {**claim, "seeds": list(again.seeds)}
         print(f"page, of these seeds: {_as_text(outcome(same, kept))}")

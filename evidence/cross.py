@@ -27,7 +27,7 @@ from evidence.cross_cells import (
     score_of,
 )
 from evidence.map_cells import not_defaults
-from evidence.map_tuning import ends, filled
+from evidence.map_tuning import ends
 from evidence.markdown import markdown_table
 from evidence.rates import trials
 from evidence.run import HERE, NO_ENDS
@@ -61,14 +61,12 @@ def _budget(found: Sequence[Cell]) -> str:
         if all(cell.trials[0] == count for cell in of):
             base = data.settings or ("rounds=5",)
             tried[data.name] = {cell.method: done[FILE, base, cell.method] for cell in of}
-    text = (
-        "- **Budget**: on a data set all methods have the same clients, rounds, batches and model, "
-        "and each method's settings are the best of the same number of trials on validation data: "
+    return (
+        "- **Budget**: each method's settings are the best of the same number of trials on "
+        "validation data: "
         f"{in_prose(counts)}. On newsgroups a trial has five rounds. Reuters has the rates of 20 "
-        "Newsgroups, for all methods: the model is the same. The trials have seed 10, which no "
-        f"row has. {ends(tried)} **trials** says how many of them are done."
+        f"Newsgroups. The trials have seed 10, which no row has. {ends(tried)}"
     )
-    return filled(text).replace("\n", "\n  ")
 
 
 def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
@@ -105,27 +103,21 @@ def _progress(found: Sequence[Cell]) -> str:
 
 
 def _section(data: Data, of: Sequence[Cell]) -> str:
-    """One data set with everything that was measured."""
+    """One data set with what each method costs."""
     bold = best(of)
     ended = [(cell, cell.numbers()) for cell in of if not cell.missing]
     rows = [
         [
             f"**{cell.method}**" if cell.method in bold else cell.method,
-            _shown(x["mean"], 1),
-            _shown(x["sd_over_seeds"], 1),
+            f"{_shown(x['mean'], 1)} ± {_shown(x['sd_over_seeds'], 1)}",
             _shown(x["decile"], 1),
             _shown(x["bytes_client_round"], 0, 1e3),
             _shown(x["flops"], 2, 1e12),
-            _shown(x["memory_mb"], 0),
             _shown(x["cpu_seconds"], 0),
-            len(cell.lines),
-            "{} of {}".format(*cell.trials),
         ]
         for cell, x in sorted(ended, key=lambda one: -score_of(one[0]))
     ]
-    header = [
-        "method", data.measure, "±", "decile", "kB", "TFLOP", "MB", "CPU s", "seeds", "trials",
-    ]  # fmt: skip
+    header = ["method", data.measure, "decile", "kB", "TFLOP", "CPU s"]
     why: dict[str, list[str]] = {}
     for cell in of:
         if cell.missing:
@@ -133,7 +125,6 @@ def _section(data: Data, of: Sequence[Cell]) -> str:
     parts = [
         markdown_table(header, rows) if rows else "",
         "\n".join(f"- {reason}: {', '.join(methods)}." for reason, methods in why.items()),
-        f"`fedtailor run map{''.join(f' --set {setting}' for setting in data.settings)}`",
     ]
     shown = "\n\n".join(part for part in parts if part)
     return f"## {data.name}: {data.model}, {data.clients}\n\n{shown}\n"
@@ -240,50 +231,40 @@ the method does not suit the network, or a run takes half an hour."""
 
 _HEAD = """# Fifteen methods on four data sets
 
-How good is each method, and what does it cost? On each data set all methods have the same clients
-and the same budget. The first five rows are the five main methods of this library, the other ten
-are baselines. [cross.csv](cross.csv) has all numbers.
-
-*not run*: no run has ended yet. *n/a*: no run is planned, as the method does not suit the network
-or takes too long; the lists below say why.
+How good is each method, and what does it cost? The first five are the main methods of this library,
+the other ten baselines. On a data set all have the same clients, rounds, batches and model.
+**Bold**: the best, and those that can't be told from it. *n/a*: no run is planned; the lists below
+say why. *not run*: no run has ended yet.
 """
 
 _TAIL = """## How it was measured
 
-- **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30, for all
-  methods that train it. So FedSDG has two or five gates a client.
-- **FedSQ** trains whole blocks on texts. It is made for pretrained networks: on Fashion-MNIST the
-  network starts from random weights, and so does the pattern that FedSQ keeps fixed.
-- **Where**: in one process of an x86-64 machine with 2 cores and no GPU.
-- **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders of messages.
-BUDGET
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
-  is better. **±**: the standard deviation over seeds. **decile**: the client at the worst
-  tenth, the mean over seeds.
-- In **bold** type: the best, and those that can't be told from it (the 95 % interval of the
-  difference over clients and seeds contains 0). Only methods with three seeds and all trials take
-  part.
-- **kB**: what one client sends and receives in a round.
+  is better. **±**: the standard deviation over seeds. **decile**: the client at the worst tenth,
+  the mean over seeds. **Bold** methods have three seeds and all trials, and the 95 % interval of
+  their difference to the best, over clients and seeds, contains 0.
+- **kB**: what one client sends and receives in a round. **CPU s**: the process' processor time,
+  evaluation included, without runs that were interrupted.
 - **TFLOP**: 10^12 floating-point operations of the training of all clients: those of a step, which
   PyTorch counted in the first round of the client with the median number of examples, times the
-  steps. Not counted are the blocks that pFedGate drops, the features that are computed once for
-  each example, evaluation, and the fine-tuning of fedavg-ft.
-- **MB**: the most memory that the process of the whole simulation held, the median over seeds: one
-  seed may need three times as much as another. **CPU s**: its processor time, evaluation included.
-- A dash stands where a number was not taken, for example the memory in older results. The processor
-  time leaves out runs that were interrupted.
-- Every number was written by `python -m evidence.cross` from the results in
-  `evidence/results.jsonl`; the experiment is `fedtailor run map`. Give each command its own
-  `--out`; a run directory holds one setting. The one with `preset=images` needs
-  [Fashion-MNIST](data.md#use-a-ready-data-set).
+  steps. Not counted are the blocks that pFedGate drops, features that are computed once for each
+  example, evaluation, and the fine-tuning of fedavg-ft.
+- **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30; so FedSDG
+  has two or five gates a client. **FedSQ** trains whole blocks on texts; on Fashion-MNIST the
+  network, and so the pattern that FedSQ fixes, starts at random.
+BUDGET
+- **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders. Each run had one
+  process of an x86-64 machine with 2 cores and no GPU.
 
-In the figure a dot is a method's mean, and its line goes to the worst tenth; orange are the five
-main methods. A dot is open where seeds or trials are missing.
+[cross.csv](cross.csv) has all numbers, memory too. To repeat them, see
+[how the results were made](evidence.md#one-table-of-all); a data set is a preset of
+`fedtailor run map`: `--set preset=images`, `reuters`, `chat`, or none for 20 Newsgroups.
 
 ![The mean and the worst tenth of each method on each data set](images/cross.svg)
 
-To repeat it, see [how the results were made](evidence.md#one-table-of-all).
+A dot is a method's mean, and its line goes to the worst tenth. Orange are the five main methods. A
+dot is open where seeds or trials are missing.
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ def budget(found: Found) -> str:
 
 def edges(found: Found) -> str:
     """For how many methods the best rate was the smallest or the largest of those tried."""
-    return filled(ends({called: _of_modality(found, kind) for kind, called in _CALLED.items()}))
+    return ends({called: _of_modality(found, kind) for kind, called in _CALLED.items()})
 
 
 def ends(tried: Mapping[str, Mapping[str, Mapping[Own, Mapping[str, Any]]]]) -> str:
@@ -98,7 +97,7 @@ def absent(found: Found) -> str:
     for method in sorted(rows["image"] - rows["text"]):
         said.append(f"`{method}` has no rows for texts, where it trains the whole model.")
         said += _elsewhere(method)
-    return filled("**Missing rows.** " + " ".join(said))
+    return "**Missing rows.** " + " ".join(said)
 
 
 def _elsewhere(method: str) -> list[str]:
@@ -148,14 +147,14 @@ def gates(found: Found) -> str:
         if _rate(own) == rate
     }
     alike = {_value(own, "lr_gate"): 100 * validation(line) for own, line in tried[_ALIKE].items()}
-    return filled(
-        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default: these "
-        "trials were run before this default was chosen. With 20 clients at Dirichlet 0.1 "
-        f"(`papers/fedsdg/clients`) the two came to {scores[used]:.1f} % and {scores[default]:.1f} "
-        "% on validation data with one seed. In the quickstart, whose clients are more alike, they "
-        f"came to {alike[used]:.1f} % and {alike[default]:.1f} %. So FedSDG may do better than its "
-        "rows say where clients differ much. In a trial for this page, at Dirichlet 0.3, it did "
-        "not: the comment in `experiments/map.toml` has the numbers."
+    return (
+        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default, which was "
+        "chosen later. On validation data, with one seed, the two came to "
+        f"{scores[used]:.1f} % and {scores[default]:.1f} % with 20 clients at Dirichlet 0.1 "
+        f"(`papers/fedsdg/clients`), and to {alike[used]:.1f} % and {alike[default]:.1f} % in the "
+        "quickstart, whose clients are more alike. So FedSDG may do better than its rows say where "
+        "clients differ much. At Dirichlet 0.3 it did not in a trial: the comment in "
+        "`experiments/map.toml` has the numbers."
     )
 
 
@@ -171,11 +170,6 @@ def head_passes(found: Found) -> str:
         ]
         said.append(f"{number} on {called}")
     return f"**FedRep.** Its `head_passes`, {in_prose(said)}, was not tuned."
-
-
-def filled(text: str) -> str:
-    """The text in lines of the page's width."""
-    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def _of_modality(found: Found, modality: str) -> dict[str, Mapping[Own, Mapping[str, Any]]]:

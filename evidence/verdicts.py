@@ -277,7 +277,7 @@ FIGURES: Mapping[str, Callable[[Line], float]] = {
 
 def _interval(found: Paired) -> str:
     low, difference, high = (100 * x for x in (found.low, found.difference, found.high))
-    return f"{difference:+.1f} ({low:+.1f} to {high:+.1f})"
+    return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _short(value: float) -> str:

@@ -1,29 +1,28 @@
-"""Write the map from the kept results: docs/when.md, its figure, what `fedtailor advise` reads, and
-which method to try first, on the pages that say it.
+"""Write the map from the kept results: docs/when.md, docs/when.csv, its figure, and what `fedtailor
+advise` reads.
 
 python -m evidence.when
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from evidence import cross_cells, map_tuning
 from evidence.map_cells import ALONE, cells, language_models, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
-from evidence.run import HERE, NO_ENDS, run_folder
+from evidence.run import HERE, NO_ENDS
 from fedtailor.report.names import in_prose
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
-WITH_FIRST_CHOICE = {  # pages that say it, too, and where the methods' pages lie from there
-    HERE.parent / "docs/faq.md": "methods/",
-    HERE.parent / "docs/methods/index.md": "",
-}
-BEGIN, END = "<!-- first choice: evidence/when.py -->", "<!-- end of first choice -->"
+TABLE = HERE.parent / "docs/when.csv"
 MEASURED = HERE.parent / "src/fedtailor/advice/measured.json"
 
 
@@ -39,15 +38,20 @@ def advice(found: Sequence[Mapping[str, Any]]) -> str:
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The page, as Markdown."""
-    sections = (part for cell in found for part in _section(cell))
+    kinds = [[cell for cell in found if cell["modality"] == kind] for kind in ("text", "image")]
     return "\n".join(
         [
             _HEAD,
-            *_short(found),
-            _READ.format(budget=_indented(map_tuning.budget(found))),
-            *sections,
+            first_choice(found),
+            _short(found),
+            _settings(found),
+            _READ.format(seeds=in_prose(sorted({str(len(_seeds(cell))) for cell in found}))),
+            *(_leads(found, of) for of in kinds),
+            _costs(kinds),
+            _FIGURE,
             _TAIL.format(
                 missing=_missing(found),
+                budget=map_tuning.budget(found),
                 elsewhere=_elsewhere(found),
                 edges=map_tuning.edges(found),
                 gates=map_tuning.gates(found),
@@ -56,11 +60,6 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
             ),
         ]
     )
-
-
-def _indented(text: str) -> str:
-    """Lines of a list's item, after its first words."""
-    return map_tuning.filled(text).replace("\n", "\n  ")
 
 
 def _missing(found: Sequence[Mapping[str, Any]]) -> str:
@@ -73,7 +72,7 @@ def _missing(found: Sequence[Mapping[str, Any]]) -> str:
     said = f"Planned, and not yet run with all methods: {commands}. " if left else ""
     if any(len(seeds) < len(cross_cells.SEEDS) for seeds in map(_seeds, found)):
         said += "Further seeds of the settings with one or two are planned, too."
-    return said.strip() + "\n" if said else ""
+    return f"\n- {said.strip()}" if said else ""
 
 
 def _seeds(cell: Mapping[str, Any]) -> Sequence[int]:
@@ -82,80 +81,148 @@ def _seeds(cell: Mapping[str, Any]) -> Sequence[int]:
     return seeds
 
 
-def _short(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What all settings come to, in a few sentences and one row for each setting."""
+def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
+    """Which methods to try first, as a table: those that are best on validation data in most
+    settings of a kind first."""
+    rows = []
+    for (modality, pretrained), about in _KINDS.items():
+        of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
+        overlaps: dict[str, list[float]] = {}
+        for cell in of:
+            overlaps.setdefault(cell["chosen"], []).append(cell["clients"]["label_overlap"])
+        for label in sorted(overlaps, key=lambda name: (-len(overlaps[name]), min(overlaps[name]))):
+            rows.append(
+                [
+                    about,
+                    _range(overlaps[label]),
+                    f"[`{label}`](methods/{label}.md)",
+                    f"best on validation data in {len(overlaps[label])} of {len(of)} settings",
+                ]
+            )
+    best, second = _best_language_models()
+    why = (
+        f"lowest perplexity in [one setting]({_CHAT}): {_in_words(best)}; next {_in_words(second)}"
+    )
+    rows.append(["Language models", "", f"[`{best.method}`](methods/{best.method}.md)", why])
+    rows.append(
+        ["Pictures, a pretrained model", "", "", "not measured: `advise` goes by the texts"]
+    )
+    header = ["your data", "label overlap", "first try", "why"]
+    return markdown_table(header, rows, words=(0, 1, 2, 3)) + "\n"
+
+
+def _short(found: Sequence[Mapping[str, Any]]) -> str:
+    """Where training together pays, in two sentences."""
     chosen = [_over_alone(cell, cell["chosen"]) for cell in found]
     shared = [_over_alone(cell, "fedavg") for cell in found if "fedavg" in cell["methods"]]
+    return _IN_ALL.format(
+        pays=sum(low > 0 for _, low, _ in chosen),
+        settings=len(found),
+        ahead=sum(low > 0 for _, low, _ in shared),
+        shared=len(shared),
+        behind=sum(high < 0 for *_, high in shared),
+        no_ends="" if all(cell.has_ends for cell in _best_language_models()) else f"\n{NO_ENDS}\n",
+    )
+
+
+def _settings(found: Sequence[Mapping[str, Any]]) -> str:
+    """One row for each setting."""
     rows = [
         [
+            _LETTERS[number],
             _DATA.get(cell["data"], cell["data"]).partition(",")[0],
             f"{cell['clients']['number']:.0f} × {cell['clients']['median_examples']:.0f}",
+            f"{cell['alpha']:g}",
             f"{100 * cell['clients']['label_overlap']:.0f} %",
             cell["chosen"],
             "" if cell["chosen"] == ALONE else _signed(_over_alone(cell, cell["chosen"])),
             ", ".join(label for label in _best(cell) if label != cell["chosen"]),
-            len(_seeds(cell)),
         ]
-        for cell in found
+        for number, cell in enumerate(found)
     ]
     header = (
-        "data", "clients × examples", "label overlap", "best method", "over local",
-        "no clear difference", "seeds",
+        "", "data", "clients × examples", "Dirichlet", "label overlap", "best method",
+        "over local", "no clear difference",
     )  # fmt: skip
-    return [
-        first_choice(found, "methods/"),
-        f"- **Training together pays** in {sum(low > 0 for _, low, _ in chosen)} of {len(found)} "
-        "settings: the method that is best on validation data is clearly ahead of training alone "
-        "on test data.",
-        f"- **One model for all**, FedAvg's, is clearly ahead of training alone in "
-        f"{sum(low > 0 for _, low, _ in shared)} of {len(shared)} settings, and clearly behind in "
-        f"{sum(high < 0 for *_, high in shared)}.\n",
-        "Each row is a setting: data, number of clients, and training examples of the median "
-        "client. **best method** is the one that is best on validation data. **over local** is its "
-        "test accuracy minus that of training alone, in points, with the 95 % interval. **no clear "
-        "difference** names other methods: the 95 % interval of the difference between their test "
-        "accuracy and the highest one contains 0.\n",
-        markdown_table(header, rows, words=(0, 3, 5)),
-        "",
-    ]
+    return markdown_table(header, rows, words=(0, 1, 5, 7)) + "\n"
 
 
-def first_choice(found: Sequence[Mapping[str, Any]], folder: str) -> str:
-    """Which method to try first, as a list; the methods' pages lie in ``folder``."""
-    said = []
-    for (modality, pretrained), about in _KINDS.items():
-        of = [c for c in found if (c["modality"], c["pretrained"]) == (modality, pretrained)]
-        if of:
-            said.append(f"- **{about}:** first try {_chosen_most(of, folder)}")
-    models = _best_language_models()
-    best, second = map(_in_words, models)
-    ended = all(cell.has_ends for cell in models)
-    no_ends = "" if ended else "\n  " + NO_ENDS.replace("\n", "\n  ")
-    up = "" if folder else "../"
-    said.append(_OTHERS.format(folder=folder, up=up, best=best, second=second, no_ends=no_ends))
-    return "\n".join(said)
-
-
-def _chosen_most(found: Sequence[Mapping[str, Any]], folder: str) -> str:
-    """The methods that are best on validation data in most settings, and those that are in others,
-    each with the label overlap of its settings."""
-    overlaps: dict[str, list[float]] = {}
-    for cell in found:
-        overlaps.setdefault(cell["chosen"], []).append(cell["clients"]["label_overlap"])
-    most = max(map(len, overlaps.values()))
-    order = sorted(overlaps, key=lambda label: min(overlaps[label]))
-    first = [label for label in order if len(overlaps[label]) == most]
-    named = {
-        label: f"[`{label}`]({folder}{label}.md) ({_range(values)})"
-        for label, values in overlaps.items()
-    }
-    text = (
-        f"{in_prose([named[label] for label in first])}, best on validation data in {most} of "
-        f"{len(found)} measured settings{' each' if len(first) > 1 else ''}."
+def _leads(found: Sequence[Mapping[str, Any]], of: Sequence[Mapping[str, Any]]) -> str:
+    """How far each method is ahead of training alone in these settings."""
+    names = sorted(
+        {name for cell in of for name in cell["methods"]},
+        key=lambda name: (
+            -mean(_over_alone(cell, name)[0] for cell in of if name in cell["methods"])
+        ),
     )
-    if rest := [named[label] for label in overlaps if label not in first]:
-        text += f" Best in the others: {in_prose(rest)}."
-    return f"{text} In brackets is the label overlap of these settings."
+    rows = [[name, *(_lead(cell, name) for cell in of)] for name in names]
+    header = ["method", *(_LETTERS[found.index(cell)] for cell in of)]
+    return markdown_table(header, rows) + "\n"
+
+
+def _lead(cell: Mapping[str, Any], name: str) -> str:
+    """Points over training alone: bold if clearly ahead, in brackets if clearly behind; its own
+    accuracy for training alone."""
+    if name not in cell["methods"]:
+        return ""
+    if name == ALONE:
+        return f"{100 * cell['methods'][ALONE]['accuracy']:.1f} %"
+    lead, low, high = _over_alone(cell, name)
+    shown = f"{100 * lead:+.1f}"
+    return f"**{shown}**" if low > 0 else f"({shown})" if high < 0 else shown
+
+
+def _costs(kinds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """What each method sends, and its processor time; the ranges over the settings."""
+    names = dict.fromkeys(name for of in kinds for cell in of for name in cell["methods"])
+    rows = []
+    for name in names:
+        row = [name]
+        for of in kinds:
+            cells_ = [cell for cell in of if name in cell["methods"]]
+            sent = [cell["methods"][name]["bytes"] / 1e3 for cell in cells_]
+            times = [_times(cell, name) for cell in cells_]
+            row += [_from_to(sent, ",.0f"), _from_to([x for x in times if x], ".1f")]
+        rows.append(row)
+    header = ["method", "kB, texts", "time, texts", "kB, pictures", "time, pictures"]
+    return markdown_table(header, rows) + "\n"
+
+
+def _times(cell: Mapping[str, Any], name: str) -> float | None:
+    """Processor time as a multiple of training alone's."""
+    own, alone = (cell["methods"][label]["cpu_seconds"] for label in (name, ALONE))
+    return None if own is None or alone is None else own / alone
+
+
+def _from_to(values: Sequence[float], form: str) -> str:
+    if not values:
+        return ""
+    low, high = (format(value, form) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Everything as CSV, a line a setting and a method."""
+    rows = [
+        [
+            _LETTERS[number], cell["data"], " ".join(cell["settings"]), cell["clients"]["number"],
+            cell["clients"]["median_examples"], cell["alpha"], cell["clients"]["label_overlap"],
+            label, len(one["seeds"]), one["accuracy"], one["decile"], *one["over_alone"],
+            one["worse_off"], one["bytes"], one["cpu_seconds"], label == cell["chosen"],
+        ]
+        for number, cell in enumerate(found)
+        for label, one in cell["methods"].items()
+    ]  # fmt: skip
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_COLUMNS, *rows])
+    return text.getvalue()
+
+
+_COLUMNS = (
+    "setting", "data", "settings", "clients", "median_examples", "dirichlet", "label_overlap",
+    "method", "seeds", "accuracy", "decile", "over_local", "over_local_low", "over_local_high",
+    "worse_off", "bytes_client_round", "cpu_seconds", "chosen",
+)  # fmt: skip
 
 
 def _range(values: Sequence[float]) -> str:
@@ -169,7 +236,7 @@ def _in_words(cell: cross_cells.Cell) -> str:
     perplexity, sent = numbers["mean"], numbers["bytes_client_round"]
     assert perplexity is not None
     assert sent is not None
-    return f"`{cell.method}` ({perplexity:.1f}, with {sent / 1e6:.1f} MB a client and round)"
+    return f"`{cell.method}` {perplexity:.1f}, with {sent / 1e6:.1f} MB a client and round"
 
 
 def _best_language_models() -> list[cross_cells.Cell]:
@@ -195,13 +262,6 @@ def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([f"{in_prose([f'`{m}`' for m in others])} are on that page alone.", *said])
 
 
-def with_first_choice(text: str, found: Sequence[Mapping[str, Any]], folder: str) -> str:
-    """A page's text with the first choice between the markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{first_choice(found, folder)}\n\n{END}{after}"
-
-
 def _place(cell: Mapping[str, Any]) -> tuple[bool, str, float, float, float]:
     """Where a setting stands on the page: texts first, by data, and by what is changed."""
     clients = cell["clients"]
@@ -220,83 +280,17 @@ def _best(cell: Mapping[str, Any]) -> list[str]:
     return [label for label, one in cell["methods"].items() if one["over_best"][2] >= 0]
 
 
-def _section(cell: Mapping[str, Any]) -> list[str]:
-    settings = "".join(f" --set {setting}" for setting in cell["settings"])
-    if len(seeds := _seeds(cell)) < len(cross_cells.SEEDS):
-        settings += f" --set 'seeds={json.dumps(seeds, separators=(',', ':'))}'"
-    rows = [
-        [
-            label,
-            f"{100 * one['accuracy']:.1f}",
-            "" if label == ALONE else _signed(one["over_alone"]),
-            f"{100 * one['decile']:.1f}",
-            "" if label == ALONE else f"{100 * one['worse_off']:.0f} %",
-            f"{one['bytes'] / 1e3:,.0f}",
-            "–" if one["cpu_seconds"] is None else f"{one['cpu_seconds']:.0f}",
-            len(one["seeds"]),
-        ]
-        for label, one in cell["methods"].items()
-    ]
-    header = (
-        "method", "accuracy", "over local", "decile", "worse off", "kB", "CPU s", "seeds",
-    )  # fmt: skip
-    return [
-        f"### {title(cell)}\n",
-        f"{sentence(cell)}\n",
-        markdown_table(header, rows),
-        f"\n`fedtailor run map{settings} --out {run_folder('map', cell['settings'])}`\n",
-    ]
-
-
-def title(cell: Mapping[str, Any]) -> str:
-    """A cell in a few words."""
-    clients = cell["clients"]
-    return (
-        f"{_DATA.get(cell['data'], cell['data'])}: {clients['number']:.0f} clients, "
-        f"{clients['median_examples']:.0f} examples each, Dirichlet {cell['alpha']:g} "
-        f"(label overlap {100 * clients['label_overlap']:.0f} %)"
-    )
-
-
-def sentence(cell: Mapping[str, Any]) -> str:
-    """Which method has the highest test accuracy in a cell, which can't be told from it, how far it
-    is ahead, and which one validation data chose."""
-    labels = list(cell["methods"])
-    best = cell["methods"][labels[0]]
-    ties = [label for label in _best(cell) if label != labels[0]]
-    if labels[0] == ALONE:
-        said = "No method is ahead of training alone."
-    else:
-        said = (
-            f"**{labels[0]}** has the highest test accuracy: {_signed(best['over_alone'])} points "
-            "over training alone."
-        )
-    said += f" No clear difference: {', '.join(ties)}." if ties else ""
-    chosen = cell["chosen"]
-    return said + (f" Validation data chose {chosen}." if chosen != labels[0] else "")
-
-
 def _signed(interval: Sequence[float]) -> str:
     difference, low, high = (100 * x for x in interval)
     return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CHAT = "cross.md#chat-messages-smollm2-135m-8-senders"
 _KINDS = {
-    ("text", True): "Texts with labels, and a pretrained model",
-    ("image", False): "Pictures, and a network from random weights",
+    ("text", True): "Texts with labels, a pretrained model",
+    ("image", False): "Pictures, a network from random weights",
 }
-_OTHERS = """\
-- **Language models** were measured in
-  [one setting]({up}cross.md#chat-messages-smollm2-135m-8-senders): {best} has the lowest perplexity
-  there; {second} comes next.{no_ends}
-- **Pictures with a pretrained model:** nothing like them was measured. `fedtailor advise` then goes
-  by the settings with texts, and says that their order is a hint.
-- **In every case** add [`local`]({folder}local.md), training alone.
-  Training together has to beat it.
-- On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
-  at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19]({up}claims.md#fedsq)).
-- **Label overlap**: the share that the class distributions of two clients have in common, the mean
-  over all pairs. At 100 % all have the same classes. `fedtailor advise` prints yours."""
 
 _DATA = {
     "20newsgroups": "20 Newsgroups, MiniLM",
@@ -306,94 +300,83 @@ _DATA = {
 
 _HEAD = """# Which method should I use?
 
-It depends on how many clients you have, how many examples each of them has, and how alike their
-labels are. This page has measured results for settings that differ in these. To find the one
-closest to yours:
-
-    fedtailor advise mine.toml
-
-The command computes all three for your clients, and finds the measured setting that is closest in
-them. Settings of your kind come before others: texts or pictures,
-with a pretrained model or without; and one of your own data set counts as closer. The command names
-up to three methods. The one with the best validation accuracy in that setting comes first. Then
-come those whose test accuracy does not differ significantly from the highest one, the most accurate
-first. If there is room, methods that are clearly ahead of training alone follow. A method whose
-mean is not above that of training alone is never named.
+Which method is best depends on how many clients you have, how many examples each has, and how alike
+their labels are. `fedtailor advise mine.toml` computes these three for your clients, finds the
+setting on this page that is closest, and names up to three methods that did well in it.
 
 ## In short
 """
 
-_READ = """![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
+_IN_ALL = """Always run [`local`](methods/local.md), training alone, too: training together has to
+beat it. The method that validation data chose clearly does in {pays} of the {settings} settings
+below. One model for all, [`fedavg`](methods/fedavg.md), is clearly ahead of it in {ahead} of
+{shared}, and clearly behind in {behind}.
 
-A bar through a point is the 95 % interval. Hollow points rest on one or two seeds, full ones on
-three. The points of a setting stand side by side. Reuters R8 was measured in one setting.
+*Label overlap* is the share that the class distributions of two clients have in common, the mean
+over all pairs. At 100 % all have the same classes; `advise` prints yours.
 
-## How to read the tables
-
-- All methods of a table have the same clients, rounds, batches and model. On texts LoRA is on the
-  last two of MiniLM's six blocks, for all methods that train it; so FedSDG has two gates a client.
-- {budget}
-- The command below a table runs `apfl` and `ifca`, too, and on texts `pfedgate`, which takes the
-  longest. They have no rows here; `--set 'methods=["local","fedper"]'` runs two methods alone.
-- Commands with `preset=images` need [Fashion-MNIST](data.md#use-a-ready-data-set).
-- Methods are in the order of their test accuracy. To choose one, look at validation data, as the
-  column *best method* above does.
-- **accuracy**: the mean over clients of each client's own model on its own test examples, in
-  percent, then over seeds. **decile**: the client at the worst tenth, the mean over seeds.
-- **over local**: how many points the mean is above training alone, and in brackets a 95 % interval
-  from resampling seeds and clients. A difference whose interval contains 0 may be chance.
-- **worse off**: the share of clients that would have done better alone.
-- **kB**: what one client sends and receives in a round. **CPU s**: processor time of the whole run,
-  of all clients together, on one core.
+On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
+at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
+{no_ends}
+`advise` prefers settings of your kind: texts or pictures, a pretrained model or none. It names the
+method with the best validation accuracy there, then those whose test accuracy does not differ
+clearly from the highest, then others that are clearly ahead of training alone. It never names a
+method whose mean is not above that.
 
 ## The settings
+
+*Examples* are the training examples of the median client. *Best method*: on validation data. *Over
+local*: its test accuracy minus training alone's, in points, with the 95 % interval over clients and
+seeds. *No clear difference*: methods whose interval to the highest test accuracy contains 0.
+"""
+
+_READ = """How many points is each method's mean accuracy over clients above that of training alone,
+which stands in the row `local`? **Bold**: clearly ahead. In brackets: clearly behind. Elsewhere the
+95 % interval contains 0, and the difference may be chance. In a setting all methods have the same
+clients, rounds, batches and model: with texts MiniLM, where LoRA is on the last two of six blocks
+(so FedSDG has two gates a client), with pictures a small CNN. Seeds: {seeds}.
+"""
+
+_FIGURE = """*kB* is what a client sends and receives in a round, *time* the processor time of the
+whole run, training alone's = 1. [when.csv](when.csv) has everything: intervals, the client at the
+worst tenth, and the share of clients that would have done better alone. To repeat a setting, take
+its column `settings`: `fedtailor run map --set ...`, with an `--out` of its own.
+
+![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
+
+A bar through a point is its 95 % interval; the points of a setting stand side by side.
 """
 
 _TAIL = """## What this doesn't say
 
-What was measured is a small part of what there is. With other data, longer training or another
-model the order may change. Use the page to choose two or three methods, and compare those on your
-own validation data. [Fifteen methods on four data sets](cross.md) has more methods
-and other data in one setting each.
-{elsewhere}
+With other data, longer training or another model the order may change. Choose two or three methods
+here, and compare them on your own validation data. [Fifteen methods on four data sets](cross.md)
+has other data. {elsewhere}
 
-**Rates.** They were searched on validation data in two settings alone: 20 Newsgroups and
-Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. On newsgroups the trials had
-half the rounds. All other settings use these rates, Reuters R8 those of newsgroups. So a method
-looks worse than it is where another rate would suit it better.
+- **Settings.** {budget}
+- **Rates** were searched in two settings alone: 20 Newsgroups, with half the rounds, and
+  Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. All others use these rates,
+  Reuters R8 those of newsgroups, so a method may look worse than it is. {edges}
+- {gates}
+- {head_passes}
+- {absent}
+- **FedSQ.** On pictures the network begins with random weights, and so does the pattern that FedSQ
+  fixes; its paper begins with a pretrained network.
+- **Inputs.** Clients differ here in their labels and the number of their examples. Where they
+  differ in their inputs, such as pictures from other scanners, only
+  [FedMerge's Figure 6](claims.md#fedmerge) was measured.{missing}
 
-{edges}
-
-{gates}
-
-{head_passes}
-
-{absent}
-
-**FedSQ.** On pictures the network begins with random weights: then the pattern that FedSQ fixes is
-random, too, while its paper begins with a pretrained network. On texts FedSQ trains whole blocks,
-and the others LoRA, which is most of its lead at Dirichlet 1 ([claim fedsq-18](claims.md#fedsq)).
-
-**Inputs.** In these settings clients differ in their labels and the number of their examples. Where
-they differ in their inputs, such as pictures from other scanners, nothing was measured but
-[FedMerge's Figure 6](claims.md#fedmerge).
-
-**Seeds.** A setting with one seed (the last column) says little of other seeds. The seconds leave
-out runs that were interrupted.
-
-{missing}
-Every number was written by `python -m evidence.when` from the results in `evidence/results.jsonl`;
-the experiment is `fedtailor run map`.
+`python -m evidence.when` writes every number from `evidence/results.jsonl`
+([how](evidence.md)). `preset=images` needs [Fashion-MNIST](data.md#use-a-ready-data-set).
 """
 
 
 def main() -> None:
-    """Write the page, the figure, the table for the advice, and the first choice on other pages."""
+    """Write the page, the table, the figure, and what the advice reads."""
     found = measured()
     MEASURED.write_text(advice(found))
     PAGE.write_text(page(found))
-    for path, folder in WITH_FIRST_CHOICE.items():
-        path.write_text(with_first_choice(path.read_text(), found, folder))
+    TABLE.write_text(table(found))
     if found:
         draw(found, FIGURE, _DATA)
 

@@ -1,7 +1,8 @@
 """The page on attacks says what the results say."""
 
-from evidence.attacks import PAGE, page
+from evidence.attacks import PAGE, TABLE, page, table
 
 
-def test_the_page_is_what_the_script_writes() -> None:
+def test_the_page_and_the_table_are_what_the_script_writes() -> None:
     assert PAGE.read_text() == page()
+    assert TABLE.read_text() == table()

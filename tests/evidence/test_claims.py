@@ -54,7 +54,7 @@ def test_a_method_is_ahead_if_the_interval_is_above_zero() -> None:
     y = [line("y", seed, 0.5, 0.6, 0.7) for seed in (0, 1)]
     above = outcome(claim, Results([*y, *(line("x", s, 0.6, 0.8, 0.8) for s in (0, 1))]))
     assert (above.verdict, above.ours) == (HOLDS, "73.3 against 60.0")
-    assert above.spread.startswith("+13.3 (+10.0 to ")
+    assert above.spread.startswith("+13.3 [+10.0, ")
     mixed = outcome(claim, Results([*y, *(line("x", s, 0.9, 0.6, 0.4) for s in (0, 1))]))
     assert mixed.verdict == DIRECTION
     assert outcome({**claim, "ours": "y", "theirs": "x"}, Results([*y])).verdict == NOT_RUN
