@@ -1,4 +1,4 @@
-"""Write the costs in the methods' pages: python docs/method_costs.py [METHOD ...].
+"""Write the costs of the methods into their index: python docs/method_costs.py [METHOD ...].
 
 Each method has two rounds with three clients. The costs are those of one client in the second
 round, when everything that a method exchanges exists. FLOPs are counted by PyTorch, not estimated.
@@ -7,8 +7,9 @@ round, when everything that a method exchanges exists. FLOPs are counted by PyTo
 from __future__ import annotations
 
 import itertools
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,8 +32,12 @@ from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from fedtailor.units import si
 
-PAGES = Path(__file__).parent / "methods"
+INDEX = Path(__file__).parent / "methods/index.md"
 BEGIN, END = "<!-- costs: docs/method_costs.py -->\n", "<!-- end of costs -->\n"
+HEADER = (
+    "| method | receives | sends | keeps | trains | FLOPs | passes before use |\n"
+    "|---|--:|--:|--:|--:|--:|--:|"
+)
 CLIENTS, BATCH, PUBLIC = 3, 10, 400
 
 
@@ -40,7 +45,7 @@ CLIENTS, BATCH, PUBLIC = 3, 10, 400
 class Setting:
     """A model and data on which a method and FedAvg are compared."""
 
-    text: str  # its description, for the page
+    text: str  # its description, for the index
     examples: int  # of a client
     data: DataConfig
     model: ModelConfig
@@ -48,21 +53,21 @@ class Setting:
 
 
 TEXTS = Setting(
-    "MiniLM with LoRA of rank 8, 20 classes; posts of at most 32 tokens",
+    "MiniLM with LoRA of rank 8, 20 classes; a client has 50 posts of at most 32 tokens",
     50,
     DataConfig(name="20newsgroups", max_length=32, limit=200),
     ModelConfig("minilm"),
     {"trainable": "lora"},
 )
 PICTURES = Setting(
-    "`cnn`, the network of pFedGate's paper, 10 classes; pictures of 28 x 28",
+    "`cnn`, the network of pFedGate's paper, whole, 10 classes; a client has 40 pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("cnn", pretrained=False, image_size=28),
     {},
 )
 NORMALISED = Setting(
-    "`resnet9`, which has batch normalisation, 10 classes; pictures of 28 x 28",
+    "`resnet9`, which has batch normalisation, whole, 10 classes; 40 pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("resnet9", pretrained=False, image_size=28),
@@ -74,12 +79,12 @@ SETTINGS = {
 }  # all others: TEXTS
 CLIENT = {"heterofl": 2}  # the client that is measured; all others: client 0
 NOTES = {
-    "fedala": "The FLOPs are those of round 2, in which a client learns the weights in "
+    "fedala": "FedALA's FLOPs are those of round 2, in which a client learns the weights in "
     "`start_passes` = 10 passes over its sample; later rounds take one.",
-    "fedmd": f"The scores are those of {PUBLIC} public pictures.",
-    "fedsq": "The masks are cached; filling the cache is not counted.",
-    "heterofl": "The client has r = 0.25.",
-    "pfedgate": "What is sent depends on the blocks that the client's batches use.",
+    "fedmd": f"FedMD's scores are those of {PUBLIC} public pictures.",
+    "fedsq": "FedSQ's masks are cached; filling the cache is not counted.",
+    "heterofl": "HeteroFL's client has r = 0.25.",
+    "pfedgate": "What pFedGate sends depends on the blocks that the client's batches use.",
 }
 
 
@@ -152,27 +157,24 @@ def _measure(name: str, setting: Setting) -> Measured:
     return executor.measured
 
 
-def table(name: str) -> str:
-    """The text between the markers of a method's page."""
-    setting = SETTINGS.get(name, TEXTS)
-    columns = [_measure(each, setting) for each in dict.fromkeys([name, "fedavg"])]
-    unit = columns[-1].flops
-    rows = {
-        "a client receives in a round": [si(sum(m.costs.down.values()), "B") for m in columns],
-        "a client sends in a round": [si(sum(m.costs.up.values()), "B") for m in columns],
-        "a client keeps between rounds": [si(m.kept, "B") for m in columns],
-        "parameters that a client trains": [si(_trained(name, m.costs)) for m in columns],
-        "FLOPs of its training, FedAvg's = 1": [f"{m.flops / unit:.2f}" for m in columns],
-    }
-    passes = [str(METHODS[each]().finetune_passes) for each in dict.fromkeys([name, "fedavg"])]
-    if passes[0] != "0":
-        rows["passes over its data before each use"] = passes
-    titles = [_title(each) for each in dict.fromkeys([name, "fedavg"])]
-    align = ["---", *["--:"] * len(titles)]
-    lines = [["", *titles], align, *([row, *rows[row]] for row in rows)]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    note = f" {NOTES[name]}" if name in NOTES else ""
-    return f"{setting.text} ([how it is measured](index.md#costs)).{note}\n\n{text}\n"
+def row(name: str) -> str:
+    """A method's costs, as a row of its setting's table."""
+    return _row(name, SETTINGS.get(name, TEXTS))
+
+
+def _row(name: str, setting: Setting) -> str:
+    measured, unit = _measure(name, setting), _measure("fedavg", setting).flops
+    costs, passes = measured.costs, METHODS[name]().finetune_passes
+    cells = [
+        f"[`{name}`]({name}.md)",
+        si(sum(costs.down.values()), "B"),
+        si(sum(costs.up.values()), "B"),
+        si(measured.kept, "B"),
+        si(_trained(name, costs)),
+        f"{measured.flops / unit:.2f}",
+        f"{passes}" if passes else "",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _trained(name: str, costs: Costs) -> int:
@@ -180,22 +182,24 @@ def _trained(name: str, costs: Costs) -> int:
     return costs.communicated if name == "heterofl" else costs.trained
 
 
-def _title(name: str) -> str:
-    return (PAGES / f"{name}.md").read_text().partition("\n")[0].removeprefix("# ")
-
-
-def with_costs(name: str) -> str:
-    """The page of the method ``name`` with new costs."""
-    page = (PAGES / f"{name}.md").read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def with_costs(index: str, names: Collection[str]) -> str:
+    """``index``, the page's text, with new costs of these methods."""
+    before, begin, rest = index.partition(BEGIN)
+    old, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(
-            f"docs/methods/{name}.md needs the lines {BEGIN.strip()} and {END.strip()}"
-        )
-    return f"{before}{BEGIN}\n{table(name)}\n{END}{after}"
+        raise SystemExit(f"{INDEX} needs the lines {BEGIN.strip()} and {END.strip()}")
+    kept = {name: line for line, name in re.findall(r"^(\| \[`([\w-]+)`\].+)$", old, re.M)}
+    parts = []
+    for setting in (TEXTS, PICTURES, NORMALISED):
+        of = [name for name in METHODS if SETTINGS.get(name, TEXTS) is setting]
+        rows = [kept[name] if name in kept and name not in names else row(name) for name in of]
+        if setting is not TEXTS:
+            rows.insert(0, _row("fedavg", setting))
+        notes = [NOTES[name] for name in of if name in NOTES]
+        parts += [f"{setting.text}. {' '.join(notes)}".strip(), "\n".join([HEADER, *rows])]
+    text = "\n\n".join(parts)
+    return f"{before}{BEGIN}\n{text}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or METHODS:
-        (PAGES / f"{name}.md").write_text(with_costs(name))
+    INDEX.write_text(with_costs(INDEX.read_text(), sys.argv[1:] or METHODS))
