@@ -60,14 +60,14 @@ TEXTS = Setting(
     {"trainable": "lora"},
 )
 PICTURES = Setting(
-    "`cnn`, the network of pFedGate's paper, whole, 10 classes; a client has 40 pictures of 28 x 28",
+    "`cnn`, pFedGate's network, all of it, 10 classes; a client has 40 pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("cnn", pretrained=False, image_size=28),
     {},
 )
 NORMALISED = Setting(
-    "`resnet9`, which has batch normalisation, whole, 10 classes; 40 pictures of 28 x 28",
+    "`resnet9`, which has batch normalisation, all of it, 10 classes; 40 pictures of 28 x 28",
     40,
     DataConfig(name="digits", limit=PUBLIC),
     ModelConfig("resnet9", pretrained=False, image_size=28),
@@ -191,10 +191,9 @@ def with_costs(index: str, names: Collection[str]) -> str:
     kept = {name: line for line, name in re.findall(r"^(\| \[`([\w-]+)`\].+)$", old, re.M)}
     parts = []
     for setting in (TEXTS, PICTURES, NORMALISED):
-        of = [name for name in METHODS if SETTINGS.get(name, TEXTS) is setting]
+        of = [name for name in METHODS if SETTINGS.get(name, TEXTS) is setting and name != "fedavg"]
         rows = [kept[name] if name in kept and name not in names else row(name) for name in of]
-        if setting is not TEXTS:
-            rows.insert(0, _row("fedavg", setting))
+        rows.insert(0, _row("fedavg", setting))
         notes = [NOTES[name] for name in of if name in NOTES]
         parts += [f"{setting.text}. {' '.join(notes)}".strip(), "\n".join([HEADER, *rows])]
     text = "\n\n".join(parts)

@@ -99,7 +99,7 @@ def test_the_index_of_methods_follows_from_the_pages() -> None:
     index = (ROOT / "docs/methods/index.md").read_text()
     assert index == script["with_tables"](index), "run: python docs/methods_index.py"
     for name in METHODS:
-        assert index.count(f"[`{name}`]({name}.md) |") == 1
+        assert index.count(f"\n| [`{name}`]({name}.md) | ") >= 2, "a row, and the costs"
 
 
 @pytest.mark.slow
