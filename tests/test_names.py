@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedtailor.errors import InputError
 from fedtailor.export.card import _yaml, card
 from fedtailor.inference.rows import as_csv
 from fedtailor.report import figures, page
-from fedtailor.report.charts.specs import best_so_far, losses
+from fedtailor.report.charts.specs import losses
 from fedtailor.report.comparison import to_text
 from fedtailor.report.drawing import svg
 from fedtailor.report.flat import to_csv
@@ -125,28 +125,6 @@ def test_a_page_has_names_as_text_and_as_data_alone(html: str) -> None:
     assert content["groups"][0]["names"] == list(NAMES)
     assert content["groups"][0]["classes"] == list(CLASSES)
     assert not [text for text in expressions(specs) if any(name in text for name in DRAWN)]
-
-
-def expressions(spec: object) -> Iterator[str]:
-    """What Vega computes in a chart."""
-    if isinstance(spec, dict):
-        for key, value in spec.items():
-            if key in ("filter", "test", "calculate", "expr", "labelExpr", "field"):
-                yield str(value)
-            yield from expressions(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from expressions(value)
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_an_expression_of_a_chart_quotes_the_name_of_a_method(label: str) -> None:
-    quoted = [
-        text.partition(" == ")[2]
-        for text in expressions(best_so_far(LABELS, label, "best"))
-        if text.startswith("datum.method == ")
-    ]
-    assert [json.loads(text) for text in quoted] == [label]
 
 
 def test_tables_for_people_and_programs_hold_names(run: Path) -> None:

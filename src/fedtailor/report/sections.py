@@ -192,29 +192,25 @@ def _of_method(position: int, entry: Entry, content: Json, id_: str) -> Iterator
     """Yield the method's picture, and its other figures; their ids begin with ``id_``."""
     pictures = [one for one in content["pictures"] if one["method"] == position]
     own = [one for one in content["own"] if one["method"] == position]
-    beside = [one for one in own if pictures and one["besidePicture"]]
     if pictures:
-        charts = [one["name"] for figure in beside for one in figure["charts"]]
         yield Section(
             f"{id_}-clients-by-round",
             f"{pictures[0]['title']}: {entry.label}",
             _caption(pictures),
-            [f"picture-{position}", *charts],
-            is_stacked=bool(charts),
+            [f"picture-{position}"],
             controls=_controls(pictures, content),
             method=position,
         )
     for figure in own:
-        if figure not in beside:
-            yield Section(
-                f"{id_}-{figure['figure']}",
-                figure["title"],
-                figure["caption"],
-                [one["name"] for one in figure["charts"]],
-                is_stacked=figure["isStacked"],
-                controls=[_slider(figure["rounds"])] if len(figure["rounds"]) > 1 else [],
-                method=position,
-            )
+        yield Section(
+            f"{id_}-{figure['figure']}",
+            figure["title"],
+            figure["caption"],
+            [one["name"] for one in figure["charts"]],
+            is_stacked=figure["isStacked"],
+            controls=[_slider(figure["rounds"])] if len(figure["rounds"]) > 1 else [],
+            method=position,
+        )
 
 
 def _caption(pictures: Sequence[Json]) -> str:

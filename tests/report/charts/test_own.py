@@ -103,21 +103,3 @@ def test_paths_are_cut_down_to_what_tells_them_apart() -> None:
     assert short_names([f"bert.{i}.{end}" for i in (0, 1) for end in ends]) == [
         "0.attention.output", "0.output", "1.attention.output", "1.output",
     ]  # fmt: skip
-
-
-def test_fedsqs_best_so_far_never_falls_and_agreement_starts_whole(make_run: MakeRun) -> None:
-    run = make_run(methods=("fedavg", "fedsq"), seeds=(0,))
-    for when in (2, 4):
-        tensors = {"client/agreement": np.full((5, 3), 1 - when / 100, np.float32)}
-        tensors["clients"] = np.arange(5)
-        save_file(tensors, run / f"methods/fedsq/seed-0/diagnostics-{when:06d}.safetensors")
-    figures = _own(run)
-    (chart,) = figures["rounds-to-best"]["charts"]
-    for method in (0, 1):
-        rows = [row for row in _rows(chart, "lines") if row["method"] == method]
-        assert (np.diff([row["value"] for row in rows]) >= 0).all()
-        assert [row["round"] for row in rows if row["isBest"]] == [4]
-    (chart,) = figures["mask-agreement"]["charts"]
-    by_round = {row["round"]: row["value"] for row in _rows(chart, "lines") if row["series"] == 1}
-    assert by_round == {0: 100, 2: pytest.approx(98), 4: pytest.approx(96)}
-    assert _own(make_run("bare", methods=("fedsq",))).keys() == {"rounds-to-best"}

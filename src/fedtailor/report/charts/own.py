@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..select import Entry
-from . import fedhft, fedsq, pfedgate
+from . import fedhft, pfedgate
 from .content import Group, Json, columns_of
 from .parts import Figure
 
@@ -16,7 +16,6 @@ _Build = Callable[[Sequence[Entry], int, Sequence[Group]], Figure | None]
 _FIGURES: Mapping[str, Mapping[str, _Build]] = {  # by method and name of the figure
     "pfedgate": {"clustering": pfedgate.gating_layers, "gates-by-round": pfedgate.gates_by_round},
     "fedhft": {"kept-rows": fedhft.kept_rows},
-    "fedsq": {"rounds-to-best": fedsq.rounds_to_best, "mask-agreement": fedsq.by_activation},
 }
 
 
@@ -44,7 +43,6 @@ def own_figures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
                     "caption": figure.caption,
                     "rounds": list(figure.rounds),
                     "isStacked": figure.is_stacked,
-                    "besidePicture": figure.beside_picture,
                     "charts": charts,
                 }
             )

@@ -26,28 +26,22 @@ class Chart:
 @dataclass(frozen=True)
 class Figure:
     """Charts of one method. With ``rounds`` a slider chooses one of them, and rows of the data set
-    ``chosen`` are those of that round. ``beside_picture``: they stand below the method's picture,
-    if there is one."""
+    ``chosen`` are those of that round."""
 
     title: str
     caption: str
     charts: Sequence[Chart]
     rounds: Sequence[int] = ()
     is_stacked: bool = False  # one chart above the other, instead of side by side
-    beside_picture: bool = False
 
 
 def line_chart(
-    title: str, series: str, colour: Json, tooltip: Sequence[tuple[str, str, str]] = (),
-    *, least: float | None = 0,
-) -> Json:  # fmt: skip
+    title: str, series: str, colour: Json, tooltip: Sequence[tuple[str, str, str]] = ()
+) -> Json:
     """Lines by round: rows have ``round``, ``series`` and ``value``, and ``low`` and ``high`` of a
-    band where they are known.
-
-    The axis reaches from ``least`` to 100, or as far as the values if that is None.
-    """
+    band where they are known; the values are percentages."""
     y = {"field": "value", "type": "quantitative", "axis": {"title": title},
-         "scale": {"zero": False} if least is None else {"domain": [least, 100]}}  # fmt: skip
+         "scale": {"domain": [0, 100]}}  # fmt: skip
     words = [("series", "n", series), ("round", "q", "round"), ("value", "q", title), *tooltip]
     places = {"x": by_round(), "y": y}
     of_series: Json = {**places, "color": colour, "detail": {"field": "series"}}

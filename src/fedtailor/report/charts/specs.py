@@ -8,7 +8,6 @@ null).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -279,29 +278,6 @@ def losses(labels: Sequence[str]) -> Json:
     """Training losses by round, a line a method."""
     axis = "mean training loss"
     return _lines("losses", labels, axis, f"{axis} by round, a line a method", 280)
-
-
-def best_so_far(labels: Sequence[str], bold: str, title: str) -> Json:
-    """Steps by round, a line a method and seed, with a mark where the best value is reached; those
-    of the method ``bold`` are thick."""
-    places = {"x": by_round(), "y": _measure(title)}
-    words = tip(("method", "n", "method"), ("seed", "n", "seed"), ("round", "q", "round"),
-                ("value", "q", title))  # fmt: skip
-    own = {**places, "color": _by(labels, _OF_LINES), "opacity": _OPACITY}
-    is_bold = {"test": f"datum.method == {json.dumps(bold)}", "value": 3.5}
-    lines = own | {
-        "strokeDash": _by(labels, _OF_LINES, DASHES),
-        "detail": {"field": "seed"},
-        "strokeWidth": {"condition": is_bold, "value": 1.2},
-    }
-    layers = [
-        layer({"type": "line", "interpolate": "step-after"}, lines),
-        layer({"type": "point", "size": 90, "strokeWidth": 2},
-              own | {"shape": _by(labels, None, SHAPES)}, {"filter": "datum.isBest"}),
-        touch(places, words),
-    ]  # fmt: skip
-    of_all = {"transform": [_SHOWN], "layer": layers}
-    return chart("lines", f"{title} by round, a line a method", 280, of_all)
 
 
 def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:
