@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedtailor.report.charts.pfedgate import gating_tree
 from fedtailor.store.metrics import summary
 from fedtailor.store.read import Partition, Trial
 from fedtailor.store.selection import by_round
-from fedtailor.store.tensors import tensors
+from fedtailor.store.tensors import tensor_names, tensors
 
 
 def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:
@@ -24,8 +25,7 @@ def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:
     }
     values = {"curve": curve, "gates": _gates(trial), **_diagnostics(trial)}
     if trial.method == "pfedgate":
-        correlation = gating_tree(trial, partition).label_correlation
-        values["like_layers"] = None if correlation is None else round(correlation, 4)
+        values["like_layers"] = like_layers(trial.folder / "private.safetensors", partition.labels)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -50,3 +50,36 @@ def _diagnostics(trial: Trial) -> dict[str, Any]:
         if f"server/{name}" in found:
             values[name] = np.round(found[f"server/{name}"].astype(np.float64), 3).tolist()
     return values
+
+
+def like_layers(private: Path, labels: NDArray[Any] | None) -> float | None:
+    """The rank correlation, over all pairs of clients that took part, of the Euclidean distance of
+    their gating layers and the difference of their label shares: 1 if clients with similar gating
+    layers have similar labels, 0 if there is no relation. None for few clients, or equal ones.
+
+    The numbers of each tensor are divided by their standard deviation over clients, so that all
+    tensors count the same whatever their scale.
+
+    Args:
+        private: pFedGate's private states.
+        labels: the clients' examples by class, ``[K, classes]``; None: not known.
+    """
+    from scipy.spatial.distance import pdist
+    from scipy.stats import spearmanr
+
+    clients = np.flatnonzero(tensors(private, "__seen__")["__seen__"])
+    if labels is None or len(clients) < 3:
+        return None
+    layers = []
+    for name in tensor_names(private):
+        learned = name.startswith(("gate.norm.", "gate.linear.", "gate.post."))
+        if learned and not name.endswith(("running_mean", "running_var")):
+            x = tensors(private, name)[name][clients].reshape(len(clients), -1).astype(np.float64)
+            x = x - x.mean(axis=0)
+            layers.append(x / (np.sqrt(np.square(x).mean()) or 1))
+    counts = labels[clients].astype(np.float64)  # [n, classes]
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    of_layers, of_labels = pdist(np.hstack(layers)), pdist(shares, "cityblock") / 2
+    if not np.ptp(of_layers) or not np.ptp(of_labels):
+        return None
+    return round(float(spearmanr(of_layers, of_labels).statistic), 4)

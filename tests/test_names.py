@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -55,6 +55,18 @@ def write_run(folder: Path, labels: Sequence[str]) -> Path:
     name(folder, 0, classes=CLASSES)
     hold(folder, 0, labels=[[k + c for c in range(len(CLASSES))] for k in range(len(NAMES))])
     return folder
+
+
+def expressions(spec: object) -> Iterator[str]:
+    """What Vega computes in a chart."""
+    if isinstance(spec, dict):
+        for key, value in spec.items():
+            if key in ("filter", "test", "calculate", "expr", "labelExpr", "field"):
+                yield str(value)
+            yield from expressions(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from expressions(value)
 
 
 @pytest.fixture(scope="module")

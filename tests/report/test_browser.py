@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedtailor.report.page import write
-from tests.report.charts.test_pfedgate import prepare, private
 from tests.report.conftest import K, write_run
 
 pytestmark = pytest.mark.slow
@@ -40,7 +39,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 matrices = {"personal/test": counts, "personal/clients": np.arange(K)}
                 place = run / f"methods/{label}/seed-{seed}/confusion-{when:06d}.safetensors"
                 save_file(matrices, place)
-    prepare(run, private())
+            tensors = {"client/gates": rng.uniform(size=(K, 5)), "clients": np.arange(K)}
+            place = run / f"methods/pfedgate/seed-{seed}/diagnostics-{when:06d}.safetensors"
+            save_file(tensors, place)
     return write([run], run.parent / "page.html")
 
 
@@ -108,8 +109,7 @@ def test_all_charts_are_drawn_and_nothing_is_wider_than_the_window(
     assert charts.keys() == {
         "ahead", "clients", "curves-validation", "curves-test", "pareto-bytes", "pareto-flops",
         "pareto-cpu", "pareto-seconds", "picture-2", "picture-3", "picture-4", "picture-5",
-        "confusion", "labels", *(f"own-5-clustering-{k}" for k in (0, 1)),
-        *(f"own-5-gates-by-round-{k}" for k in (0, 1)),
+        "confusion", "labels",
     }  # fmt: skip
     assert all(100 < size < width for size in charts.values())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -180,11 +180,8 @@ def _place(page: Any, name: str, mark: str, test: str) -> tuple[float, float]:
     ("chart", "mark", "field", "words"),
     [
         ("picture-4", "symbol", "key", ("client", "weight of the client's own model")),
-        ("own-5-clustering-0", "symbol", "key", ("client", "training examples")),
-        ("own-5-clustering-0", "rule", "clients", ("joined at distance", "clients below")),
-        ("own-5-clustering-1", "rect", "key", ("client", "class", "% of its examples")),
-        ("own-5-gates-by-round-0", "rect", "share", ("gate from", "% of all gates")),
-        ("own-5-gates-by-round-1", "symbol", "value", ("round", "share (%)")),
+        ("picture-5", "rect", "key", ("client", "block of parameters", "gate")),
+        ("labels", "rect", "key", ("client", "class", "% of the client's")),
     ],
 )
 def test_the_pointer_shows_numbers_of_methods_charts(

@@ -39,8 +39,7 @@ def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Pa
     Path(folder).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, chart, rows in _charts(parts, shown):
-        own = (one["spec"] for of in shown["own"] for one in of["charts"] if one["name"] == chart)
-        spec = specs[chart] if chart in specs else next(own)
+        spec = specs[chart]
         params = [
             one | {"value": shown["methods"]} if one["name"] == "shown" else one
             for one in spec["params"]
@@ -69,8 +68,7 @@ def _charts(parts: Sequence[Section], shown: Json) -> Iterator[tuple[str, str, M
                 rows = _rows_of(chart, at, shown)
                 if rows is None and at:
                     break  # it is the same for all choices
-                is_one = len(choices) == 1 or chart.startswith("own")
-                of_choice = "" if is_one else name_of(choice)
+                of_choice = "" if len(choices) == 1 else name_of(choice)
                 name = "-".join(filter(None, (part.id, of_chart, of_choice)))
                 while name in used:
                     name += "-2"
@@ -103,16 +101,6 @@ def _rows_of(chart: str, at: int, shown: Json) -> Mapping[str, Rows] | None:
     if kind == "picture":
         found = [one for one in shown["pictures"] if one["method"] == int(method)][at]
         return {"cells": _picture(found, shown["groups"][found["group"]])}
-    if kind == "own" and not at:
-        figure, data = next((figure, one["data"]) for figure in shown["own"]
-                            for one in figure["charts"] if one["name"] == chart)  # fmt: skip
-        return {
-            name: [
-                row for row in _rows(columns, shown["methods"])
-                if name != "chosen" or row["round"] == figure["rounds"][-1]
-            ]
-            for name, columns in data.items()
-        }  # fmt: skip
     return None
 
 

@@ -40,14 +40,6 @@
     return new Uint16Array(bytes.buffer);
   });
   const chosen = new Map(); // a figure's select or slider: its value
-  const own = new Map(); // a chart of one method: its rows by data set, and the slider's rounds
-  for (const figure of page.own) {
-    for (const { name, spec, data } of figure.charts) {
-      specs[name] = spec;
-      const sets = Object.entries(data).map(([set, columns]) => [set, rows(columns)]);
-      own.set(name, { sets, rounds: figure.rounds });
-    }
-  }
   const choice = (figure, name) => Number(chosen.get(`${figure}.${name}`) ?? 0);
 
   function labelCells(figure) {
@@ -112,12 +104,6 @@
     if (name === "sizes") return { sizes: sizeRows(figure) };
     if (name === "confusion") return { confusion: confusionCells(figure) };
     if (name.startsWith("picture")) return { cells: pictureCells(figure, Number(name.split("-")[1])) };
-    if (own.has(name)) {
-      const { sets, rounds } = own.get(name);
-      const round = rounds[Math.min(Number(chosen.get(`${figure}.step`) ?? Infinity), rounds.length - 1)];
-      return Object.fromEntries(sets.map(([set, found]) =>
-        [set, set === "chosen" ? found.filter((row) => row.round === round) : found]));
-    }
     if (name.startsWith("client-")) {
       const data = name === "client-labels" ? "clientLabels" : "clientCurves";
       return { [data]: clientRows(data) };
@@ -130,7 +116,7 @@
     views.get(element)?.finalize();
     const { chart, figure } = element.dataset, data = dataOf(element);
     const spec = structuredClone(specs[chart]);
-    const file = /^(own|picture)-/.test(chart) ? figure : chart; // names that say what is shown
+    const file = chart.startsWith("picture-") ? figure : chart; // a name that says what is shown
     spec.datasets = data;
     for (const param of spec.params) param.value = { ...state, outer: element.clientWidth }[param.name];
     const { view } = await vegaEmbed(element, spec, {

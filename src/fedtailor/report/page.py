@@ -20,7 +20,6 @@ from . import drawing, select
 from .cells import ranked, text_tables
 from .charts.content import Group, Json, content, groups
 from .charts.every_client import every_client
-from .charts.own import own_figures
 from .charts.pictures import pictures
 from .clients import worst_table
 from .sections import ahead, chart_specs, sections
@@ -111,8 +110,7 @@ def compared(
     entries = select.entries(runs)
     comparison = table(runs)
     of = groups(entries)
-    of_methods = {"pictures": pictures(entries, of), "own": own_figures(entries, of)}
-    shown = content(entries, comparison, of) | of_methods
+    shown = content(entries, comparison, of) | {"pictures": pictures(entries, of)}
     return entries, comparison, of, shown, runs
 
 

@@ -44,7 +44,6 @@ class Section:
     caption: str = ""
     charts: Sequence[str] = ()
     controls: Sequence[Control] = ()
-    is_stacked: bool = False  # charts one above the other
     tables: Sequence[TextTable] = field(default=())
     method: int | None = None
 
@@ -55,7 +54,7 @@ class Section:
 
 
 def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
-    """Return the specification of each chart by name; those of ``content["own"]`` stand there."""
+    """Return the specification of each chart by name."""
     labels, metric = content["methods"], comparison.metric
     costs = content["costs"]
     found = {
@@ -189,26 +188,14 @@ def name_of(text: str) -> str:
 
 
 def _of_method(position: int, entry: Entry, content: Json, id_: str) -> Iterator[Section]:
-    """Yield the method's picture, and its other figures; their ids begin with ``id_``."""
-    pictures = [one for one in content["pictures"] if one["method"] == position]
-    own = [one for one in content["own"] if one["method"] == position]
-    if pictures:
+    """Yield the method's picture, if it has one; its id begins with ``id_``."""
+    if pictures := [one for one in content["pictures"] if one["method"] == position]:
         yield Section(
             f"{id_}-clients-by-round",
             f"{pictures[0]['title']}: {entry.label}",
             _caption(pictures),
             [f"picture-{position}"],
             controls=_controls(pictures, content),
-            method=position,
-        )
-    for figure in own:
-        yield Section(
-            f"{id_}-{figure['figure']}",
-            figure["title"],
-            figure["caption"],
-            [one["name"] for one in figure["charts"]],
-            is_stacked=figure["isStacked"],
-            controls=[_slider(figure["rounds"])] if len(figure["rounds"]) > 1 else [],
             method=position,
         )
 
@@ -234,12 +221,8 @@ def _controls(pictures: Sequence[Json], content: Json) -> list[Control]:
     rounds = pictures[0]["rounds"]
     return [
         *([Control("group", "Clients of", titles)] if len(pictures) > 1 else []),
-        *([_slider(rounds)] if len(rounds) > 1 else []),
+        *([Control("step", "After round", rounds=rounds)] if len(rounds) > 1 else []),
     ]
-
-
-def _slider(rounds: Sequence[int]) -> Control:
-    return Control("step", "After round", rounds=rounds)
 
 
 def _confusion(content: Json) -> Iterator[Section]:
