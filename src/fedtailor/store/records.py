@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Len, MinLen
+from annotated_types import Ge, Le, Len, MinLen
 from numpy.typing import NDArray
 
 from ..objectives import DEFAULT
 from .checked import Amount, Count, Results, Seed
 
 Counts = NDArray[np.integer]
-Share = Annotated[float, Gt(0), Le(1)]
 
 
 @dataclass(frozen=True)
@@ -265,13 +264,6 @@ class MethodRecord:
     sha256: str | None = None
     optimiser: dict[str, Any] = field(default_factory=dict)
     robust: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Sparsity:
-    """The sparsity of a method whose clients may differ in it: one for all, or several in turn."""
-
-    sparsity: Share | Annotated[Sequence[Share], MinLen(1)]
 
 
 @dataclass(frozen=True)
