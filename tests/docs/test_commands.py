@@ -85,7 +85,7 @@ STAND_FOR = {
 INSTALLS = "installs, as .ci/run and the tests of versions do"
 NOT_RUN = {
     "README": {"make quickstart": "the home page runs it", "make test": "runs the tests",
-               "source": "the test has an environment", "pip": INSTALLS},
+               "source": "the test has an environment"},
     "continue": {"fedtailor rollback runs/mine *#": "for a method that has diverged, which "
                  "tests/runs/test_rollback.py has"},
     "CONTRIBUTING": {"make": "each is a check of its own",
