@@ -165,9 +165,7 @@
     heard = new Date();
     get("share").textContent = found.share;
     if (found.parts) {
-      const parts = state?.parts.length === found.count ? state.parts : [];
-      for (const [number, part] of Object.entries(found.parts)) parts[number] = part;
-      state = { ...found, parts };
+      state = found;
       await show();
     }
   }

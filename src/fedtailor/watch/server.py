@@ -3,7 +3,7 @@ asks.
 
 It answers GET requests for its own few files and for the run's report.html, and nothing else. A
 request must name this machine, so that no page from elsewhere can read it by a name that it lets
-point here (DNS rebinding). Connections are bounded in number, and each request in time.
+point here (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,8 +31,7 @@ from .state import RunState
 
 LOCAL = "127.0.0.1"
 _PAUSE = 0.5  # seconds; requests within share a look
-_PATIENCE = 60.0  # seconds for a browser to ask, and to take the answer
-_MOST_OPEN = 64  # connections, each with a thread
+_PATIENCE = 60.0  # seconds without a byte from a browser, or to it
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
 _FILES = {
     "/": (_HERE / "page.html", "text/html"),
@@ -63,7 +60,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = _MOST_OPEN  # connections that wait to be taken
+    request_queue_size = 64  # connections that wait to be taken
 
     def __init__(self, follower: Follower, host: str, port: int) -> None:
         host = host.strip("[]")
@@ -74,13 +71,11 @@ class PageServer(ThreadingHTTPServer):
         except OSError as error:
             where = f"{host}:{port}"
             raise InputError(f"--serve {where}: {error.strerror}; choose another port") from None
-        self._open: dict[socket.socket, float] = {}  # the connections, and when their request began
         self._follower = follower
         self._lock = threading.Lock()
         self._looked = 0.0
         self._version = time.time_ns() // 1_000_000  # a page may know those of an earlier server
         self._state: RunState | None = None
-        self._changed: list[int] = []  # the version that brought each part's present state
 
     @property
     def url(self) -> str:
@@ -107,67 +102,23 @@ class PageServer(ThreadingHTTPServer):
             what = one_line(f"{type(error).__name__}: {error}")
             print(f"fedtailor: a request was not answered: {what}", file=sys.stderr, flush=True)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own; of too many, the one that has waited longest
-        is closed."""
-        if len(self._open) >= _MOST_OPEN:
-            self._end(min(list(self._open.items()), key=lambda one: one[1])[0])
-        self.note(request)
-        super().process_request(request, client_address)
-
-    def note(self, connection: socket.socket) -> None:
-        """Note that a request begins."""
-        self._open[connection] = time.monotonic()
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Close connections whose request takes too long: `serve_forever` calls this often."""
-        latest = time.monotonic() - _PATIENCE
-        for connection, begin in list(self._open.items()):
-            if begin < latest:
-                self._end(connection)
-
-    def _end(self, connection: socket.socket) -> None:
-        """Let the thread of a connection see its end."""
-        self._open.pop(connection, None)
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
     def answer(self, known: int) -> dict[str, Any]:
-        """What the page gets that knows the version ``known``: the parts that have changed since,
-        or only the time left if nothing has.
+        """What the page gets that knows the version ``known``: the run's state, or only the time
+        left if nothing has changed since.
 
         Raises:
             InputError: a file of the run is damaged.
         """
         with self._lock:
-            now = time.monotonic()
-            if self._state is None or now - self._looked >= _PAUSE:
-                self._take(self._follower.look())
-                self._looked = now
+            now, old = time.monotonic(), self._state
+            if old is None or now - self._looked >= _PAUSE:
+                new = self._follower.look()
+                if old is None or replace(new, seconds_left=old.seconds_left) != old:
+                    self._version += 1
+                self._state, self._looked = new, now
             assert self._state is not None
             state, found = self._state, {"version": self._version, "share": self._state.share}
-            if self._version == known:
-                return found
-            new = [number for number, version in enumerate(self._changed) if version > known]
-        return found | _content(state, new)
-
-    def _take(self, new: RunState) -> None:
-        """Note what is new."""
-        old, self._state = self._state, new
-        if old is not None and replace(new, seconds_left=old.seconds_left) == old:
-            return
-        self._version += 1
-        same = len(old.parts) if old is not None and len(old.parts) == len(new.parts) else 0
-        before = old.parts[:same] if old is not None else ()
-        self._changed = [
-            self._changed[number] if number < same and part == before[number] else self._version
-            for number, part in enumerate(new.parts)
-        ]
+        return found if found["version"] == known else found | _content(state)
 
     def report_page(self) -> bytes | None:
         """The run's report, if it is there."""
@@ -175,13 +126,11 @@ class PageServer(ThreadingHTTPServer):
         return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
 
-def _content(state: RunState, parts: Sequence[int]) -> dict[str, Any]:
-    """What the page shows, with those of the ``parts`` that it does not know."""
+def _content(state: RunState) -> dict[str, Any]:
+    """What the page shows."""
     labels = list(dict.fromkeys(part.method for part in state.parts))
     factor, digits = scale_of(state.metric)
-    return vars(state) | {
-        "parts": {number: state.parts[number].as_dict() for number in parts},
-        "count": len(state.parts),
+    return state.as_dict() | {
         "note": state.note,
         "measure": state.measure,
         "isOver": state.is_over,
@@ -227,11 +176,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = _PATIENCE
-
-    def handle_one_request(self) -> None:
-        """Answer a request, which begins now."""
-        self.server.note(self.connection)
-        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer a request."""
