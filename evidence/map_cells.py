@@ -17,7 +17,7 @@ from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.report.paired import Paired, paired
-from fedtailor.runs.settings import flattened
+from fedtailor.report.text import dotted
 from fedtailor.store.metrics import summarise
 
 FILE = "map.toml"
@@ -168,8 +168,8 @@ def not_defaults(settings: Mapping[str, Any]) -> list[str]:
     skipped = {"name", "label", *(_ADAM if is_sgd else ())}
     return [
         f"{key}={json.dumps('none' if value is None else value)}"
-        for key, value in flattened(settings).items()
-        if key not in skipped and value not in (flattened(defaults).get(key), unused.get(key, ...))
+        for key, value in dotted(settings).items()
+        if key not in skipped and value not in (dotted(defaults).get(key), unused.get(key, ...))
     ]
 
 

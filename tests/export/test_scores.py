@@ -58,12 +58,12 @@ def reached(trained: TrainedMethod, client: int) -> float:
 def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent_class(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fedavg, local = open_trained(run, "fedavg"), open_trained(run, "local")
+    fedavg = open_trained(run, "fedavg")
     answer, share = majority(fedavg, 1)
-    assert reached(fedavg, 1) <= share < reached(local, 1)
+    assert reached(fedavg, 1) <= share
     line = (
         f"fedtailor: on test examples fedavg at 1 ({reached(fedavg, 1):.1f} %) is no better than "
-        f"always answering '{answer}' ({share:.1f} %); local has {reached(local, 1):.1f} %"
+        f"always answering '{answer}' ({share:.1f} %)"
     )
     Image.fromarray(digits().inputs.values[0, 0]).save(tmp_path / "a.png")  # type: ignore[union-attr]
 

@@ -10,10 +10,9 @@ from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
 from ..runs.trained import TrainedMethod
-from ..store.format import has_commit, trial_folder
 from ..store.read import Trial, read
 from ..store.records import Evaluation, Partition
-from ..store.selection import Model, by_round, select_by, select_round
+from ..store.selection import Model, by_round
 
 
 @dataclass(frozen=True)
@@ -101,25 +100,8 @@ class ModelScores:
         answer = "the most frequent class" if score.answer is None else repr(score.answer)
         return (
             f"on test examples {of}{label}{at} ({_percent(score.accuracy)}) is no better than "
-            f"always answering {answer} ({_percent(score.majority)}){self._alone(client)}"
+            f"always answering {answer} ({_percent(score.majority)})"
         )
-
-    def _alone(self, client: str | int | None) -> str:
-        """What training alone came to in the same run, with a semicolon, if it is better."""
-        trained = self.trained
-        if client is not None and trained.onboarded(client) is not None:
-            return ""
-        for label, method in trained.experiment.methods.items():
-            folder = trial_folder(trained.run, label, trained.seed)
-            if not method.trains_alone or label == trained.label or not has_commit(folder):
-                continue
-            run = read(trained.run, only=(label, trained.seed))
-            selected = select_round(run.trials[0], "personal", select_by(run))
-            number = None if client is None else trained.number(client)
-            score = selected and _score(selected.test, self.partition, number)
-            if score and score.accuracy is not None and not score.is_no_better:
-                return f"; {label} has {_percent(score.accuracy)}"
-        return ""
 
 
 def _percent(value: float | None) -> str:

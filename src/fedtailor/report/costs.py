@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import mean
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..store.read import Trial
 from ..store.records import Round
@@ -26,14 +25,12 @@ def costs_of(entry: Entry, trial: Trial, reported: int) -> Mapping[str, float | 
     clients = entry.run.partitions[trial.seed].clients
     steps = sum(record.num_steps for record in rounds)
     flops = None if trial.costs is None else trial.costs.flops
-    timings = [timing for timing in trial.timings if timing.round]
-    known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
     return {
         "bytes": sum(record.bytes_down + record.bytes_up for record in rounds) / clients,
         "flops": None if flops is None else flops * steps / clients,
         "simulated": simulated_seconds(rounds),
-        "cpu": sum(known) or None if len(known) == len(timings) else None,
-        "seconds": sum(sum(timing.seconds.values()) for timing in trial.timings),
+        "cpu": cpu_seconds(trial),
+        "seconds": seconds(trial),
     }
 
 
@@ -47,31 +44,31 @@ def traffic(entry: Entry) -> tuple[float | None, float | None]:
     return down / visits, up / visits
 
 
-def seconds_of(entry: Entry) -> float:
-    """Return the seconds of all rounds, mean over seeds."""
-    return mean(sum(sum(t.seconds.values()) for t in trial.timings) for trial in entry.trials)
+def seconds(trial: Trial) -> float:
+    """Return the seconds of all rounds."""
+    return sum(sum(timing.seconds.values()) for timing in trial.timings)
 
 
-def cpu_seconds_of(entry: Entry) -> float | None:
-    """Return the processor seconds of the clients' training, mean over seeds; None where they are
-    not known."""
-    timings = [timing for trial in entry.trials for timing in trial.timings if timing.round]
-    known = [one.cpu_seconds for one in timings if one.cpu_seconds is not None]
-    return sum(known) / len(entry.trials) if known and len(known) == len(timings) else None
+def cpu_seconds(trial: Trial) -> float | None:
+    """Return the processor seconds of the clients' training; None where they are not known."""
+    return _sum_of([timing.cpu_seconds for timing in trial.timings if timing.round])
 
 
 def simulated_seconds(rounds: Sequence[Round]) -> float | None:
     """Return the simulated seconds of some rounds of a trial; None if time was not simulated."""
-    known = [record.simulated_seconds for record in rounds if record.simulated_seconds is not None]
-    return sum(known) if known and len(known) == len(rounds) else None
+    return _sum_of([record.simulated_seconds for record in rounds])
 
 
-def simulated_seconds_of(entry: Entry) -> float | None:
-    """Return the simulated seconds of all rounds, mean over seeds; None where time was not
-    simulated."""
-    of_trials = [simulated_seconds(trial.history) for trial in entry.trials]
-    known = [seconds for seconds in of_trials if seconds is not None]
-    return mean(known) if known and len(known) == len(of_trials) else None
+def _sum_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean, over seeds; None where one is missing, or all are."""
+    each = list(values)
+    total = _sum_of(each)
+    return None if total is None else total / len(each)
 
 
 def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[bool]:

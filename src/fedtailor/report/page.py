@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from .clients import worst_table
 from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table
-from .text import TextTable, whole
+from .text import TextTable, dotted, whole
 
 
 def _time(entries: Sequence[Entry]) -> TextTable:
@@ -42,17 +40,8 @@ def _time(entries: Sequence[Entry]) -> TextTable:
     return TextTable("Seconds by phase, over the committed rounds", header, cells)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            texts |= _flat(value, f"{prefix}{key}.")
-        else:
-            is_plain = isinstance(value, str)
-            texts[prefix + key] = (
-                value if is_plain else "none" if value is None else json.dumps(value)
-            )
-    return texts
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
 def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
@@ -61,12 +50,11 @@ def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         "name": run.name if is_unique else f"{run.name} ({run.path.name})",
         "path": str(run.path),
         "experiment": json.dumps(run.experiment, indent=2),
-        "environment": _flat(run.environment),
+        "environment": {name: _plain(value) for name, value in dotted(run.environment).items()},
         "partitions": {seed: part.digest for seed, part in run.partitions.items()},
     }
 
 
-_OLD = 600.0  # seconds
 _FILES = {
     "style": "page.css",
     "theme": "theme.js",
@@ -89,17 +77,13 @@ def _write(text: str, out: Path) -> None:
     """Write a temporary file and rename it: a reader sees the old page or the new one."""
     if not out.parent.is_dir() or out.is_dir():
         raise InputError(f"can't write {str(out)!r}; give a file in a directory that exists")
-    for part in out.parent.glob(f".{out.name}.*.part"):  # of a process that was killed
-        if time.time() - part.stat().st_mtime > _OLD:
-            part.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with naming(out), os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(out)
+        with naming(out):
+            part.write_text(text, encoding="utf-8")
+            part.replace(out)
     finally:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def compared(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import mean
 
 import numpy as np
 
 from ..store.metrics import Metric, Summary, summary
 from ..store.selection import Model, by_round, select_by, validated
 from .clients import worst_clients
-from .costs import cpu_seconds_of, seconds_of, simulated_seconds_of, traffic
+from .costs import cpu_seconds, mean_of, seconds, simulated_seconds, traffic
 from .majority import majority_summary
 from .select import Entry, goes_on, own_metrics, reported
 from .untrained import Untrained, untrained_of
@@ -161,7 +162,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     is_lm = entry.run.objective.per_token
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
-    mean = Spread.of(one.mean for one in summaries)
+    over_seeds = Spread.of(one.mean for one in summaries)
     return Result(
         **_spreads(summaries),
         rounds=[one.round for one in selected],
@@ -176,7 +177,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
             for trial, one in by_trial
         ],
         majority=majority,
-        did_not_learn=None if majority is None else not mean.mean > majority.mean,
+        did_not_learn=None if majority is None else not over_seeds.mean > majority.mean,
         metrics={name: Spread.of(one.mean for one in of) for name, of in others.items()},
         metric_clients={name: [one.clients for one in of] for name, of in others.items()},
     )
@@ -215,17 +216,13 @@ def row_of(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
         before=_before(entry, metric),
         bytes_down=down,
         bytes_up=up,
-        trained=_mean([cost.trained for cost in costs]),
-        communicated=_mean([cost.communicated for cost in costs]),
-        private=_mean([cost.private for cost in costs]),
-        flops=_mean([cost.flops for cost in costs if cost.flops is not None]),
-        seconds=seconds_of(entry),
-        cpu_seconds=cpu_seconds_of(entry),
-        simulated_seconds=simulated_seconds_of(entry),
+        trained=mean_of(cost.trained for cost in costs),
+        communicated=mean_of(cost.communicated for cost in costs),
+        private=mean_of(cost.private for cost in costs),
+        flops=mean_of(cost.flops for cost in costs if cost.flops is not None),
+        seconds=mean(map(seconds, entry.trials)),
+        cpu_seconds=mean_of(map(cpu_seconds, entry.trials)),
+        simulated_seconds=mean_of(simulated_seconds(trial.history) for trial in entry.trials),
         untrained=untrained_of(entry, metric),
         group=group,
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

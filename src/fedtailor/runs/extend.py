@@ -12,11 +12,11 @@ from ..data.federation import num_turns
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
+from ..report.text import dotted
 from ..store.bounds import BOUNDS, shown
 from ..store.committed import Commit, read_commit
 from ..store.read import read_data_manifest, read_experiment
 from .experiment import Experiment
-from .settings import flattened
 
 T = TypeVar("T")
 
@@ -175,4 +175,4 @@ def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     kept["engine"] = {k: v for k, v in kept.get("engine", {}).items() if k != "on_divergence"}
     kept["cohort"] = {k: v for k, v in kept.get("cohort", {}).items() if k not in BOUNDS}
     methods = {m["label"]: m for m in content["methods"] if m["label"] in labels}
-    return flattened({**kept, "methods": methods})
+    return dotted({**kept, "methods": methods})

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import InputError, brief, unknown
 from ..methods import METHODS
+from ..report.text import dotted
 
 _MOST_NESTED = 16  # tables and lists within one another
 
@@ -31,7 +32,7 @@ def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
             if not presets:
                 raise InputError(f"preset = {name!r}, and the experiment has no presets")
             raise unknown("preset", name, presets)
-        chosen_pairs |= flattened(table_of(presets[name], f"presets.{name}"))
+        chosen_pairs |= dotted(table_of(presets[name], f"presets.{name}"))
     pairs = {**chosen_pairs, **pairs}
     keep = pairs.pop("methods", None)
     for key, value in pairs.items():
@@ -71,17 +72,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
     check_nesting([content], f"--set {key.strip()}")
     return key.strip(), content
-
-
-def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:

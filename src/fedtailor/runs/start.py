@@ -23,6 +23,7 @@ from ..engine.private_states import PrivateStates
 from ..errors import InputError, listed, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
+from ..report.text import dotted
 from ..store.bounds import shown
 from ..store.committed import START_FILE, StartRecord, model_seed
 from ..store.files import write_atomically
@@ -34,7 +35,6 @@ from .build import Inputs
 from .experiment import Experiment
 from .held_out import start_seed
 from .manifest import data_manifest, open_run
-from .settings import flattened
 from .trained import TrainedMethod, ended_commit, open_trained
 
 
@@ -212,7 +212,7 @@ def _matched(trained: TrainedMethod, method: Method, task: Task, federation: Fed
 
 
 def _check_model(old: Experiment, old_label: str, new: Experiment, label: str, run: Path) -> None:
-    a, b = (flattened(one.as_dict()["model"], "model.") for one in (old, new))
+    a, b = (dotted(one.as_dict()["model"], "model.") for one in (old, new))
     if _same_factory(old, new, run):
         a["model.factory"] = b["model.factory"]  # a file may have been moved
     differing = [f"{k} is {shown(a[k])} in {run} and {shown(b[k])} now" for k in a if a[k] != b[k]]
@@ -316,7 +316,7 @@ def _check_predictions(
 def _changed(old: Method, new: Method, label: str) -> str:
     """The fields of a method that differ, but for how it is optimised; empty if there are none."""
     as_plain = (Experiment({label: method}).as_dict()["methods"][0] for method in (old, new))
-    a, b = ({k: v for k, v in flattened(p).items() if not _of_training(k)} for p in as_plain)
+    a, b = ({k: v for k, v in dotted(p).items() if not _of_training(k)} for p in as_plain)
     texts = [
         f"{label}.{k} was {shown(a.get(k))} and is {shown(b.get(k))}"
         for k in dict.fromkeys([*a, *b])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.table import table
+from ..report.text import dotted
 from ..store.format import has_commit, trial_folder
 from ..store.logs import read_commit, read_log
 from ..store.metrics import summary
@@ -76,7 +77,7 @@ class Part:
         (method,) = (m for m in self.experiment["methods"] if m["label"] == self.label)
         versions = json.loads(self.environment).get("versions", {})
         whole = {**shared, "seed": self.seed, "method": method, "versions": versions}
-        return {name: _plain(value) for name, value in _flat(whole).items()}
+        return {name: _plain(value) for name, value in dotted(whole).items()}
 
     def rewind(self) -> None:
         """Let the next call of `points` begin with the first round."""
@@ -178,16 +179,6 @@ def _of_evaluation(line: Evaluation) -> Values:
 
 def _numbers(values: Values) -> Values:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _plain(value: Any) -> str | int | float | bool:

@@ -16,7 +16,7 @@ import numpy as np
 from ...store.metrics import Metric, box_of, higher_is_better, summary, unit_of
 from ...store.records import Partition
 from ...store.selection import by_round
-from ..costs import COSTS, costs_of, front, is_wide
+from ..costs import COSTS, costs_of, front, is_wide, mean_of
 from ..differences import Division, division_of
 from ..numbers import scale_of
 from ..select import Entry, reported, scores
@@ -191,13 +191,8 @@ def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
             yield {
                 "method": position,
                 "value": number(float(np.mean(results))),
-                **{cost: _mean([costs[cost] for costs, _ in of_trials]) for cost in COSTS},
+                **{cost: number(mean_of(costs[cost] for costs, _ in of_trials)) for cost in COSTS},
             }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return number(float(np.mean(known))) if len(known) == len(values) else None
 
 
 def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
