@@ -17,7 +17,7 @@ from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.report.paired import Paired, paired
-from fedtailor.report.text import dotted
+from fedtailor.store.format import dotted
 from fedtailor.store.metrics import summarise
 
 FILE = "map.toml"

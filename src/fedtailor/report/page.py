@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, naming
+from ..store.format import dotted
 from ..store.read import Run, StrPath, read_all
 from ..units import si
 from . import drawing, select
@@ -23,7 +24,7 @@ from .clients import worst_table
 from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table
-from .text import TextTable, dotted, whole
+from .text import TextTable, whole
 
 
 def _time(entries: Sequence[Entry]) -> TextTable:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
 from tabulate import tabulate
 
@@ -130,16 +129,3 @@ def option(name: str, value: str) -> list[str]:
 def whole(text: str) -> str:
     """Keep a number and its % on one line, by a space that does not break."""
     return text.replace(" %", "\u00a0%")
-
-
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted names.
-
-    >>> dotted({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': [2]}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        is_nested = isinstance(value, Mapping)
-        flat |= dotted(value, f"{prefix}{key}.") if is_nested else {prefix + key: value}
-    return flat

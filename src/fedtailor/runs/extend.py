@@ -12,9 +12,9 @@ from ..data.federation import num_turns
 from ..errors import InputError
 from ..methods import METHODS
 from ..methods.local import Local
-from ..report.text import dotted
 from ..store.bounds import BOUNDS, shown
 from ..store.committed import Commit, read_commit
+from ..store.format import dotted
 from ..store.read import read_data_manifest, read_experiment
 from .experiment import Experiment
 

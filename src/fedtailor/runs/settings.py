@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError, brief, unknown
 from ..methods import METHODS
-from ..report.text import dotted
+from ..store.format import dotted
 
 _MOST_NESTED = 16  # tables and lists within one another
 

@@ -23,11 +23,10 @@ from ..engine.private_states import PrivateStates
 from ..errors import InputError, listed, unknown
 from ..method import Method, Server
 from ..params import Params, to_device
-from ..report.text import dotted
 from ..store.bounds import shown
 from ..store.committed import START_FILE, StartRecord, model_seed
 from ..store.files import write_atomically
-from ..store.format import has_commit, seal_json, trial_folder
+from ..store.format import dotted, has_commit, seal_json, trial_folder
 from ..task.task import Task
 from ..user_code import origin_of
 from .base_model import check_model

@@ -425,3 +425,16 @@ def _next_data(file: int, start: int, size: int) -> int:
         if error.errno != errno.ENXIO:
             raise
         return size
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted names.
+
+    >>> dotted({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        is_nested = isinstance(value, Mapping)
+        flat |= dotted(value, f"{prefix}{key}.") if is_nested else {prefix + key: value}
+    return flat

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.table import table
-from ..report.text import dotted
-from ..store.format import has_commit, trial_folder
+from ..store.format import dotted, has_commit, trial_folder
 from ..store.logs import read_commit, read_log
 from ..store.metrics import summary
 from ..store.read import read, read_environment, read_experiment
