@@ -12,11 +12,11 @@ from fedtailor.cli import main
 
 HEAVY = {
     "torch", "numpy", "tabulate", "transformers", "datasets", "vl_convert", "optuna", "flwr",
-    "shtab", "tensorboard", "rich",
+    "tensorboard", "rich",
 }  # fmt: skip
 COMMANDS = (
     "new", "run", "compare", "report", "list", "describe", "layers", "tune", "export",
-    "track", "watch", "doctor", "completion",
+    "track", "watch", "doctor",
     "deploy", "deploy init", "deploy certs", "deploy server", "deploy client", "deploy run",
     "deploy status", "deploy export",
 )  # fmt: skip

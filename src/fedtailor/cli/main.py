@@ -18,7 +18,6 @@ from . import (
     check,
     check_method,
     compare,
-    completion,
     deploy,
     describe,
     doctor,
@@ -58,7 +57,6 @@ _COMMANDS = {
     "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
     "doctor": (doctor.add, "check the installation, and say what to do"),
     "check": (check.add, "look for damaged files in a run directory"),
-    "completion": (completion.add, "print a script that completes commands in a shell"),
 }
 
 
@@ -112,7 +110,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
     whole.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
-    whole.set_defaults(whole=whole)
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (add, what) in _COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")

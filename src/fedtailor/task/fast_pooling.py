@@ -6,11 +6,7 @@ Its convolutions are as fast or faster with the second layout. So `FastMaxPool2d
 that layout, and the convolutions that lead to a pool in a chain get it, too. The output of a pool,
 a quarter of the size or less, is contiguous again, for any code that comes after it.
 
-A ReLU that stands between a convolution (and its normalisation) and a pool is deferred until after
-the pool, where it has so much less to do. Values and gradients are the same to the bit, since both
-functions keep the greatest value. `DeferredReLU` does so only while the chain itself runs, because
-other code may run its modules one by one. Under a ``TorchFunctionMode``, which must see the
-functions of a model in the model's own order, nothing is deferred.
+Under a ``TorchFunctionMode``, which must see a model's own functions, nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,18 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..torch_private import under_vmap
-from .batch_norm import FunctionalBatchNorm
 from .surgery import Chain, replace
 
 
 def use_fast_max_pool(model: nn.Module) -> None:
     """Replace every nn.MaxPool2d that returns no indices by a `FastMaxPool2d`, in place.
 
-    Convolutions and ReLUs before a pool in a chain are prepared for it.
+    Convolutions that lead to a pool in a chain get their input in its layout.
     """
     for path, module in list(model.named_modules()):
         if type(module) is nn.MaxPool2d and not module.return_indices:
@@ -42,83 +36,37 @@ def use_fast_max_pool(model: nn.Module) -> None:
 
 
 class FastMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` by `max_pool2d`.
+    """`nn.MaxPool2d` by `max_pool2d`; ``channels_last``: its input has that layout, unless clients
+    run at once."""
 
-    ``relu_deferred``: the `DeferredReLU` before it has left its work to the pool.
-    ``channels_last``: its input has that layout, unless clients run at once.
-    """
-
-    relu_deferred = False
     channels_last = False
 
     def forward(self, input: Tensor) -> Tensor:
-        pooled = max_pool2d(
+        return max_pool2d(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
             self.channels_last,
         )  # fmt: skip
-        return F.relu(pooled) if self.relu_deferred and _may_reorder(input) else pooled
-
-
-class DeferredReLU(nn.ReLU):
-    """A ReLU that returns its input while ``deferred``: the pool after it does its work."""
-
-    deferred = False
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input if self.deferred and _may_reorder(input) else super().forward(input)
-
-
-def _may_reorder(x: Tensor) -> bool:
-    return not has_torch_function((x,))
 
 
 def _prepare_chain(chain: nn.Module) -> None:
-    """Defer the ReLUs before the pools of a chain, and lay out the inputs of its convolutions."""
-    has_deferred = False
-    names, modules = list(chain._modules), list(chain._modules.values())
+    """Lay out the inputs of the convolutions before the pools of a chain."""
+    modules = list(chain.children())
     for index, pool in enumerate(modules):
-        if not isinstance(pool, FastMaxPool2d) or index == 0:
+        if not isinstance(pool, FastMaxPool2d):
             continue
-        source = modules[index - 2] if index > 1 else None  # its output goes nowhere else
-        if type(modules[index - 1]) is nn.ReLU and isinstance(
-            source, nn.Conv2d | FunctionalBatchNorm
-        ):
-            has_deferred = True
-            setattr(chain, names[index - 1], DeferredReLU())
         for earlier in reversed(modules[:index]):
             if isinstance(earlier, nn.Conv2d):
                 earlier.register_forward_pre_hook(_channels_last_input)
                 pool.channels_last = True
             elif not isinstance(earlier, nn.ReLU):
                 break
-    if has_deferred:
-        chain.register_forward_pre_hook(_begin_deferring)
-        chain.register_forward_hook(_end_deferring, always_call=True)
-
-
-def _begin_deferring(chain: nn.Module, inputs: Any) -> None:
-    _set_deferred(chain, True)
-
-
-def _end_deferring(chain: nn.Module, inputs: Any, output: Any) -> None:
-    _set_deferred(chain, False)
-
-
-def _set_deferred(chain: nn.Module, deferred: bool) -> None:
-    previous = None
-    for module in chain.children():
-        if isinstance(module, DeferredReLU):
-            module.deferred = deferred
-        elif isinstance(module, FastMaxPool2d):
-            module.relu_deferred = deferred and isinstance(previous, DeferredReLU)
-        previous = module
 
 
 def _channels_last_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if len(inputs) != 1:  # the caller passes it by keyword
         return inputs
     (x,) = inputs
-    if x.dim() != 4 or x.device.type != "cpu" or not _may_reorder(x):
+    if x.dim() != 4 or x.device.type != "cpu" or has_torch_function((x,)):
         return inputs
     return (_channels_last(x),)
 
