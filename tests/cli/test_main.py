@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,16 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: str, message: str) -> 
     assert done.stderr.startswith("fedtailor: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_lists_that_are_too_deep_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep.toml").write_text("seeds = " + 9999 * "[")
+    assert main(["run", str(tmp_path / "deep.toml")]) == 2
+    assert (
+        capsys.readouterr().err == "fedtailor: tables or lists stand too deep within one another\n"
+    )
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

@@ -180,8 +180,8 @@ def test_every_method_can_be_named(visits: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere.csv"], "no file 'nowhere.csv'"),
-        (["."], "a folder, not a table"),
-        (["hospitals.xlsx"], "can't read hospitals.xlsx: new reads .csv, .jsonl, "),
+        (["."], "a folder without JSON files; name a file"),
+        (["hospitals.xlsx"], "can't read 'hospitals.xlsx'; allowed: .csv, .jsonl, "),
         (["visits.csv", "--out", "runs/zz/oct.toml"], "no folder runs/zz for --out runs/zz/oct.to"),
         (
             ["visits.csv", "--label", "outcom"],
@@ -200,6 +200,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
 def test_a_mistake_is_one_line(
     visits: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("hospitals.xlsx").write_text("a sheet")
     assert main(["new", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said

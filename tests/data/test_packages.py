@@ -11,7 +11,7 @@ from .test_images import idx
 
 
 def test_20_newsgroups_has_its_official_split(tmp_path):
-    columns = packages.newsgroups(tmp_path)
+    columns = packages.tab_files("20newsgroups", tmp_path)
     assert (columns.num_train, columns.num_test) == (11_293, 7_528)
     assert len(set(columns.labels)) == 20
     text, last = columns.read(np.array([0, 18_820]))
@@ -23,7 +23,7 @@ def test_20_newsgroups_has_its_official_split(tmp_path):
 
 
 def test_r8_has_its_official_split(tmp_path):
-    columns = packages.reuters_r8(tmp_path)
+    columns = packages.tab_files("reuters-r8", tmp_path)
     assert (columns.num_train, columns.num_test) == (5_485, 2_189)
     assert Counter(columns.labels[:5_485])["grain"] == 41
     assert Counter(columns.labels[5_485:])["grain"] == 10
@@ -51,7 +51,7 @@ def test_files_in_the_cache_come_first(tmp_path):
     for split in ("train", "test"):
         text = f"Category\tText\nd\tstring\nclass\t\n\nearn\ta {split} story\n"
         (folder / f"reuters-r8-{split}.tab").write_text(text)
-    columns = packages.reuters_r8(tmp_path)
+    columns = packages.tab_files("reuters-r8", tmp_path)
     assert columns.labels == ["earn", "earn"]
     assert columns.read(np.array([1, 0])) == ["a test story", "a train story"]
 
@@ -68,7 +68,7 @@ def test_bad_tab_files(text, message, tmp_path):
     for split in ("train", "test"):
         (tmp_path / "reuters-r8" / f"reuters-r8-{split}.tab").write_text(text)
     with pytest.raises(InputError, match=message):
-        packages.reuters_r8(tmp_path)
+        packages.tab_files("reuters-r8", tmp_path)
 
 
 def write_fashion(folder, values, labels):

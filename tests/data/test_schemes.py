@@ -163,7 +163,7 @@ def test_some_natural_clients_are_drawn(chitchat):
         ),
         (
             {"scheme": "shards", "shards_per_client": 11},
-            "split.shards_per_client 11 need 33 examples; there are 30",
+            "split.shards_per_client 11 for 3 clients needs 33 examples; there are 30",
         ),
         ({"scheme": "clusters"}, "split.clusters is 5, more than the 3 classes or the 3 clients"),
         (

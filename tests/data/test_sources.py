@@ -3,10 +3,11 @@ import sys
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, Features, Image, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Picture
 
 from fedtailor.data import BUILTIN, DataConfig, load_data, packages
+from fedtailor.data.sources import train_and_test_split
 from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 
@@ -14,7 +15,7 @@ from fedtailor.errors import InputError
 @pytest.fixture(scope="module")
 def stories():
     """Forty real rows of two classes."""
-    columns = packages.reuters_r8(cache_dir())
+    columns = packages.tab_files("reuters-r8", cache_dir())
     rows = np.flatnonzero([label in ("acq", "earn") for label in columns.labels])[:40]
     texts = columns.read(rows)
     labels = [columns.labels[row] for row in rows]
@@ -299,3 +300,16 @@ def test_a_text_without_any_tokens_is_left_out_for_language_modelling(tokenizer,
     config = DataConfig(path=path, task="causal-lm", client="n")
     dataset = load_data(config, tokenizer, tmp_path)
     assert dataset.groups.tolist() == [0, 1]
+
+
+def test_splits_of_a_hub_data_set():
+    rows = Dataset.from_dict({"text": [f"story {row}" for row in range(40)]})
+    splits = DatasetDict(train=rows.select(range(30)), test=rows.select(range(30, 40)))
+    train, test = train_and_test_split(splits, DataConfig())
+    assert (len(train), len(test)) == (30, 10)
+    assert train_and_test_split(splits, DataConfig(test_split=None))[1] is None
+    assert train_and_test_split(DatasetDict(train=train), DataConfig())[1] is None
+    with pytest.raises(InputError, match="unknown split 'dev'; splits: test, train"):
+        train_and_test_split(splits, DataConfig(test_split="dev"))
+    with pytest.raises(InputError, match=r"'tran'; did you mean 'train'\? splits: test, train"):
+        train_and_test_split(splits, DataConfig(train_split="tran"))

@@ -181,11 +181,11 @@ def test_a_site_names_its_own_data(tmp_path: Path) -> None:
         (EXPERIMENT, ["a:0"], "write NAME, or NAME:CLIENTS"),
         (EXPERIMENT, ["a:²"], "write NAME, or NAME:CLIENTS"),
         (EXPERIMENT, ["a:" + 5000 * "9"], "write NAME, or NAME:CLIENTS"),
-        (EXPERIMENT + "[cohort]\nnovel = 1\n", ["a", "b"], "cohort.novel is for runs in one"),
+        (EXPERIMENT + "[cohort]\nnovel = 1\n", ["a", "b"], "cohort.novel = 1 is for runs in one"),
         (
             'start_from = "old"\n' + EXPERIMENT,
             ["a"],
-            "start_from = 'old' is for runs in one process, not for a deployment",
+            "start_from = 'old' is for runs in one process; leave it out",
         ),
         (EXPERIMENT + '[model]\nfactory = "net.py:net"\n', ["a"], r"model\.factory: no file .*net"),
         (

@@ -34,7 +34,7 @@ CLASSES = ["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "tra
 
 def news(count: int, ward: int) -> list[dict[str, str]]:
     """Real stories; of each ward other ones, and of other classes."""
-    columns = packages.reuters_r8(cache_dir())
+    columns = packages.tab_files("reuters-r8", cache_dir())
     assert columns is not None
     assert columns.labels is not None
     rows = [

@@ -175,14 +175,13 @@ def _status(options: argparse.Namespace) -> None:
     from ..deploy.status import status
 
     state = status(deployment, server_environment(deployment))
-    content = state.as_dict()
     if options.json:
-        print(json.dumps(content, indent=2))
+        print(json.dumps(state, indent=2))
         return
-    print(tabulate(content["sites"], "keys", disable_numparse=[0]))
-    print(f"\n{tabulate(content['progress'], 'keys', disable_numparse=[0])}")
-    if state.run is not None:
-        print(f"\nFlower's run {state.run}: {state.state}")
+    print(tabulate(state["sites"], "keys", disable_numparse=[0]))
+    print(f"\n{tabulate(state['progress'], 'keys', disable_numparse=[0])}")
+    if state["run"] is not None:
+        print(f"\nFlower's run {state['run']}: {state['state']}")
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -190,13 +189,8 @@ def _export(options: argparse.Namespace) -> None:
     from ..deploy.export import export
 
     out = export(
-        deployment,
-        options.site,
-        options.out,
-        options.method,
-        options.seed,
-        options.client,
+        deployment, options.site, options.out, options.method, options.seed, options.client,
         options.merge,
-    )
+    )  # fmt: skip
     print(out)
     say_how_to_try(out)

@@ -75,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"fedtailor: {one_line(error)}", file=sys.stderr)
         return 2
+    except RecursionError:
+        print("fedtailor: tables or lists stand too deep within one another", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # whoever read stdout has enough, as `head` has after ten lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, missing_file, naming, unknown
+from ..errors import InputError, naming, unknown
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -49,30 +49,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(options: argparse.Namespace) -> None:
-    from ..data.by_user import files_of, splits_of
-    from ..data.tables import FORMATS
-
-    is_by_user = options.data.is_dir() and bool(splits_of(options.data) or files_of(options.data))
-    if options.data.is_dir() and not is_by_user:
-        name = options.data.name
-        raise InputError(
-            f"{options.data} is a folder, not a table; new reads csv, jsonl, parquet and arrow "
-            f"files. Of pictures in folders by class, this line of Python makes one: "
-            f'datasets.load_dataset("imagefolder", data_dir="{options.data}")["train"]'
-            f'.to_parquet("{name or "pictures"}.parquet")'
-        )
-    if options.data.suffix not in FORMATS and not is_by_user:
-        formats = ", ".join(FORMATS)
-        raise InputError(f"can't read {options.data}: new reads {formats} files; save it as csv")
-    out = options.out or Path(f"{options.data.stem}.toml")
+    out = options.out or Path(f"{options.data.absolute().stem}.toml")
     if out.suffix != ".toml":
         raise InputError(f"--out {out}: an experiment file's name ends with .toml")
     if not out.parent.is_dir():
         raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
-    if not options.data.is_file() and not is_by_user:
-        raise missing_file(options.data, " (new reads csv, jsonl, parquet and arrow files)")
     from ..data.survey import survey
     from ..models import BUILTIN
     from ..runs import draft

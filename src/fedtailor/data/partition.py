@@ -153,8 +153,7 @@ def _names(dataset: Dataset, groups: Indices | None) -> tuple[str, ...] | None:
     names = dataset.client_names
     if groups is None or names is None:
         return None
-    found = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
-    return found
+    return tuple(names[group] if group >= 0 else "" for group in groups.tolist())
 
 
 def _omissions(

@@ -7,8 +7,6 @@ million clients take seconds. The order of the rows is drawn by key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,52 +46,40 @@ def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
         return
     if dataset.class_numbers is None:
         raise InputError(f"split.scheme {scheme!r} needs labels; without: iid, natural")
-    num_classes = int((np.bincount(labels[:count]) > 0).sum())
-    checks: dict[str, Callable[[SplitConfig, int, int, int], None]] = {
-        "dirichlet": _check_dirichlet,
-        "pathological": _check_pathological,
-        "shards": _check_shards,
-        "clusters": _check_clusters,
-    }
-    checks[scheme](config, config.clients, count, num_classes)
-
-
-def _check_dirichlet(config: SplitConfig, clients: int, count: int, num_classes: int) -> None:
-    if not 0 < config.alpha < float("inf"):
-        raise InputError(f"split.alpha must be above 0, got {config.alpha}")
-    if clients * config.min_examples > count:
-        raise InputError(
-            f"split.min_examples {config.min_examples} for {clients} clients needs "
-            f"{clients * config.min_examples} examples; there are {count}"
-        )
-
-
-def _check_pathological(config: SplitConfig, clients: int, count: int, num_classes: int) -> None:
-    if config.classes_per_client > num_classes:
+    num_classes, clients = int((np.bincount(labels[:count]) > 0).sum()), config.clients
+    if scheme == "dirichlet":
+        _check_examples(count, clients, "min_examples", config.min_examples)
+        if not 0 < config.alpha < float("inf"):
+            raise InputError(f"split.alpha must be above 0, got {config.alpha}")
+    elif scheme == "shards":
+        _check_examples(count, clients, "shards_per_client", config.shards_per_client)
+    elif scheme == "pathological" and config.classes_per_client > num_classes:
         raise InputError(
             f"split.classes_per_client is {config.classes_per_client}, more than the "
             f"{num_classes} classes"
         )
+    elif scheme == "clusters":
+        _check_clusters(config, clients, num_classes)
 
 
-def _check_shards(config: SplitConfig, clients: int, count: int, num_classes: int) -> None:
-    if clients * config.shards_per_client > count:
+def _check_examples(count: int, clients: int, field: str, each: int) -> None:
+    if clients * each > count:
         raise InputError(
-            f"{clients} clients with split.shards_per_client {config.shards_per_client} need "
-            f"{clients * config.shards_per_client} examples; there are {count}"
+            f"split.{field} {each} for {clients} clients needs {clients * each} examples; there "
+            f"are {count}"
         )
 
 
-def _check_clusters(config: SplitConfig, clients: int, count: int, num_classes: int) -> None:
+def _check_clusters(config: SplitConfig, clients: int, num_classes: int) -> None:
     if config.clusters > min(num_classes, clients):
         raise InputError(
             f"split.clusters is {config.clusters}, more than the {num_classes} classes or the "
             f"{clients} clients"
         )
     sizes = config.cluster_sizes
-    if sizes is None:
-        return
-    if len(sizes) != config.clusters or sum(sizes) != clients or min(sizes) < 1:
+    if sizes is not None and (
+        len(sizes) != config.clusters or sum(sizes) != clients or min(sizes) < 1
+    ):
         raise InputError(
             f"split.cluster_sizes {list(sizes)} must be {config.clusters} numbers of at least 1 "
             f"(split.clusters) that sum to {clients} (split.clients)"

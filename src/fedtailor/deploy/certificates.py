@@ -30,11 +30,8 @@ _YEARS = {"authority": 10, "server": 3}
 
 
 def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
-    """Make the certificates and keys that are missing; return the paths of the new files.
-
-    Args:
-        deployment: its folder gets the files.
-        force: make all anew; the old ones are lost.
+    """Make the certificates and keys that are missing, or with ``force`` all, and the old ones are
+    lost; return the paths of the new files.
 
     Raises:
         InputError: existing files don't fit together, or not the address.

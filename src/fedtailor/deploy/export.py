@@ -24,20 +24,9 @@ def export(
     client: str | int | None = None,
     merge: bool = False,
 ) -> Path:
-    """Write a client's personal model of the reported round into a folder that is used without this
-    library.
-
-    Args:
-        deployment: the deployment, from its folder at the site.
-        site: a site's name.
-        target: a new folder, or an empty one.
-        merge: as in `export.folder.export_model`.
-        label: the method's label; None: the only one.
-        seed: None: the experiment's first.
-        client: its name at the site or at the server, or its number; None: the site's only one.
-
-    Returns:
-        ``target``.
+    """Write a client's personal model of the reported round, from its site's files, into a new
+    folder that is used without this library. Arguments are as in `export.folder.export_model`; the
+    client's name may be that at the site or at the server.
 
     Raises:
         InputError: there is no such model, or not yet; it is damaged; ``target`` holds something.

@@ -20,6 +20,7 @@ from ..data.sources import objective_of_data
 from ..data.tables import FORMATS
 from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
+from ..flower.server import check_remote
 from ..runs.experiment import Experiment, load, parse, read, read_toml
 from ..runs.fields import build
 from ..runs.manifest import copies
@@ -266,9 +267,6 @@ def init(
         address: HOST:PORT by which the sites will reach the server.
         settings: ``key=value``, as in `fedtailor.runs.experiment.read`.
 
-    Returns:
-        The deployment.
-
     Raises:
         InputError: the folder is not empty, or the experiment can't be deployed.
     """
@@ -281,15 +279,7 @@ def init(
     split = {k: v for k, v in content.get("split", {}).items() if k in _CLIENT_SPLIT}
     content["split"] = {"scheme": "natural", "clients": deployment.total, **split}
     deployed = parse(content)
-    if deployed.cohort.novel:
-        raise InputError(
-            "cohort.novel is for runs in one process, not for a deployment; --set cohort.novel=0"
-        )
-    if deployed.start_from.run is not None:
-        raise InputError(
-            f"start_from = {deployed.start_from.run!r} is for runs in one process, not for a "
-            "deployment; leave it out"
-        )
+    check_remote(deployed)
     _name_copies(content, deployed)
     texts = {
         **_APP,
@@ -392,12 +382,8 @@ def _deploy_toml(deployment: Deployment) -> str:
 
 
 def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Experiment:
-    """Return the experiment with the data of one site.
-
-    Args:
-        experiment: the deployment's.
-        data: a file, or a data set's name.
-        settings: ``key=value`` of ``[data]``: ``test_path=test.csv``, ``label=diagnosis``.
+    """Return the experiment with the ``data`` of one site, a file or a data set's name, and its
+    ``settings`` of ``[data]``, such as ``label=diagnosis``.
 
     Raises:
         InputError: there is no such file, or a site can't set such a key.

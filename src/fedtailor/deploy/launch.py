@@ -67,11 +67,8 @@ def server_environment(deployment: Deployment) -> dict[str, str]:
 
 
 def serve(deployment: Deployment, *, insecure: bool) -> None:
-    """Start the SuperLink, register the sites' keys, and serve until interrupted.
-
-    Args:
-        deployment: the deployment.
-        insecure: without TLS and keys.
+    """Start the SuperLink, register the sites' keys, and serve until interrupted; ``insecure``:
+    without TLS and keys.
 
     Raises:
         InputError: a file is missing; the SuperLink doesn't start, or ends.
@@ -134,8 +131,7 @@ def join(
     Before each start there is a pause: a second, and twice the last one while the server refuses.
 
     Args:
-        deployment: the deployment.
-        site: the site's name.
+        deployment, site: the deployment, and the site's name.
         data: the site's file, or a data set's name.
         settings: ``key=value`` of ``[data]``.
         insecure: without TLS and keys.

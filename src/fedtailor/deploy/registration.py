@@ -28,11 +28,8 @@ _REMOVED = "unregistered"  # Flower's word for the status of such a key
 
 
 def register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Register the keys of the sites in ``deploy.toml``, and remove all others.
-
-    Args:
-        deployment: the deployment.
-        env: the environment of Flower's programs.
+    """Register the keys of the sites in ``deploy.toml``, and remove all others; ``env`` is the
+    environment of Flower's programs.
 
     Raises:
         InputError: a key can't be used, two sites have the same one, or a key was removed earlier:

@@ -42,22 +42,15 @@ class ProgramEndedError(InputError):
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """Return the environment of Flower's programs: no telemetry, and Flower's files in ``folder``.
-
-    Args:
-        folder: gets the subfolder ``flower``.
-        variables: more variables.
-    """
+    """Return the environment of Flower's programs: no telemetry, Flower's files in the subfolder
+    ``flower`` of ``folder``, and more ``variables``."""
     (folder / "flower").mkdir(parents=True, exist_ok=True)
-    no_telemetry = {
+    scripts = str(Path(sys.executable).parent)  # Flower's programs start each other by name
+    return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         **os.environ,
-    }
-    scripts = str(Path(sys.executable).parent)  # Flower's programs start each other by name
-    return {
-        **no_telemetry,
         "FLWR_HOME": str(folder / "flower"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
@@ -214,7 +207,7 @@ def _watch(process: subprocess.Popen[bytes], helper: str, over: threading.Event)
     was_there = ending = False
     while not over.wait(_LOOK):
         if _has_ended(process):
-            signal.pthread_kill(_main_thread(), signal.SIGCHLD)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
         if not helper or ending:
             continue
         is_there = bool(children_with(process.pid, helper))
@@ -233,12 +226,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, process.pid, how) is not None
     return True
-
-
-def _main_thread() -> int:
-    number = threading.main_thread().ident
-    assert number is not None
-    return number
 
 
 def children_with(pid: int, text: str) -> list[int]:

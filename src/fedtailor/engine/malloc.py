@@ -15,7 +15,8 @@ def keep_freed_memory() -> None:
     """Have glibc keep what is freed for the next step instead of giving it back to the system.
 
     A training step asks for the same large blocks over and over, and every 4 kB that come anew from
-    the system cost a page fault. For the whole process; does nothing under another C library.
+    the system cost a page fault. It is for the whole process, so that other code in it keeps what
+    it has freed, too. Under another C library nothing is changed.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,7 @@ def client_app(
         tell_labels: tell the server how many examples of each class each client has, which
             `fedtailor advise` makes use of. Otherwise it hears how many examples there are.
     """
-    site = Site(
-        experiment, folder, clients=clients, data=data, backbone=backbone, metrics=metrics,
-        tell_labels=tell_labels,
-    )  # fmt: skip
+    site = Site(experiment, Path(folder), clients, data, backbone, metrics, tell_labels)
     app = ClientApp()
 
     @app.query()
@@ -113,27 +110,22 @@ def _answer(message: Message, content: Callable[[], RecordDict]) -> Message:
         return Message(Error(_REFUSED, str(error)), reply_to=message)
 
 
+@dataclass(eq=False)
 class Site:
-    """A place with data: what its clients do, loaded when first asked for and kept."""
+    """A place with data: what its clients do, loaded when first asked for and kept. The fields are
+    the arguments of `client_app`."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: Path | str,
-        *,
-        clients: range | None = None,
-        data: Data | Dataset | None = None,
-        backbone: Backbone | None = None,
-        metrics: Mapping[str, MetricFunction] | None = None,
-        tell_labels: bool = False,
-    ) -> None:
-        self._experiment = named(experiment, data, backbone)
-        self._folder = Path(folder)
-        self._clients = clients
-        self._data = data
-        self._backbone = backbone
-        self._metrics = metrics
-        self._tell_labels = tell_labels
+    experiment: Experiment
+    folder: Path
+    clients: range | None = None
+    data: Data | Dataset | None = None
+    backbone: Backbone | None = None
+    metrics: Mapping[str, MetricFunction] | None = None
+    tell_labels: bool = False
+
+    def __post_init__(self) -> None:
+        """Name what was given from Python in the experiment."""
+        self.experiment = named(self.experiment, self.data, self.backbone)
         self._federations: dict[int, Federation] = {}
         self._session: Session | None = None
 
@@ -143,20 +135,17 @@ class Site:
         Raises:
             InputError: they can't be used. The message may show what stands in them.
         """
-        for seed in self._experiment.seeds:
+        for seed in self.experiment.seeds:
             self._federation(seed)
-        for omission in self._federation(self._experiment.seeds[0]).omissions:
+        for omission in self._federation(self.experiment.seeds[0]).omissions:
             print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
 
     @property
     def names(self) -> Sequence[str]:
         """What the column of clients here calls the clients of this place; none without one."""
-        names = self._federation(self._experiment.seeds[0]).names or ()
-        return (
-            names
-            if self._clients is None
-            else names[slice(self._clients.start, self._clients.stop)]
-        )
+        names = self._federation(self.experiment.seeds[0]).names or ()
+        own = self.clients
+        return names if own is None else names[own.start : own.stop]
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
         """The answer to a `NodeQuery`.
@@ -167,9 +156,9 @@ class Site:
         """
         question, _ = unpack(content, NodeQuery, Limits())
         self._check(question.experiment)
-        self._load(self._experiment.seeds)
-        dataset, seeds = self._dataset, self._experiment.seeds
-        Metrics(self._experiment.evaluate, self._metrics or {}).check(dataset.objective)
+        self._load(self.experiment.seeds)
+        dataset, seeds = self._dataset, self.experiment.seeds
+        Metrics(self.experiment.evaluate, self.metrics or {}).check(dataset.objective)
         served = self._served(node)
         clients, new = ((), served) if self._are_new else (served, ())
         shape = dataset.picture
@@ -196,14 +185,9 @@ class Site:
             return self._join(content)
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
-        session = self._session_for(message.label, message.seed)
-        home = self._folder / message.run
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = Path(message.label) / f"seed-{message.seed}"
-        folder = home / part
-        before = [(self._folder / name / part, up_to) for name, up_to in message.before]
+        session, folder = self._opened(message)
+        before = [(_part(self.folder / name, message), up_to) for name, up_to in message.before]
         if message.kind == "keep":
-            folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_atomically(path, seal_json(data_manifest(self._federation(message.seed))))
             path.replace(folder / "data.json")
@@ -215,13 +199,10 @@ class Site:
                 payload, states = payloads[request.payload], States(folder, before)
                 with session.checked(message.kind, request.client, payload) as received:
                     result, upload = session.answer(message, request, received, states)
-            except InputError as error:
+            except (InputError, *FAULTS) as error:
                 gone = isinstance(error, DivergedError)
-                result, upload = ClientReply(request.client, error=str(error), diverged=gone), None
-            except FAULTS as error:
-                traceback.print_exc()
-                text = f"{type(error).__name__}; the node prints more"
-                result, upload = ClientReply(request.client, error=text), None
+                result = ClientReply(request.client, error=_told(error), diverged=gone)
+                upload = None
             if upload is not None:
                 result = replace(result, payload=len(sent))
                 sent.append(upload)
@@ -232,11 +213,7 @@ class Site:
         """Let new clients join, and keep their models."""
         limits = partial(self._limits, self._served({}))
         message, payloads = unpack(content, JoinRequest, limits)
-        session = self._session_for(message.label, message.seed)
-        home = self._folder / message.run
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = home / message.label / f"seed-{message.seed}"
-        folder.mkdir(parents=True, exist_ok=True)
+        session, folder = self._opened(message)
         manifest = data_manifest(self._federation(message.seed))
         write_atomically(folder / "data.json", seal_json(manifest))
         if len(payloads) != len(message.clients):
@@ -252,11 +229,8 @@ class Site:
                 with session.checked("join", client, payload) as received:
                     kept = session.join(message, client, received, folder)
                 results.append(JoinResult(client, kept=kept))
-            except InputError as error:
-                results.append(JoinResult(client, error=str(error)))
-            except FAULTS as error:
-                traceback.print_exc()
-                results.append(JoinResult(client, error=f"{type(error).__name__}; it prints more"))
+            except (InputError, *FAULTS) as error:
+                results.append(JoinResult(client, error=_told(error)))
         return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
 
     def _limits(self, served: Collection[int], message: RoundRequest | JoinRequest) -> Limits:
@@ -280,12 +254,12 @@ class Site:
 
     def _check_part(self, message: RoundRequest | JoinRequest) -> None:
         self._check(message.experiment)
-        if not 0 < message.round <= self._experiment.rounds:
+        if not 0 < message.round <= self.experiment.rounds:
             raise InputError(
                 f"the server asks for round {message.round}; this experiment has rounds 1 to "
-                f"{self._experiment.rounds}"
+                f"{self.experiment.rounds}"
             )
-        experiment = self._experiment
+        experiment = self.experiment
         if message.label not in experiment.methods:
             raise unknown("method", message.label, experiment.methods)
         if message.seed not in experiment.seeds:
@@ -305,8 +279,8 @@ class Site:
     @property
     def _are_new(self) -> bool:
         """Whether the clients here join when the training is over: their numbers begin at K."""
-        total = self._experiment.split.clients
-        return self._clients is not None and total is not None and self._clients.start >= total
+        total = self.experiment.split.clients
+        return self.clients is not None and total is not None and self.clients.start >= total
 
     def _load(self, seeds: Iterable[int]) -> None:
         """What is wrong with the data may show what stands in them: it is said here alone."""
@@ -319,21 +293,21 @@ class Site:
             raise InputError("the data at this node can't be used; it prints why") from None
 
     def _check(self, experiment: str) -> None:
-        if experiment != digest(self._experiment):
+        if experiment != digest(self.experiment):
             raise InputError(
                 "the server's experiment is not the one at this node; give both the same file"
             )
 
     def _served(self, node: Mapping[str, Any]) -> range:
-        if self._clients is not None:
-            return self._clients
+        if self.clients is not None:
+            return self.clients
         first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
         if not isinstance(first, int) or not isinstance(step, int) or not 0 <= first < step:
             raise InputError(
                 f"partition-id = {first!r}, num-partitions = {step!r}: must be whole numbers, the "
                 "first smaller than the second"
             )
-        return range(first, self._federation(self._experiment.seeds[0]).num_clients, step)
+        return range(first, self._federation(self.experiment.seeds[0]).num_clients, step)
 
     def _sizes(self, seed: int, clients: Sequence[int]) -> Sizes:
         split = self._federation(seed).partition
@@ -342,63 +316,80 @@ class Site:
             for part in (split.train, split.validation, split.test)
         )
         dataset, labels = self._dataset, list[list[int]]()
-        if self._tell_labels and dataset.class_numbers is not None:
+        if self.tell_labels and dataset.class_numbers is not None:
             counts = split.counts(dataset.class_numbers, dataset.num_classes, slice(None))
             labels = counts[list(clients)].tolist()
         return Sizes(seed, split.digest, train, validation, test, tuple(map(tuple, labels)))
 
     @cached_property
     def _dataset(self) -> Dataset:
-        return dataset_of(self._experiment, self._data, self._backbone)
+        return dataset_of(self.experiment, self.data, self.backbone)
 
     @cached_property
     def _model(self) -> dict[str, str]:
         """The `fingerprint` of the base model, which is fetched from the hub if need be."""
-        config = self._experiment.model
+        config = self.experiment.model
         if (found := fingerprint(config)) is None:
-            backbone_of(self._experiment, self._dataset, None, self._experiment.seeds[0])
+            backbone_of(self.experiment, self._dataset, None, self.experiment.seeds[0])
             found = fingerprint(config)
         return found or {}
 
     @cached_property
     def _public(self) -> Dataset | None:
-        if not self._experiment.has_public:
+        if not self.experiment.has_public:
             return None
-        return public_of(self._experiment, self._dataset, self._backbone)
+        return public_of(self.experiment, self._dataset, self.backbone)
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self._federations:
-            experiment = self._experiment
-            if self._clients is not None and self._are_new:
-                experiment = with_new_clients(experiment, self._clients)
-            federation = federation_of(experiment, self._dataset, seed, self._clients)
+            experiment = self.experiment
+            if self.clients is not None and self._are_new:
+                experiment = with_new_clients(experiment, self.clients)
+            federation = federation_of(experiment, self._dataset, seed, self.clients)
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
-    def _session_for(self, label: str, seed: int) -> Session:
+    def _opened(self, message: RoundRequest | JoinRequest) -> tuple[Session, Path]:
+        """The method with the seed of a message, and the folder of its states, which is made."""
+        label, seed, home = message.label, message.seed, self.folder / message.run
         if self._session is None or (self._session.label, self._session.seed) != (label, seed):
             self._session = None  # before the next model is loaded
             self._session = self._new_session(label, seed)
-        return self._session
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = _part(home, message)
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._session, folder
 
     def _new_session(self, label: str, seed: int) -> Session:
-        experiment, dataset, plan = self._experiment, self._dataset, self._experiment.plan
+        experiment, dataset, plan = self.experiment, self._dataset, self.experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
         # what work says of a client may reach the server, and the names of clients must not
         federation = replace(federation, partition=replace(federation.partition, names=None))
-        backbone = backbone_of(experiment, dataset, self._backbone, seed)
+        backbone = backbone_of(experiment, dataset, self.backbone, seed)
         check_ids(dataset.inputs, backbone)
         task = task_of(experiment, method, backbone, seed)
         two = dataset.batch(np.arange(min(2, len(dataset.inputs))))
         method.check_batch(task, to_device(two, task.device))
         first = first_states(method, task, federation)
         federation = as_trained(method, task, federation, plan)
-        works = client_works(method, task, federation, plan, self._metrics)
+        works = client_works(method, task, federation, plan, self.metrics)
         training, evaluation = works["train"], works["evaluate"]
         assert isinstance(training, Training)
         assert isinstance(evaluation, ClientEvaluation)
         server = to_device(first_server(method, task, federation), task.device)
         return Session(label, seed, first, server, training, evaluation, plan)
+
+
+def _told(error: Exception) -> str:
+    """What the server hears of an error. Others than ours may show the data: they stay here."""
+    if isinstance(error, InputError):
+        return str(error)
+    traceback.print_exc()
+    return f"{type(error).__name__}; the node prints more"
+
+
+def _part(home: Path, message: RoundRequest | JoinRequest) -> Path:
+    return home / message.label / f"seed-{message.seed}"
 
 
 def _check_request(

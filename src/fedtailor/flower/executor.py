@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,8 @@ class GridExecutor:
         kind, any_request = _KINDS[name], next(iter(requests.values()))
         message = replace(self.blank, round=any_request.round, kind=kind)
         if kind == "train":
-            self._refresh_nodes(message)
+            for problem in self.nodes.refresh():
+                print(f"{_title(message)}: {problem}", file=sys.stderr)
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)
         if kind == "global":
             send = lambda client: server  # noqa: E731
@@ -168,28 +169,19 @@ class GridExecutor:
         payload: Params,
         send: Callable[[int], Params],
     ) -> ClientUpdate | ClientEvaluationResult | None:
-        if kind == "train":
-            return self._update(request, reply, payload, send(request.client))
         if kind == "keep":
             return None
-        return evaluation_of(reply, self.metrics, self.federation)
-
-    def close(self) -> None:
-        """Nothing is open between two calls."""
-
-    def _refresh_nodes(self, message: RoundRequest) -> None:
-        for problem in self.nodes.refresh():
-            print(f"{_title(message)}: {problem}", file=sys.stderr)
-
-    def _update(
-        self, request: ClientRequest, reply: ClientReply, payload: Params, received: Params
-    ) -> ClientUpdate:
-        packed = to_device(payload, self.task.device)
+        if kind != "train":
+            return evaluation_of(reply, self.metrics, self.federation)
+        received, packed = send(request.client), to_device(payload, self.task.device)
         how = self.method, self.task, self.chain, self.schema
         accept_upload(*how, received, request, reply, packed)
         trained = self.method.num_trained(self.task)
         costs = measure(self.task, received, self.first_private, payload, trained=trained)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
 
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
@@ -214,7 +206,15 @@ class GridExecutor:
                 for client in asked:
                     yield client, self._refuse(message, client, str(error))
                 continue
-            yield from self._by_client(message, node, asked, answers)
+            for client in asked:
+                reply, payload = answers.get(client, (None, {}))
+                if reply is None:
+                    reason = f"node {node} says nothing of it"
+                    yield client, self._refuse(message, client, reason)
+                elif (problem := error_of(reply)) is not None:
+                    yield client, self._refuse(message, client, problem, diverged=reply.diverged)
+                else:
+                    yield client, (reply, payload)
 
     def _content(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
@@ -232,24 +232,6 @@ class GridExecutor:
             base = best if message.kind == "keep" else last
             requests.append(WireRequest(client, base, best, place))
         return pack(replace(message, requests=tuple(requests)), payloads)
-
-    def _by_client(
-        self,
-        message: RoundRequest,
-        node: int,
-        clients: Sequence[int],
-        answers: Mapping[int, tuple[ClientReply, Params]],
-    ) -> Replies:
-        """A node's answer, client by client: each of ``clients`` once."""
-        for client in clients:
-            if client not in answers:
-                reason = f"node {node} says nothing of it"
-                yield client, self._refuse(message, client, reason)
-            elif (error := error_of(answers[client][0])) is not None:
-                diverged = answers[client][0].diverged
-                yield client, self._refuse(message, client, error, diverged=diverged)
-            else:
-                yield client, answers[client]
 
     def _refuse(
         self, message: RoundRequest, client: int, reason: str, *, diverged: bool = False

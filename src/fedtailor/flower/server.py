@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -45,32 +46,14 @@ from .nodes import Nodes, Timeouts, remote_federation
 from .schema import upload_schema
 
 
-def server_app(
-    experiment: Experiment,
-    out: Path | str,
-    *,
-    backbone: Backbone | None = None,
-    timeouts: Timeouts = Timeouts(),
-    names: tuple[str, ...] | None = None,
-    new_clients: range = range(0),
-    sites: Mapping[int, range] | None = None,
-) -> ServerApp:
-    """What Flower runs at the server: `serve`."""
+def server_app(experiment: Experiment, out: Path | str, **options: Any) -> ServerApp:
+    """What Flower runs at the server: `serve`, with its ``options``."""
     app = ServerApp()
     expected_errors_in_one_line()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(
-            grid,
-            experiment,
-            out,
-            backbone=backbone,
-            timeouts=timeouts,
-            names=names,
-            new_clients=new_clients,
-            sites=sites,
-        )
+        serve(grid, experiment, out, **options)
 
     return app
 
@@ -125,6 +108,14 @@ def serve(
     """
     out = Path(out)
     experiment = named(experiment, None, backbone)
+    check_remote(experiment)
+    check_same(experiment, out)
+    with closing(Nodes(grid, timeouts, experiment, sites)) as nodes:
+        return _serve(nodes, experiment, out, backbone, timeouts, names, new_clients)
+
+
+def check_remote(experiment: Experiment) -> None:
+    """Raise InputError if an experiment is for runs in one process alone."""
     if experiment.cohort.novel:
         raise InputError(
             f"cohort.novel = {experiment.cohort.novel} is for runs in one process; set it to 0"
@@ -133,9 +124,6 @@ def serve(
         raise InputError(
             f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
         )
-    check_same(experiment, out)
-    with closing(Nodes(grid, timeouts, experiment, sites)) as nodes:
-        return _serve(nodes, experiment, out, backbone, timeouts, names, new_clients)
 
 
 def _serve(

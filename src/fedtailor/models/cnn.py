@@ -23,7 +23,7 @@ Picture = tuple[int, int, int]
 
 Network = Callable[[Picture, int, float], nn.Sequential]
 """A function from the picture, the number of classes and a factor on the widths to a network whose
-last module is ``head``."""
+last module is ``head``. It raises InputError for pictures that are too small."""
 
 
 class Residual(nn.Module):
@@ -45,17 +45,7 @@ def resnet9(picture: Picture, num_classes: int, width: float = 1.0) -> nn.Sequen
     the sizes of other networks as multiples of its ResNet-9, which therefore has about 4.9 million:
     it is not this network, but more likely a ResNet-18 with one block a stage.
 
-    Args:
-        picture: (channels, height, width); sides of at least 8.
-        num_classes: the head's outputs.
-        width: a factor on the channels.
-
-    Returns:
-        A chain ``stem``, ``conv1``, ``residual1``, ``conv2``, ``conv3``, ``residual2``, ``pool``,
-        ``flatten``, ``head``.
-
-    Raises:
-        InputError: the picture is smaller.
+    Sides have at least 8 pixels.
 
     >>> sum(p.numel() for p in resnet9((3, 32, 32), 10).parameters())
     6573130
@@ -83,17 +73,6 @@ def cnn(picture: Picture, num_classes: int, width: float = 1.0) -> nn.Sequential
     data have 62 classes). With 100 classes on 32 x 32 colour pictures it has 3,537,444, which is
     the paper's number for CIFAR-100, though the paper calls that network "LeNet-based", too.
 
-    Args:
-        picture: (channels, height, width); sides of at least 16.
-        num_classes: the head's outputs.
-        width: a factor on the channels and the hidden layer.
-
-    Returns:
-        A chain from ``conv1`` to ``head``; ``hidden`` before it.
-
-    Raises:
-        InputError: the picture is smaller.
-
     >>> sum(p.numel() for p in cnn((1, 28, 28), 10).parameters())
     2171786
     """
@@ -112,17 +91,6 @@ def lenet(picture: Picture, num_classes: int, width: float = 1.0) -> nn.Sequenti
     """Build pFedGate's LeNet for CIFAR-10: two convolutions, hidden layers of 120 and 84 units.
 
     It has 256,830 parameters with 10 classes on 32 x 32 colour pictures, the paper's number.
-
-    Args:
-        picture: (channels, height, width); sides of at least 16.
-        num_classes: the head's outputs.
-        width: a factor on the channels and the hidden layers.
-
-    Returns:
-        A chain from ``conv1`` to ``head``; ``hidden1`` and ``hidden2`` before it.
-
-    Raises:
-        InputError: the picture is smaller.
 
     >>> sum(p.numel() for p in lenet((3, 32, 32), 10).parameters())
     256830

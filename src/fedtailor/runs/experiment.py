@@ -26,7 +26,7 @@ from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
 from .fields import build
-from .settings import Settings, changed, check_nesting, pairs_of, set_dotted, table_of
+from .settings import Settings, changed, pairs_of, set_dotted, table_of
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,6 @@ def _data_path(name: str, folder: Path) -> str:
     return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
 
 
-_MOST_DOTS = 1000  # in a line; a key of many parts takes the parser long
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file.
 
@@ -261,17 +258,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         new = f"fedtailor new {shlex.quote(str(path))}"
         raise InputError(f"{path} is a table; write an experiment file for it: {new}")
     try:
-        text = path.read_text(encoding="utf-8")
-        dots = max((line.count(".") for line in text.splitlines()), default=0)
-        content = tomllib.loads(text) if dots <= _MOST_DOTS else None
-    except RecursionError:
-        raise InputError(f"{path} has tables or lists too deep within one another") from None
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # no TOML, no UTF-8, or a number of too many digits
         raise InputError(f"{path} is not TOML: {error}{_comma_hint(path, error)}") from None
-    if content is None:
-        raise InputError(f"{path} has {dots:,} dots in a line; at most {_MOST_DOTS:,} are allowed")
-    check_nesting(content, str(path))
-    return content
 
 
 def _comma_hint(path: Path, error: ValueError) -> str:
@@ -286,7 +275,6 @@ def _comma_hint(path: Path, error: ValueError) -> str:
 
 def parse(content: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; ``methods`` maps labels to fields and ``name``."""
-    check_nesting(content, "the experiment")
     methods = content.get("methods")
     if isinstance(methods, list):
         methods = by_label(methods)

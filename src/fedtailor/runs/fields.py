@@ -67,11 +67,8 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
             reason += f'["{value}"]' if is_word else "[0, 1]"
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
-        if isinstance(one, str) and not _is_text(one):
-            raise InputError(
-                f"{key} = {brief(one)}: it must not hold a NUL character or half of "
-                "a surrogate pair"
-            )
+        if isinstance(one, str) and "\0" in one:
+            raise InputError(f"{key} = {brief(one)}: it must not hold a NUL character")
     return checked
 
 
@@ -84,11 +81,6 @@ _REASONS = {  # in other words than pydantic's
     "float_parsing": "it must be a number",
     "float_type": "it must be a number",
 }
-
-
-def _is_text(text: str) -> bool:
-    """Whether files can hold it, and have it as their name."""
-    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _entry(hint: Any) -> type | None:

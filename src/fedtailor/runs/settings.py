@@ -10,8 +10,6 @@ from ..errors import InputError, brief, unknown
 from ..methods import METHODS
 from ..store.format import dotted
 
-_MOST_NESTED = 16  # tables and lists within one another
-
 Settings = str | Sequence[str] | Mapping[str, Any]
 
 
@@ -66,11 +64,8 @@ def _setting(text: str) -> tuple[str, Any]:
         raise InputError(f"--set takes key=value, got {brief(text)}")
     try:
         content = tomllib.loads(f"value = {value}")["value"]
-    except RecursionError:
-        raise InputError(f"--set {key.strip()} has lists too deep within one another") from None
     except ValueError:  # a bare word
         return key.strip(), value.strip()
-    check_nesting([content], f"--set {key.strip()}")
     return key.strip(), content
 
 
@@ -92,20 +87,3 @@ def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:
     if missing:
         raise unknown("method", str(missing[0]), {*methods, *METHODS})
     return {label: methods.get(label, {}) for label in labels}
-
-
-def check_nesting(content: Any, where: str) -> None:
-    """Check that no tables and lists stand too deep within one another.
-
-    Raises:
-        InputError: they do.
-    """
-    level = [content]
-    for _ in range(_MOST_NESTED):
-        children = (one.values() if isinstance(one, Mapping) else one for one in level)
-        level = [x for c in children for x in c if isinstance(x, Mapping | list | tuple)]
-        if not level:
-            return
-    raise InputError(
-        f"{where} has tables or lists more than {_MOST_NESTED} deep within one another"
-    )
