@@ -54,8 +54,8 @@ def rounds(
     """Run ``plan``, one `Round` at a time.
 
     The cohort's private states are staged in ``store`` when a round is handed out. In memory they
-    count at once; the store of a run directory commits the round before the next one is asked for. The
-    C library keeps freed memory from then on, in the whole process (`malloc.keep_freed_memory`).
+    count at once; the store of a run directory commits the round before the next one is asked for.
+    The C library keeps freed memory from then on, in the whole process (`malloc`).
 
     Args:
         method, task, federation, plan: what to run.
