@@ -34,10 +34,7 @@ from fedtailor.units import si
 
 INDEX = Path(__file__).parent / "methods/index.md"
 BEGIN, END = "<!-- costs: docs/method_costs.py -->\n", "<!-- end of costs -->\n"
-HEADER = (
-    "| method | receives | sends | keeps | trains | FLOPs | passes before use |\n"
-    "|---|--:|--:|--:|--:|--:|--:|"
-)
+HEADER = "| method | receives | sends | keeps | trains | FLOPs |\n|---|--:|--:|--:|--:|--:|"
 CLIENTS, BATCH, PUBLIC = 3, 10, 400
 
 
@@ -164,7 +161,7 @@ def row(name: str) -> str:
 
 def _row(name: str, setting: Setting) -> str:
     measured, unit = _measure(name, setting), _measure("fedavg", setting).flops
-    costs, passes = measured.costs, METHODS[name]().finetune_passes
+    costs = measured.costs
     cells = [
         f"[`{name}`]({name}.md)",
         si(sum(costs.down.values()), "B"),
@@ -172,7 +169,6 @@ def _row(name: str, setting: Setting) -> str:
         si(measured.kept, "B"),
         si(_trained(name, costs)),
         f"{measured.flops / unit:.2f}",
-        f"{passes}" if passes else "",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -192,8 +188,10 @@ def with_costs(index: str, names: Collection[str]) -> str:
     parts = []
     for setting in (TEXTS, PICTURES, NORMALISED):
         of = [name for name in METHODS if SETTINGS.get(name, TEXTS) is setting and name != "fedavg"]
-        rows = [kept[name] if name in kept and name not in names else row(name) for name in of]
-        rows.insert(0, _row("fedavg", setting))
+        rows = [row(name) if name in names else kept.get(name, "") for name in of]
+        unit = _row("fedavg", setting)
+        like_it = unit.partition(") |")[2]
+        rows = [unit, *(each for each in rows if each and each.partition(") |")[2] != like_it)]
         notes = [NOTES[name] for name in of if name in NOTES]
         parts += [f"{setting.text}. {' '.join(notes)}".strip(), "\n".join([HEADER, *rows])]
     text = "\n\n".join(parts)

@@ -371,13 +371,11 @@ _HEAD = f"""## How to read the tables
   other classes that their own models take for the attackers' class once they have the trigger.
 - Where nobody attacks all 20 clients train, so a rule that finds every attacker still lacks their
   honest examples.
-- A rule's number of attackers, f, is the true one. Rates were chosen without an attack. For FedAvg,
-  clip, nnm and meamed in a row was chosen among two dozen rules by the validation data of seed 0,
-  under a sign flip and under a little is enough. Those trials were not kept, and seed 0 is one of
-  the seeds here.
+- A rule's number of attackers, f, is the true one. Rates were chosen without an attack. FedAvg's
+  clip, nnm and meamed was chosen among two dozen rules by the validation data of seed 0, one of the
+  seeds here, under a sign flip and under a little is enough; those trials were not kept.
 - [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:
-  `fedtailor run attacks --set SETTING ...` repeats it. `preset=images` needs
-  [Fashion-MNIST](data.md#use-a-ready-data-set). `python -m evidence.attacks` writes both files.
+  `fedtailor run attacks --set SETTING ...` repeats it ([more](evidence.md)).
 """
 
 _BACKDOOR = "Success of the backdoor; lower is better:\n"

@@ -25,6 +25,7 @@ from fedtailor.store.format import has_commit
 from fedtailor.store.logs import read_commit
 
 from .accounting import command as count_command
+from .cross_cells import SEEDS
 from .map_tuning import end_of
 from .markdown import markdown_table
 from .rates import trials
@@ -139,8 +140,8 @@ wrote it prints the row again ([more](evidence.md#the-papers-claims)).
   the order of the claim; then comes A minus B with its 95 % interval over clients and seeds, or
   each seed's difference. "±" is the standard deviation over seeds. *Beats*: is more accurate than.
   Rounds are those to the lower of the two best validation accuracies; fewer are better.
-- **what differs** from the paper, beside the sentence above the table.
-- **seeds**: how many were run. A number that is counted needs none.
+- **what differs** from the paper, beside the sentence above the table, and how many seeds were
+  run if not three. A number that is counted needs none.
 
 A claim **holds** if this is so:
 
@@ -201,20 +202,19 @@ def _counts(outcomes: Mapping[str, Outcome]) -> str:
     return markdown_table(["", *VERDICTS], rows)
 
 
-_COLUMNS = "| | claim | the paper | ours | verdict | what differs | seeds |\n" + "|---" * 7 + "|"
+_COLUMNS = "| | claim | the paper | ours | verdict | what differs |\n" + "|---" * 6 + "|"
 
 
 def _row(claim: Claim, found: Outcome) -> str:
-    number, planned = claim["number"], len(claim.get("seeds", ()))
-    done = len(found.seeds)
+    number, done = claim["number"], len(found.seeds)
+    few = f"{done} seed{'s' * (done > 1)}" if runs(claim) and done < len(SEEDS) else ""
     cells = [
         claim["id"],
         claim["claim"] + (" (our question)" if claim.get("own") else ""),
         claim["where"] if number == "no number" else f"{number} ({claim['where']})",
         ", ".join(filter(None, [found.ours, found.spread])),
         found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),
-        claim["differs"],
-        f"{done} of {planned}" if done < planned else str(planned or ""),
+        "; ".join(filter(None, [few, claim["differs"]])),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -112,12 +112,11 @@ def _section(data: Data, of: Sequence[Cell]) -> str:
             f"{_shown(x['mean'], 1)} ± {_shown(x['sd_over_seeds'], 1)}",
             _shown(x["decile"], 1),
             _shown(x["bytes_client_round"], 0, 1e3),
-            _shown(x["flops"], 2, 1e12),
             _shown(x["cpu_seconds"], 0),
         ]
         for cell, x in sorted(ended, key=lambda one: -score_of(one[0]))
     ]
-    header = ["method", data.measure, "decile", "kB", "TFLOP", "CPU s"]
+    header = ["method", data.measure, "decile", "kB", "CPU s"]
     why: dict[str, list[str]] = {}
     for cell in of:
         if cell.missing:
@@ -246,10 +245,6 @@ _TAIL = """## How it was measured
   their difference to the best, over clients and seeds, contains 0.
 - **kB**: what one client sends and receives in a round. **CPU s**: the process' processor time,
   evaluation included, without runs that were interrupted.
-- **TFLOP**: 10^12 floating-point operations of the training of all clients: those of a step, which
-  PyTorch counted in the first round of the client with the median number of examples, times the
-  steps. Not counted are the blocks that pFedGate drops, features that are computed once for each
-  example, evaluation, and the fine-tuning of fedavg-ft.
 - **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30; so FedSDG
   has two or five gates a client. **FedSQ** trains whole blocks on texts; on Fashion-MNIST the
   network, and so the pattern that FedSQ fixes, starts at random.
@@ -257,7 +252,7 @@ BUDGET
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders. Each run had one
   process of an x86-64 machine with 2 cores and no GPU.
 
-[cross.csv](cross.csv) has all numbers, memory too. To repeat them, see
+[cross.csv](cross.csv) has all numbers, memory and FLOPs, too. To repeat them, see
 [how the results were made](evidence.md#one-table-of-all); a data set is a preset of
 `fedtailor run map`: `--set preset=images`, `reuters`, `chat`, or none for 20 Newsgroups.
 

@@ -90,9 +90,8 @@ def absent(found: Found) -> str:
     }
     lora = sorted(rows["text"] - rows["image"])
     said = [
-        f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures. They train LoRA, which "
-        "adapts linear layers here: the convolutions of the network would stay at their random "
-        "values."
+        f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures: LoRA would leave the "
+        "convolutions of the network at their random values."
     ]
     for method in sorted(rows["image"] - rows["text"]):
         said.append(f"`{method}` has no rows for texts, where it trains the whole model.")
@@ -149,12 +148,11 @@ def gates(found: Found) -> str:
     alike = {_value(own, "lr_gate"): 100 * validation(line) for own, line in tried[_ALIKE].items()}
     return (
         f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default, which was "
-        "chosen later. On validation data, with one seed, the two came to "
-        f"{scores[used]:.1f} % and {scores[default]:.1f} % with 20 clients at Dirichlet 0.1 "
-        f"(`papers/fedsdg/clients`), and to {alike[used]:.1f} % and {alike[default]:.1f} % in the "
-        "quickstart, whose clients are more alike. So FedSDG may do better than its rows say where "
-        "clients differ much. At Dirichlet 0.3 it did not in a trial: the comment in "
-        "`experiments/map.toml` has the numbers."
+        f"chosen later. On validation data the two came to {scores[used]:.1f} % and "
+        f"{scores[default]:.1f} % with 20 clients at Dirichlet 0.1 (one seed), and to "
+        f"{alike[used]:.1f} % and {alike[default]:.1f} % in the quickstart. So FedSDG may do "
+        "better than its rows say where clients differ much; at Dirichlet 0.3 it did not "
+        "(`experiments/map.toml`)."
     )
 
 

@@ -47,7 +47,6 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
             _settings(found),
             _READ.format(seeds=in_prose(sorted({str(len(_seeds(cell))) for cell in found}))),
             *(_leads(found, of) for of in kinds),
-            _costs(kinds),
             _FIGURE,
             _TAIL.format(
                 missing=_missing(found),
@@ -172,35 +171,6 @@ def _lead(cell: Mapping[str, Any], name: str) -> str:
     return f"**{shown}**" if low > 0 else f"({shown})" if high < 0 else shown
 
 
-def _costs(kinds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """What each method sends, and its processor time; the ranges over the settings."""
-    names = dict.fromkeys(name for of in kinds for cell in of for name in cell["methods"])
-    rows = []
-    for name in names:
-        row = [name]
-        for of in kinds:
-            cells_ = [cell for cell in of if name in cell["methods"]]
-            sent = [cell["methods"][name]["bytes"] / 1e3 for cell in cells_]
-            times = [_times(cell, name) for cell in cells_]
-            row += [_from_to(sent, ",.0f"), _from_to([x for x in times if x], ".1f")]
-        rows.append(row)
-    header = ["method", "kB, texts", "time, texts", "kB, pictures", "time, pictures"]
-    return markdown_table(header, rows) + "\n"
-
-
-def _times(cell: Mapping[str, Any], name: str) -> float | None:
-    """Processor time as a multiple of training alone's."""
-    own, alone = (cell["methods"][label]["cpu_seconds"] for label in (name, ALONE))
-    return None if own is None or alone is None else own / alone
-
-
-def _from_to(values: Sequence[float], form: str) -> str:
-    if not values:
-        return ""
-    low, high = (format(value, form) for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """Everything as CSV, a line a setting and a method."""
     rows = [
@@ -320,8 +290,7 @@ at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#
 {no_ends}
 `advise` prefers settings of your kind: texts or pictures, a pretrained model or none. It names the
 method with the best validation accuracy there, then those whose test accuracy does not differ
-clearly from the highest, then others that are clearly ahead of training alone. It never names a
-method whose mean is not above that.
+clearly from the highest, then others that are clearly ahead of training alone.
 
 ## The settings
 
@@ -337,21 +306,18 @@ clients, rounds, batches and model: with texts MiniLM, where LoRA is on the last
 (so FedSDG has two gates a client), with pictures a small CNN. Seeds: {seeds}.
 """
 
-_FIGURE = """*kB* is what a client sends and receives in a round, *time* the processor time of the
-whole run, training alone's = 1. [when.csv](when.csv) has everything: intervals, the client at the
-worst tenth, and the share of clients that would have done better alone. To repeat a setting, take
-its column `settings`: `fedtailor run map --set ...`, with an `--out` of its own.
+_FIGURE = """[when.csv](when.csv) has everything: intervals, bytes, time, the client at the worst
+tenth, and the share of clients that would have done better alone. To repeat a setting, take its
+column `settings`: `fedtailor run map --set ...`.
 
 ![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
-
-A bar through a point is its 95 % interval; the points of a setting stand side by side.
 """
 
 _TAIL = """## What this doesn't say
 
-With other data, longer training or another model the order may change. Choose two or three methods
-here, and compare them on your own validation data. [Fifteen methods on four data sets](cross.md)
-has other data. {elsewhere}
+With other data, longer training or another model the order may change: compare two or three methods
+on your own validation data. [Fifteen methods on four data sets](cross.md) has other data.
+{elsewhere}
 
 - **Settings.** {budget}
 - **Rates** were searched in two settings alone: 20 Newsgroups, with half the rounds, and
@@ -366,8 +332,8 @@ has other data. {elsewhere}
   differ in their inputs, such as pictures from other scanners, only
   [FedMerge's Figure 6](claims.md#fedmerge) was measured.{missing}
 
-`python -m evidence.when` writes every number from `evidence/results.jsonl`
-([how](evidence.md)). `preset=images` needs [Fashion-MNIST](data.md#use-a-ready-data-set).
+`python -m evidence.when` writes every number ([how](evidence.md)). `preset=images` needs
+[Fashion-MNIST](data.md#use-a-ready-data-set).
 """
 
 
