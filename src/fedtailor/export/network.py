@@ -151,7 +151,7 @@ class Network:
         if self.config.name == "efficientnet-lite0":
             return about | {"kind": "efficientnet"}
         prepare: Any = self.backbone.prepare
-        picture = [prepare.channels, *prepare.size(0, 0)]
+        picture = [prepare.channels, *prepare.size]
         return about | {
             "kind": "built-in",
             "name": self.config.name,
@@ -175,7 +175,7 @@ class Network:
             return {"kind": "text", "positions": prepare.max_length}
         return {
             "kind": "image",
-            "size": list(prepare.size(*self.data["picture"][1:])),
+            "size": list(prepare.size),
             "channels": prepare.channels,
             "mean": list(prepare.mean),
             "std": list(prepare.std),

@@ -98,16 +98,6 @@ class TextInputs:
         return {"full_attention": full, "sliding_attention": sliding} if self.by_layer else sliding
 
 
-@dataclass(frozen=True)
-class FixedSize:
-    """The same height and width in pixels for all pictures."""
-
-    size: tuple[int, int]
-
-    def __call__(self, height: int, width: int) -> tuple[int, int]:
-        return self.size
-
-
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:
     """``values`` to compute with ``like`` ``[b, channels, height, width]``; one alone is a number,
     which a GPU need not wait for. In float32 both round alike."""
@@ -125,7 +115,7 @@ class ImageInputs:
     name: str
     mean: tuple[float, ...]  # one a channel, or one for all
     std: tuple[float, ...]
-    size: Callable[[int, int], tuple[int, int]]  # from the picture's size to the model's
+    size: tuple[int, int]  # height and width in pixels, for all pictures
     channels: int = 3
     argument: str = "pixel_values"
     interpolate: bool = False  # position embeddings, which are those of another size
@@ -137,9 +127,8 @@ class ImageInputs:
             raise InputError(
                 f"pictures have {channels} channels; {self.name} takes 1 or {self.channels}"
             )
-        size = self.size(height, width)
-        if size != (height, width):
-            x = F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
+        if self.size != (height, width):
+            x = F.interpolate(x, self.size, mode="bilinear", align_corners=False, antialias=True)
         x = x.expand(-1, self.channels, -1, -1)
         inputs: dict[str, Any] = {
             self.argument: (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from .blocks import find_blocks, find_head
 from .cnn import Network
 from .config import MOST_SIDE, ModelConfig
 from .factory import call_factory
-from .inputs import FixedSize, ImageInputs, ModuleInputs, Prepare
+from .inputs import ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
 from .source import check_revision, faults_of_files, locate, origin, transformers_config
@@ -86,7 +85,12 @@ def load_model(
             model, prepare = _network(config, network, outputs or 0, picture)
         elif builtin is not None and builtin.build is not None:
             model = builtin.build(Path(source), config.pretrained, outputs or 0, config.dropout)
-            prepare = _lite0_inputs(config)
+            side = config.image_size or (
+                _SMALL if picture and max(picture[1:]) <= _SMALL else _LARGE
+            )
+            prepare = ImageInputs(
+                config.name, (127 / 255,), (128 / 255,), (side, side), argument="inputs"
+            )
         else:
             with faults_of_files(f"can't load model {config.name!r}"):
                 model, prepare, new = build_transformer(
@@ -303,23 +307,9 @@ def _network(
         config.name,
         mean=(0.5,),
         std=(0.5,),
-        size=FixedSize(size),
+        size=size,
         channels=channels,
         argument="input",
     )
     return network((channels, *size), num_classes, config.width), inputs
 
-
-def _lite0_inputs(config: ModelConfig) -> ImageInputs:
-    return ImageInputs(
-        config.name,
-        mean=(127 / 255,),
-        std=(128 / 255,),
-        size=functools.partial(_lite0_size, config.image_size),
-        argument="inputs",
-    )
-
-
-def _lite0_size(image_size: int | None, height: int, width: int) -> tuple[int, int]:
-    side = image_size or (_SMALL if max(height, width) <= _SMALL else _LARGE)
-    return side, side

@@ -21,7 +21,7 @@ from ..objectives import CausalLM
 from ..objectives.objective import Objective
 from .blocks import find_head, linearise
 from .config import ModelConfig
-from .inputs import ENCODERS, FixedSize, ImageInputs, Prepare, TextInputs
+from .inputs import ENCODERS, ImageInputs, Prepare, TextInputs
 from .packages import BUILTIN, Modality, new_head
 from .pooled import Pooled
 from .source import origin, transformers_config
@@ -200,14 +200,14 @@ def _image_inputs(config: ModelConfig, source: str, hf: Any) -> ImageInputs:
                 f"{config.name}"
             )
         sides = config.image_size
-    size = (sides, sides) if isinstance(sides, int) else tuple(sides)
+    size = (sides, sides) if isinstance(sides, int) else (sides[0], sides[1])
     if model_sides is not None and not config.pretrained:
         hf.image_size = model_sides = sides
     return ImageInputs(
         config.name,
         mean=tuple(processor.get("image_mean") or (0.5,)),
         std=tuple(processor.get("image_std") or (0.5,)),
-        size=FixedSize(size),
+        size=size,
         channels=getattr(hf, "num_channels", 3),
         interpolate=model_sides is not None and model_sides != sides,
     )
