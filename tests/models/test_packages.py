@@ -52,7 +52,10 @@ def test_minilm_finds_like_sentences_alike(mini: Backbone) -> None:
 
 def test_lite0_sees_small_pictures_small() -> None:
     config = ModelConfig("efficientnet-lite0", dropout=0.3)
-    backbone = load_model(config, "classification", 10, seed=0, modality="image")
+    backbone, large = (
+        load_model(config, None, 10, seed=0, modality="image", picture=(1, side, side))
+        for side in (28, 128)
+    )
     assert backbone.head == ("_fc",)
     assert backbone.blocks == ()
     assert [m.p for m in backbone.model.modules() if isinstance(m, nn.Dropout)] == [0.3]
@@ -60,7 +63,7 @@ def test_lite0_sees_small_pictures_small() -> None:
     inputs = backbone.prepare({"pixel_values": pixels})["inputs"]
     assert inputs.shape == (2, 3, 96, 96)
     assert backbone.logits(backbone.model(inputs)).shape == (2, 10)
-    white = backbone.prepare({"pixel_values": torch.ones(1, 3, 128, 128)})["inputs"]
+    white = large.prepare({"pixel_values": torch.ones(1, 3, 128, 128)})["inputs"]
     assert white.shape == (1, 3, 224, 224)
     torch.testing.assert_close(white, torch.ones_like(white))
 

@@ -366,18 +366,6 @@ def test_an_empty_log_is_named_when_rounds_are_added(whole: Path, tmp_path: Path
         ft.run(replace(LONG, rounds=8), tmp_path / "out", data=digits(), backbone=digits_backbone())
 
 
-@pytest.mark.parametrize("use", [check, read, go_on])
-def test_a_pipe_in_a_run_directory_is_named_and_not_waited_for(
-    whole: Path, tmp_path: Path, use: Callable[[Path], object]
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    (out / PART / "history.jsonl").unlink()
-    os.mkfifo(out / PART / "history.jsonl")
-    with pytest.raises(ft.InputError, match=r"history\.jsonl is neither a regular file"):
-        use(out)
-
-
 @pytest.mark.parametrize(
     ("other", "own", "message"),
     [

@@ -70,7 +70,7 @@ def _ended(folder: Path, rounds: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Joining:
+class NovelClients:
     """``clients``, numbered from K on, that join the run in ``out``."""
 
     nodes: Nodes

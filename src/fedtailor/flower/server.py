@@ -40,7 +40,7 @@ from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
-from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, Joining, has_ended
+from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, NovelClients, has_ended
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .schema import upload_schema
@@ -136,7 +136,7 @@ def _serve(
     new_clients: range,
 ) -> Path:
     nodes.model = fingerprint(experiment.model, out)
-    joining = Joining(nodes, experiment, out, new_clients, timeouts, backbone)
+    joining = NovelClients(nodes, experiment, out, new_clients, timeouts, backbone)
     if has_ended(experiment, out) and joining.join_all():
         return out
     nodes.wait_for_clients()

@@ -312,4 +312,3 @@ def _network(
         argument="input",
     )
     return network((channels, *size), num_classes, config.width), inputs
-

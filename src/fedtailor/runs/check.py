@@ -24,7 +24,6 @@ from ..store.format import (
     REFUSED_FILE,
     check_committed,
     check_format,
-    check_regular,
     check_tensors,
     check_there,
     checksum,
@@ -66,7 +65,6 @@ def check(out: Path) -> Checked:
     """
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory: it has no experiment.json")
-    check_regular(out)
     _check_format(out)
     found, problems = Checked(), dict[str, None]()
     for path, test in _tests(out):

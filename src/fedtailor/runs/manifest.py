@@ -19,7 +19,7 @@ from ..data.federation import Federation
 from ..data.majority import majority_class
 from ..errors import InputError
 from ..store.files import make_folder, write_atomically
-from ..store.format import FORMAT, check_regular, check_there, checksum, has_commit, seal_json
+from ..store.format import FORMAT, check_there, checksum, has_commit, seal_json
 from ..store.read import read_data_manifest as read_data_manifest
 from ..store.read import read_experiment as read_experiment
 from ..store.row_file import RowFile
@@ -75,7 +75,6 @@ def check_same(
                 "empty --out"
             )
         return wanted
-    check_regular(out)
     present = read_experiment(out)
     _check_sources(present, wanted, out)
     check_model(experiment.model, out)
@@ -141,7 +140,6 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
         InputError: ``out`` is no run directory, or another version of fedtailor wrote it; code of
             the user's own can't be loaded, or has changed.
     """
-    check_regular(out)
     content = read_experiment(out)
     del content["format"]
     _name_copies(content, out)

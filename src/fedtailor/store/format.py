@@ -227,14 +227,6 @@ def _json_checksum(content: Mapping[str, Any]) -> str:
     return checksum(json.dumps(content, sort_keys=True).encode())
 
 
-def check_regular(folder: Path) -> None:
-    """Raise InputError if a folder holds what is neither a file nor a folder, such as a named pipe:
-    reading one may never end."""
-    for path in folder.rglob("*"):
-        if not path.is_file() and not path.is_dir():
-            raise InputError(f"{path} is neither a regular file nor a folder; remove it")
-
-
 def whole_lines(path: Path) -> list[bytes]:
     """Return the lines of a file, without a last one that was cut short as the power failed."""
     return [line + b"\n" for line in path.read_bytes().split(b"\n")[:-1]]

@@ -19,7 +19,6 @@ from .format import (
     check_committed,
     check_folder_name,
     check_format,
-    check_regular,
     checksum,
     damaged,
     has_commit,
@@ -210,7 +209,6 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     Traceback (most recent call last):
     fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
     """
-    check_regular(path)
     experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)

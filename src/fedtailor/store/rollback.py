@@ -33,7 +33,6 @@ from .committed import (
 )
 from .format import (
     check_committed,
-    check_regular,
     check_tensors,
     checksum,
     combined_checksum,
@@ -68,7 +67,6 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
     """
     out = Path(out)
     experiment = read_experiment(out)
-    check_regular(out)
     labels = [method["label"] for method in experiment["methods"]]
     if label is not None and label not in labels:
         raise unknown("method", label, labels, where=str(out), kind="it has")
