@@ -45,8 +45,7 @@ class FollowedPart:
         self._mark: Mark | None = None  # of commit.json
         folder = part.folder
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
-        self._scores: dict[str, dict[int, float]] = {"personal": {}, "global": {}}
-        self._losses: dict[int, float] = {}
+        self._points: dict[int, Values] = {}
         self._refused = _Refused(part.folder / REFUSED_FILE, names)
         self.known = PartState(part.label, part.seed, WAITING, 0, rounds)
 
@@ -65,54 +64,44 @@ class FollowedPart:
         """
         marks = [mark_of(path) for path in self._files]
         self.activity = max(mark.time if mark else 0 for mark in marks)
-        points = dict[int, Values]()
-        if has_changed := marks[2] != self._mark:
-            points = self._new_points(marks[2])
         if self._refused.look():
             lately = tuple(self._refused.lately)
             self.known = replace(self.known, refused=len(self._refused.seen), lately=lately)
-        if not has_changed:
-            return
-        for number, values in points.items():
-            self._add(number, values)
-        commit = self._part.commit
-        reason = None if commit.diverged is None else printable(commit.diverged)
-        self.known = replace(self.known, round=commit.round, reason=reason)
-        if points:
-            self.known = replace(
-                self.known,
-                latest=_latest(self._scores["personal"]),
-                best=self._best("personal"),
-                latest_global=_latest(self._scores["global"]),
-                best_global=self._best("global"),
-                train_loss=next(reversed(self._losses.values()), None),
-                seconds_a_round=self.known.seconds / self.timed if self.timed else None,
-                curve=_thinned(self._scores["personal"]),
-                losses=_thinned(self._losses),
-            )
+        if marks[2] is None and self._mark is not None:
+            raise missing(self._files[2])
+        if marks[2] != self._mark:
+            self._read()
+            self._mark = marks[2]
 
-    def _new_points(self, mark: Mark | None) -> dict[int, Values]:
-        """The points since the last look; after a roll-back all there are."""
-        if mark is None:
-            raise missing(self._part.folder / "commit.json")
+    def _read(self) -> None:
+        """Read the rounds that are new; after a roll-back all there are."""
         before = self._part.commit.rolled_back
-        points = self._part.points()
-        self._mark = mark
-        if self._part.commit.rolled_back != before:
-            self._scores, self._losses, self.timed = {"personal": {}, "global": {}}, {}, 0
-        return points
+        points, commit = self._part.points(), self._part.commit
+        self._points = points if commit.rolled_back != before else self._points | points
+        own, shared = (
+            self._curve(f"validation/{model}/{self._metric}") for model in ("personal", "global")
+        )
+        losses, seconds = self._curve("train/loss"), self._curve("seconds/so_far")
+        self.timed, so_far = len(seconds), max(seconds.values(), default=0.0)
+        self.known = replace(
+            self.known,
+            round=commit.round,
+            reason=None if commit.diverged is None else printable(commit.diverged),
+            latest=_score(own, max(own, default=0)),
+            best=self._best(own),
+            latest_global=_score(shared, max(shared, default=0)),
+            best_global=self._best(shared),
+            train_loss=losses[max(losses)] if losses else None,
+            seconds=so_far,
+            seconds_a_round=so_far / self.timed if self.timed else None,
+            bytes=round(max(self._curve("bytes/so_far").values(), default=0)),
+            curve=_thinned(own),
+            losses=_thinned(losses),
+        )
 
-    def _add(self, number: int, values: Values) -> None:
-        for model, scores in self._scores.items():
-            name = f"validation/{model}/{self._metric}"
-            if name in values:
-                scores[number] = values[name]
-        if "train/loss" in values:
-            self._losses[number] = values["train/loss"]
-        seconds = values.get("seconds/so_far", self.known.seconds)
-        self.timed += "seconds/so_far" in values
-        size = round(values.get("bytes/so_far", self.known.bytes))
-        self.known = replace(self.known, seconds=seconds, bytes=size)
+    def _curve(self, name: str) -> dict[int, float]:
+        """A value by round, where it is known."""
+        return {number: of[name] for number, of in self._points.items() if name in of}
 
     def state(self, *, is_current: bool, is_running: bool) -> PartState:
         """The part's state, given whether it is what runs, and whether anything does."""
@@ -131,12 +120,10 @@ class FollowedPart:
             state = WAITING if is_running or not self.activity else INTERRUPTED
         return replace(self.known, state=state, rounds=rounds)
 
-    def _best(self, model: str) -> Score | None:
-        scores = self._scores[model]
-        if not scores:
-            return None
-        number = best_round(scores, higher_is_better=higher_is_better(self._metric))
-        return Score(number, scores[number])
+    def _best(self, scores: Mapping[int, float]) -> Score | None:
+        is_higher_better = higher_is_better(self._metric)
+        number = best_round(scores, higher_is_better=is_higher_better) if scores else 0
+        return _score(scores, number)
 
 
 class _Refused:
@@ -163,11 +150,8 @@ class _Refused:
         return bool(new) or self._lines.begins_anew
 
 
-def _latest(scores: Mapping[int, float]) -> Score | None:
-    if not scores:
-        return None
-    number = max(scores)
-    return Score(number, scores[number])
+def _score(scores: Mapping[int, float], number: int) -> Score | None:
+    return Score(number, scores[number]) if number in scores else None
 
 
 def _thinned(values: Mapping[int, float]) -> Points:
