@@ -11,7 +11,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.advice.advise import Advice, advise, advise_for
-from fedtailor.advice.measured import Clients, Measured, Setting, measured_settings
+from fedtailor.advice.measured import Measured, Population, Setting, measured_settings
 from fedtailor.advice.probe import lines
 from fedtailor.cli import main
 from fedtailor.results import Best
@@ -24,7 +24,7 @@ EXPERIMENT = ft.Experiment(
 
 LORA = ft.Local(trainable="lora", optimiser=ft.Optimiser("adam", lr=3e-3))
 TEXTS = ft.Experiment({"local": LORA}, model=ft.ModelConfig())
-MINE = Clients(20, 60, 0.25)
+MINE = Population(20, 60, 0.25)
 
 
 def method(accuracy: float, over: float, behind: float, **settings: str) -> Measured:
@@ -38,7 +38,7 @@ def method(accuracy: float, over: float, behind: float, **settings: str) -> Meas
     )  # fmt: skip
 
 
-def setting(clients: Clients, **methods: Measured) -> Setting:
+def setting(clients: Population, **methods: Measured) -> Setting:
     named = {name.replace("_", "-"): one for name, one in methods.items()}
     settings = ("split.alpha=0.3",)
     chosen = next(iter(named))
@@ -47,22 +47,22 @@ def setting(clients: Clients, **methods: Measured) -> Setting:
 
 SETTINGS = (
     setting(
-        Clients(20, 60, 0.25),
+        Population(20, 60, 0.25),
         fedavg_ft=method(0.82, 0.08, 0.0, finetune_lr="0.3"), fedper=method(0.81, 0.07, 0.01),
         ditto=method(0.77, 0.03, 0.05), local=method(0.74, 0.0, 0.08),
         fedavg=method(0.6, -0.1, 0.2),
     ),
-    setting(Clients(20, 60, 0.8), fedavg=method(0.8, 0.2, 0), local=method(0.6, 0, 0.2)),
-    setting(Clients(20, 600, 0.1), local=method(0.9, 0, 0), ditto=method(0.9, 0.005, 0)),
+    setting(Population(20, 60, 0.8), fedavg=method(0.8, 0.2, 0), local=method(0.6, 0, 0.2)),
+    setting(Population(20, 600, 0.1), local=method(0.9, 0, 0), ditto=method(0.9, 0.005, 0)),
 )  # fmt: skip
 
 
 def test_the_choice_of_validation_data_and_the_best_on_test_data_come_first() -> None:
-    advice = advise_for(Clients(15, 80, 0.3), "image", EXPERIMENT, SETTINGS)
+    advice = advise_for(Population(15, 80, 0.3), "image", EXPERIMENT, SETTINGS)
     assert advice.setting is SETTINGS[0]
     assert advice.methods == ["fedavg-ft", "fedper", "ditto"]
     other = replace(SETTINGS[0], chosen="ditto")
-    chosen = advise_for(Clients(15, 80, 0.3), "image", EXPERIMENT, [other])
+    chosen = advise_for(Population(15, 80, 0.3), "image", EXPERIMENT, [other])
     assert chosen.methods == ["ditto", "fedavg-ft", "fedper"]
     assert not advice.alone_is_as_good
     (row,) = [line for line in advice.lines("mine.toml") if line.startswith("fedavg-ft")]
@@ -72,7 +72,7 @@ def test_the_choice_of_validation_data_and_the_best_on_test_data_come_first() ->
 
 
 def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() -> None:
-    advice = advise_for(Clients(20, 60, 0.25), "image", EXPERIMENT, SETTINGS)
+    advice = advise_for(Population(20, 60, 0.25), "image", EXPERIMENT, SETTINGS)
     command = shlex.split(" ".join(advice.command("my file.toml", ["rounds=3"])).replace("\\ ", ""))
     assert command[:5] == ["fedtailor", "run", "my file.toml", "--set", "rounds=3"]
     changes = ft.load("quickstart", [part for part in command[4::2] if part != "--set"]).methods
@@ -82,10 +82,10 @@ def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() 
 
 @pytest.mark.parametrize(
     ("clients", "first", "as_good"),
-    [(Clients(20, 60, 0.7), "fedavg", False), (Clients(25, 500, 0.1), "ditto", True),
-     (Clients(20, 60, None), "fedavg-ft", False)],
+    [(Population(20, 60, 0.7), "fedavg", False), (Population(25, 500, 0.1), "ditto", True),
+     (Population(20, 60, None), "fedavg-ft", False)],
 )  # fmt: skip
-def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: bool) -> None:
+def test_other_clients_get_other_advice(clients: Population, first: str, as_good: bool) -> None:
     advice = advise_for(clients, "image", EXPERIMENT, SETTINGS)
     assert (advice.methods[0], advice.alone_is_as_good) == (first, as_good)
 
@@ -93,7 +93,7 @@ def test_other_clients_get_other_advice(clients: Clients, first: str, as_good: b
 @pytest.mark.parametrize(("examples", "is_closest"), [(90.0, True), (120.0, False)])
 def test_the_same_data_set_makes_a_setting_closer(examples: float, is_closest: bool) -> None:
     """By as much as 1.7 times as many examples make it farther."""
-    same = replace(SETTINGS[0], data="fashion-mnist", clients=Clients(20, examples, 0.25))
+    same = replace(SETTINGS[0], data="fashion-mnist", clients=Population(20, examples, 0.25))
     mine = replace(EXPERIMENT, data=replace(EXPERIMENT.data, name="fashion-mnist"))
     advice = advise_for(MINE, "image", mine, [*SETTINGS[:2], same])
     assert (advice.setting is same) == is_closest
@@ -106,7 +106,7 @@ def sent(one: Measured, number: int) -> Measured:
 def test_of_methods_as_good_as_the_best_the_most_accurate_are_named() -> None:
     """Not those that send least: training alone sends nothing."""
     one = setting(
-        Clients(20, 60, 0.1),
+        Population(20, 60, 0.1),
         fedrep=sent(method(0.93, 0.023, 0.0), 900), fedper=sent(method(0.929, 0.022, 0.001), 800),
         fedavg_ft=method(0.92, 0.014, 0.009), ditto=sent(method(0.91, 0.002, 0.018), 10),
         local=sent(method(0.908, 0.0, 0.02), 0), pfedgate=sent(method(0.904, -0.004, 0.019), 700),
@@ -152,7 +152,7 @@ def test_few_seeds_are_said(seeds: tuple[int, ...], said: str) -> None:
     assert any(line.endswith("10 rounds, 3 seeds") for line in lines)
 
 
-CHAT = Clients(6, 50, None, "causal-lm")
+CHAT = Population(6, 50, None, "causal-lm")
 
 
 def language_model(perplexity: float, over: float, sent: int, *settings: str) -> Measured:
@@ -198,7 +198,7 @@ def test_language_models_get_the_advice_of_language_models() -> None:
 
 
 def test_what_was_not_measured_is_said() -> None:
-    far = advise_for(Clients(5000, 60, 0.25), "image", EXPERIMENT, SETTINGS)
+    far = advise_for(Population(5000, 60, 0.25), "image", EXPERIMENT, SETTINGS)
     assert any(
         "far from yours, by the number of clients: take" in line for line in far.lines("x.toml")
     )
@@ -206,7 +206,7 @@ def test_what_was_not_measured_is_said() -> None:
     for experiment, is_rotated in ((rotated, True), (EXPERIMENT, False)):
         lines = advise_for(MINE, "image", experiment, SETTINGS).lines("x.toml")
         assert is_rotated == any("different angles (split.rotations)" in line for line in lines)
-    unlabelled = Clients(20, 60, None, "causal-lm")
+    unlabelled = Population(20, 60, None, "causal-lm")
     said = advise_for(unlabelled, "image", EXPERIMENT, SETTINGS).lines("x.toml")
     assert "Nothing was measured for the task causal-lm." in said[-1]
 
@@ -255,7 +255,10 @@ def test_other_layers_are_trained_at_the_rate_of_ones_own_file() -> None:
 
 
 def test_settings_of_the_same_kind_come_first() -> None:
-    far, ditto = Clients(500, 9, 0.9), {"ditto": method(0.8, 0.1, 0), "local": method(0.7, 0, 0.1)}
+    far, ditto = (
+        Population(500, 9, 0.9),
+        {"ditto": method(0.8, 0.1, 0), "local": method(0.7, 0, 0.1)},
+    )
     pictures = setting(MINE, **ditto)
     others = [replace(pictures, modality="text"), replace(pictures, clients=far, pretrained=True)]
     same = replace(others[1], modality="text")

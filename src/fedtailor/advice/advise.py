@@ -20,7 +20,7 @@ from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
 from ..store.read import read
-from .measured import ALONE, Clients, Kind, Setting, measured_settings
+from .measured import ALONE, Population, Regime, Setting, measured_settings
 from .words import WHOLE, can_adapt, cells_of, data_of, in_words, model_of, trained
 
 MOST = 3  # methods that are named
@@ -47,8 +47,8 @@ class Advice:
     measured. ``is_rotated``: clients see pictures at different angles, which no measured ones do.
     """
 
-    clients: Clients
-    kind: Kind
+    clients: Population
+    kind: Regime
     setting: Setting | None
     distance: float
     methods: Sequence[str]
@@ -249,7 +249,7 @@ def advise(experiment: Experiment, source: Path | str) -> Advice:
 
 
 def advise_for(
-    clients: Clients,
+    clients: Population,
     modality: Literal["text", "image"],
     experiment: Experiment,
     settings: Sequence[Setting] | None = None,
@@ -258,7 +258,7 @@ def advise_for(
     that were measured. Only those of the same task count. Of them, those with a model that is
     pretrained as the experiment's is are preferred, then those with such data. The closest of them
     counts, and the same data set makes one closer."""
-    kind = Kind(modality, experiment.model.pretrained, clients.task)
+    kind = Regime(modality, experiment.model.pretrained, clients.task)
     known = measured_settings() if settings is None else settings
     settings = [one for one in known if one.task == clients.task]
     if not settings:
@@ -310,7 +310,7 @@ def _order(setting: Setting) -> list[str]:
 
 
 def _fine_tuning(
-    experiment: Experiment, kind: Kind, nearest: Setting
+    experiment: Experiment, kind: Regime, nearest: Setting
 ) -> tuple[str, tuple[str, ...]]:
     """The experiment's first method with an adapter, or a head alone, and what it trains, and how;
     nothing where the nearest setting trained the same layers of the same model. Where no method can
@@ -324,7 +324,7 @@ def _fine_tuning(
         if isinstance(method, FineTuning) and method.trainable != "full":
             mine = _fields(method)
             return label, tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
-    is_new = nearest.kind != kind and kind == Kind("text", True)
+    is_new = nearest.kind != kind and kind == Regime("text", True)
     has_any = any(isinstance(method, FineTuning) for method in own.values())
     return "", ("trainable=lora",) if is_new and not has_any else ()
 
@@ -334,15 +334,15 @@ def _fields(method: FineTuning) -> dict[str, Any]:
     return chosen | {f"optimiser.{name}": v for name, v in asdict(method.optimiser).items()}
 
 
-def clients_of(federation: Federation) -> Clients:
+def clients_of(federation: Federation) -> Population:
     """Return what is known of the clients of a federation."""
     sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
     has_classes = federation.dataset.class_numbers is not None
     overlap = label_overlap(label_counts(federation)) if has_classes else None
-    return Clients(len(sizes), float(np.median(sizes)), overlap, federation.dataset.task)
+    return Population(len(sizes), float(np.median(sizes)), overlap, federation.dataset.task)
 
 
-def clients_of_run(path: Path) -> Clients:
+def clients_of_run(path: Path) -> Population:
     """Return what a run directory has kept of its clients.
 
     Raises:
@@ -351,7 +351,7 @@ def clients_of_run(path: Path) -> Clients:
     partition = next(iter(read(path).partitions.values()))
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))
-    return Clients(len(partition.train), median, overlap, partition.task)
+    return Population(len(partition.train), median, overlap, partition.task)
 
 
 _COMPARE = (

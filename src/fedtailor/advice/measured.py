@@ -18,7 +18,7 @@ Interval = tuple[float, float, float]  # a difference, and its 95 % interval
 
 
 @dataclass(frozen=True)
-class Clients:
+class Population:
     """What decides which method does best: how many clients there are, how many training examples
     the median one has, and what the labels of two of them have in common, from 0 to 1 (None: that
     is not known)."""
@@ -30,7 +30,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Regime:
     """Of a comparison: what the examples are, whether the model is pretrained, and its task."""
 
     modality: Literal["text", "image"]
@@ -98,16 +98,16 @@ class Setting:
     alpha: float | None
     rounds: int
     settings: tuple[str, ...]
-    clients: Clients
+    clients: Population
     chosen: str
     methods: Mapping[str, Measured]
     task: str = DEFAULT.name
     has_ends: bool = True
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Regime:
         """What was compared."""
-        return Kind(self.modality, self.pretrained, self.task)
+        return Regime(self.modality, self.pretrained, self.task)
 
     @property
     def num_seeds(self) -> int:
@@ -119,17 +119,17 @@ class Setting:
         """What a reader types to run it."""
         return "fedtailor run map" + "".join(f" --set {setting}" for setting in self.settings)
 
-    def distance(self, clients: Clients) -> float:
+    def distance(self, clients: Population) -> float:
         """How far other clients are from these: 1 is three times as many examples or clients, or
         0.2 of label overlap."""
         return math.hypot(*self._differences(clients).values())
 
-    def differences(self, clients: Clients) -> list[str]:
+    def differences(self, clients: Population) -> list[str]:
         """In what other clients differ from these, by more than half of what counts as 1 in
         `distance`."""
         return [what for what, by in self._differences(clients).items() if abs(by) > 0.5]
 
-    def _differences(self, clients: Clients) -> dict[str, float]:
+    def _differences(self, clients: Population) -> dict[str, float]:
         own = self.clients
         found = {
             "the number of clients": math.log(clients.number / own.number, 3),
@@ -151,7 +151,7 @@ def _setting(content: Mapping[str, Any]) -> Setting:
     parts = {
         "targets": tuple(content["targets"]),
         "settings": tuple(content["settings"]),
-        "clients": Clients(**content["clients"]),
+        "clients": Population(**content["clients"]),
         "methods": {name: _method(one) for name, one in content["methods"].items()},
     }
     return Setting(**{**content, **parts})

@@ -9,7 +9,7 @@ from dataclasses import fields
 from ..method import FineTuning
 from ..methods import METHODS
 from ..units import si
-from .measured import ALONE, Clients, Measured, Setting
+from .measured import ALONE, Measured, Population, Setting
 
 
 def can_adapt(label: str) -> bool:
@@ -49,7 +49,7 @@ def trained(label: str, settings: Sequence[str]) -> str:
     return {"full": WHOLE[0], "lora": "LoRA", "head": "head"}[what]
 
 
-def in_words(clients: Clients) -> str:
+def in_words(clients: Population) -> str:
     """Return clients in a few words."""
     said = f"{clients.number} clients with {clients.median_examples:.0f} training examples each"
     if clients.label_overlap is None:

@@ -14,7 +14,7 @@ from ..objectives import objective_of
 from ..report.names import client_name
 from ..report.text import markdown
 from ..runs.experiment import Experiment
-from .scores import Score
+from .scores import SplitScore
 
 
 def licence(base: str | None) -> str:
@@ -55,7 +55,7 @@ def division(data: DataConfig, split: SplitConfig, clients: int) -> str:
 def card(
     experiment: Experiment,
     about: Mapping[str, Any],
-    results: list[Score],
+    results: list[SplitScore],
     joined: str | None,
     *,
     is_shared: bool = False,
@@ -189,12 +189,12 @@ def _use(about: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _row(score: Score, lm: bool) -> str:
+def _row(score: SplitScore, lm: bool) -> str:
     accuracy = "" if lm else f"{100 * (score.accuracy or 0.0):.1f} % | "
     return f"| {score.split} | {score.examples} | {accuracy}{score.loss:.3f} |"
 
 
-def _baseline(results: list[Score]) -> list[str]:
+def _baseline(results: list[SplitScore]) -> list[str]:
     """What the test result is worth."""
     for score in results:
         if score.split == "test" and score.majority is not None:

@@ -30,7 +30,7 @@ from .adapter import HEAD_FILE, write_adapter
 from .card import card, licence
 from .code import write_code
 from .network import WEIGHTS, Network, padded, write_tensors
-from .scores import ModelScores, Score
+from .scores import ModelScores, SplitScore
 
 ABOUT = "export.json"
 _LONGEST = 255  # bytes of a name in a folder
@@ -53,7 +53,7 @@ class ClientModel:
     task: Task
     state: Params
     client: str | None = None
-    results: list[Score] = field(default_factory=list)
+    results: list[SplitScore] = field(default_factory=list)
     joined: str | None = None
     is_shared: bool = False
 

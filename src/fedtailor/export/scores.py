@@ -16,7 +16,7 @@ from ..store.selection import Model, by_round
 
 
 @dataclass(frozen=True)
-class Score:
+class SplitScore:
     """A model's result on one split, after a round.
 
     ``majority`` is the accuracy of always answering the most frequent class of the client's
@@ -54,7 +54,7 @@ class ModelScores:
         run = read(trained.run, only=(trained.label, trained.seed))
         return cls(trained, run.trials[0], run.partitions[trained.seed])
 
-    def of(self, client: str | int | None) -> list[Score]:
+    def of(self, client: str | int | None) -> list[SplitScore]:
         """Those of a client's model, also of one that joined afterwards; None: of the global one,
         over all clients."""
         trained = self.trained
@@ -64,7 +64,7 @@ class ModelScores:
             return _joined_scores(read_result(joined))
         return self._at(("personal", "novel"), trained.number(client), trained.round)
 
-    def _at(self, models: Sequence[Model], client: int | None, round_: int) -> list[Score]:
+    def _at(self, models: Sequence[Model], client: int | None, round_: int) -> list[SplitScore]:
         evaluations = [
             by_round(self.trial, model, split).get(round_)
             for split in ("validation", "test")
@@ -108,18 +108,18 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _joined_scores(joined: Onboarded) -> list[Score]:
+def _joined_scores(joined: Onboarded) -> list[SplitScore]:
     """The results of the model that a client keeps that joined afterwards."""
     found = []
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
             most = joined.scores.get("majority", {}).get(split, {}).get("accuracy")
             accuracy, loss = values["accuracy"], values["loss"]
-            found.append(Score(split, joined.round, int(count), accuracy, loss, most))
+            found.append(SplitScore(split, joined.round, int(count), accuracy, loss, most))
     return found
 
 
-def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> Score | None:
+def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> SplitScore | None:
     """The result of one client, or the mean over all predictions."""
     places = [i for i, number in enumerate(evaluation.clients) if client in (None, number)]
     examples = sum(evaluation.num_examples[i] for i in places)
@@ -137,4 +137,4 @@ def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> 
             answer = partition.classes[int(partition.majority[client])]
     accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
     round_, split = evaluation.round, evaluation.split
-    return Score(split, round_, examples, accuracy, loss, majority, answer)
+    return SplitScore(split, round_, examples, accuracy, loss, majority, answer)

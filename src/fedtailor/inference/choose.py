@@ -18,7 +18,9 @@ MODELS = {  # as results name them, in the order in which equal ones are preferr
 }
 
 
-Scores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, split and metric
+CandidateScores = Mapping[
+    str, Mapping[str, Mapping[str, float | None]]
+]  # by model, split and metric
 _FEW = 30  # validation examples: with fewer, one of them is more than three points
 
 
@@ -82,7 +84,7 @@ def all_scores(
     return scores
 
 
-def did_not_learn(scores: Scores, kept: str) -> bool:
+def did_not_learn(scores: CandidateScores, kept: str) -> bool:
     """Whether the kept model is no better on test examples than the most frequent class."""
     most = scores["majority"]["test"]["accuracy"] if "majority" in scores else None
     reached = scores[kept]["test"]["accuracy"]

@@ -35,7 +35,7 @@ from ..store.format import seal_json
 from ..store.run_directory import locked
 from ..store.trained_rows import read_trained_before
 from ..task.backbone import Backbone
-from .choose import MODELS, Scores, all_scores, choose, did_not_learn
+from .choose import MODELS, CandidateScores, all_scores, choose, did_not_learn
 
 RESULT_FILE = "result.json"
 _ALL: tuple[Split, ...] = ("train", *SPLITS)
@@ -62,7 +62,7 @@ class Onboarded:
     round: int
     passes: int
     num_examples: Mapping[str, int]
-    scores: Scores
+    scores: CandidateScores
     kept: str
     note: str
     data: str

@@ -10,7 +10,7 @@ from ..store.metrics import ATTACK_SUCCESS, Metric, unit_of
 from ..store.read import attack_of
 from .names import attack_name
 from .numbers import scale_of
-from .rows import Result, Row
+from .rows import ModelResult, Row
 from .select import Entry
 from .table import Table
 from .text import TextTable
@@ -64,7 +64,7 @@ def _means(
     for place, rows in places.items():
         values = []
         for row in rows:
-            result: Result | None = getattr(row, model)
+            result: ModelResult | None = getattr(row, model)
             if result is not None:
                 spread = result.mean if metric == shown else result.metrics.get(metric)
                 values += [spread.mean] * len(row.seeds) if spread else []

@@ -10,7 +10,7 @@ from ..units import seconds_text, si
 from .clients import client_tables
 from .majority import NOT_LEARNED
 from .numbers import scale_of
-from .rows import Result, Row, Spread
+from .rows import ModelResult, Row, Spread
 from .table import Table
 from .text import TextTable
 
@@ -37,7 +37,7 @@ def _cell(spread: Spread | None, scale: float, digits: int, *, seeds: bool = Tru
     return mean if spread.std is None or not seeds else f"{mean}±{scale * spread.std:.{digits}f}"
 
 
-def _rounds(result: Result | None) -> str:
+def _rounds(result: ModelResult | None) -> str:
     if result is None:
         return "-"
     if len(result.rounds) > 2 and len(set(result.rounds)) > 1:
@@ -63,10 +63,10 @@ def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
     return cells
 
 
-Column = tuple[str, Callable[[Row], str], Callable[[Row], Spread | None] | None, bool]
+_Column = tuple[str, Callable[[Row], str], Callable[[Row], Spread | None] | None, bool]
 
 
-def _columns(comparison: Table) -> Iterator[Column]:
+def _columns(comparison: Table) -> Iterator[_Column]:
     """Yield the columns after the first: a title, the text of a row's cell, the value by which the
     best cell is marked (None: no cell is), and whether higher values are better."""
     metric, rows = comparison.metric, comparison.rows
@@ -76,14 +76,14 @@ def _columns(comparison: Table) -> Iterator[Column]:
 
     def of(
         title: str,
-        value: Callable[[Result], Spread | None],
-        model: Callable[[Row], Result | None] = lambda row: row.personal_model,
+        value: Callable[[ModelResult], Spread | None],
+        model: Callable[[Row], ModelResult | None] = lambda row: row.personal_model,
         *,
         form: tuple[float, int] = scale,
         seeds: bool = True,
         is_marked: bool = True,
         is_higher_better: bool = higher,
-    ) -> Column:
+    ) -> _Column:
         def spread(row: Row) -> Spread | None:
             result = model(row)
             return None if result is None else value(result)
@@ -93,7 +93,7 @@ def _columns(comparison: Table) -> Iterator[Column]:
 
         return title, text, spread if is_marked else None, is_higher_better
 
-    def rounds(model: Callable[[Row], Result | None], title: str = "its\nround") -> Column:
+    def rounds(model: Callable[[Row], ModelResult | None], title: str = "its\nround") -> _Column:
         return title, lambda row: _rounds(model(row)), None, True
 
     yield of(metric, lambda result: result.mean)
@@ -175,14 +175,14 @@ def _results(comparison: Table) -> TextTable:
     return TextTable(title, header, cells, best)
 
 
-def _other_metrics(shown: Metric, results: Sequence[Result]) -> list[Metric]:
+def _other_metrics(shown: Metric, results: Sequence[ModelResult]) -> list[Metric]:
     """The metrics beside the one that is ``shown``."""
     names = dict.fromkeys(name for result in results for name in result.metrics)
     accuracy = [] if shown == "accuracy" else ["accuracy"]
     return [*accuracy, *(name for name in names if name != shown)]
 
 
-def _mean(result: Result, metric: Metric) -> Spread | None:
+def _mean(result: ModelResult, metric: Metric) -> Spread | None:
     return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
 
 

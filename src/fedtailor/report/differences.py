@@ -21,7 +21,7 @@ FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in mor
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
 Reading = Literal["better", "worse", "may be chance", "trained unequally"]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
-Split = Literal["test", "validation"]
+HeldOut = Literal["test", "validation"]
 ByClient = Mapping[str, float]
 
 
@@ -151,7 +151,7 @@ class MethodResults:
     is_fair: bool
 
     @staticmethod
-    def of(entry: Entry, metric: Metric, split: Split = "test") -> MethodResults:
+    def of(entry: Entry, metric: Metric, split: HeldOut = "test") -> MethodResults:
         """Return those of the personal models at the reported rounds."""
         sign = 1 if higher_is_better(metric) else -1
         found, untrained = dict[Division, ByClient](), dict[Division, Collection[str]]()

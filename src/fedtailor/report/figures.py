@@ -21,8 +21,6 @@ from .drawing import converter, svg
 from .page import compared
 from .sections import Section, ahead, chart_specs, name_of, sections
 
-Rows = list[Json]
-
 
 def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Path]:
     """Write the charts of the runs at ``paths``, each as SVG, PNG and PDF; return their paths.
@@ -55,7 +53,9 @@ def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Pa
     return written
 
 
-def _charts(parts: Sequence[Section], shown: Json) -> Iterator[tuple[str, str, Mapping[str, Rows]]]:
+def _charts(
+    parts: Sequence[Section], shown: Json
+) -> Iterator[tuple[str, str, Mapping[str, list[Json]]]]:
     """Yield for each file its name, the chart in it, and the chart's data sets."""
     fixed = _fixed(shown)
     used: set[str] = set()
@@ -76,13 +76,13 @@ def _charts(parts: Sequence[Section], shown: Json) -> Iterator[tuple[str, str, M
                 yield name, chart, fixed if rows is None else rows
 
 
-def _rows(columns: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> Rows:
+def _rows(columns: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> list[Json]:
     """Turn columns into rows, with the methods' labels for their positions."""
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [row | {"method": labels[row["method"]]} if "method" in row else row for row in rows]
 
 
-def _fixed(shown: Json) -> dict[str, Rows]:
+def _fixed(shown: Json) -> dict[str, list[Json]]:
     """The data sets that charts of all methods share."""
     found = {name: _rows(shown[name], shown["methods"])
              for name in ("curves", "boxes", "costs", "ahead", "results")}  # fmt: skip
@@ -91,7 +91,7 @@ def _fixed(shown: Json) -> dict[str, Rows]:
     return found
 
 
-def _rows_of(chart: str, at: int, shown: Json) -> Mapping[str, Rows] | None:
+def _rows_of(chart: str, at: int, shown: Json) -> Mapping[str, list[Json]] | None:
     """The data sets of a chart with a choice of its own; None for the others."""
     kind, _, method = chart.partition("-")
     if chart in ("labels", "sizes"):
@@ -104,7 +104,7 @@ def _rows_of(chart: str, at: int, shown: Json) -> Mapping[str, Rows] | None:
     return None
 
 
-def _labels(group: Json) -> Rows:
+def _labels(group: Json) -> list[Json]:
     return [
         {"name": group["names"][k], "class": name, "count": count}
         for k in group["order"]
@@ -112,12 +112,12 @@ def _labels(group: Json) -> Rows:
     ]
 
 
-def _sizes(group: Json) -> Rows:
+def _sizes(group: Json) -> list[Json]:
     rows = zip(group["names"], group["train"], strict=True)
     return [{"name": name, "train": size} for name, size in sorted(rows, key=lambda row: -row[1])]
 
 
-def _confusion(one: Json) -> Rows:
+def _confusion(one: Json) -> list[Json]:
     return [
         {"true": true, "predicted": predicted, "share": 100 * count / (sum(counts) or 1)}
         for true, counts in zip(one["classes"], one["counts"], strict=True)
@@ -125,7 +125,7 @@ def _confusion(one: Json) -> Rows:
     ]
 
 
-def _picture(picture: Json, group: Json) -> Rows:
+def _picture(picture: Json, group: Json) -> list[Json]:
     """The cells after the last round."""
     clients, columns = picture["clients"], picture["columns"]
     shape = len(picture["rounds"]), len(clients), len(columns)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .cells import ranked
-from .rows import Result, Spread
+from .rows import ModelResult, Spread
 from .table import Table
 from .text import inert
 
@@ -16,8 +16,8 @@ from .text import inert
 def to_csv(comparison: Table) -> str:
     """Format ``comparison`` as CSV: one row a method, the best first, numbers in full precision.
 
-    Columns are the fields of `Row` and `Result`; of the latter, ``personal_mean`` is the mean of
-    the personal models over clients and seeds, ``personal_mean_std`` its deviation over seeds.
+    Columns are the fields of `Row` and `ModelResult`: ``personal_mean`` is the mean of the personal
+    models over clients and seeds, ``personal_mean_std`` its deviation over seeds.
     Accuracies are fractions, ``bytes_`` those of a client and round. What is not known is empty.
     """
     rows = [
@@ -37,7 +37,7 @@ _PREFIXES = {"personal_model": "personal_", "global_model": "global_", "novel_cl
 def _cells(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         name = prefix + key
-        if isinstance(value, Result):
+        if isinstance(value, ModelResult):
             yield from _cells(vars(value), _PREFIXES[key])
         elif isinstance(value, Mapping):
             yield from _cells(value, f"{name}_")

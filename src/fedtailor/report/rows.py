@@ -56,7 +56,7 @@ def _spreads(summaries: Sequence[Summary]) -> dict[str, Spread]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Spreads):
+class ModelResult(Spreads):
     """Test results of one model at the selected rounds.
 
     The summaries are those of the shown measure: accuracy, or loss for language modelling, or
@@ -96,10 +96,10 @@ class Row:
     method: str
     seeds: Sequence[int]
     progress: str  # empty if finished
-    personal_model: Result | None
-    global_model: Result | None
+    personal_model: ModelResult | None
+    global_model: ModelResult | None
     validation: Spread | None  # of the personal models at their rounds, in `Table.chosen_by`
-    novel_clients: Result | None
+    novel_clients: ModelResult | None
     before: Spread | None  # the personal models that the method went on from; None: it did not
     bytes_down: float | None  # per client and round, over the committed rounds
     bytes_up: float | None
@@ -149,7 +149,7 @@ def _validation(entry: Entry, metric: Metric) -> Spread | None:
     return Spread.of(known) if known else None
 
 
-def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
+def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
     by_trial = reported(entry, model)
     if not by_trial:
         return None
@@ -163,7 +163,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> Result | None:
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
     over_seeds = Spread.of(one.mean for one in summaries)
-    return Result(
+    return ModelResult(
         **_spreads(summaries),
         rounds=[one.round for one in selected],
         by_validation=all(one.by_validation for one in selected),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..store.metrics import Metric
 from .attacks import attack_maps
 from .charts import maps, specs
-from .charts.content import Group, Json
+from .charts.content import ClientGroup, Json
 from .costs import COSTS, is_wide
 from .differences import too_few
 from .select import Entry
@@ -100,7 +100,7 @@ def sections(
     entries: Sequence[Entry],
     comparison: Table,
     content: Json,
-    groups: Sequence[Group],
+    groups: Sequence[ClientGroup],
 ) -> Iterator[Section]:
     """Yield the sections with charts, in the page's order."""
     metric = comparison.metric
@@ -174,7 +174,7 @@ def ahead(comparison: Table, content: Json) -> list[Section]:
     return [Section("ahead", "Ahead of training alone", words, ["ahead"])]
 
 
-def _sampled(groups: Sequence[Group]) -> str:
+def _sampled(groups: Sequence[ClientGroup]) -> str:
     if all(len(group.clients) == group.partition.clients for group in groups):
         return ""
     shown = max(len(group.clients) for group in groups)
@@ -238,7 +238,7 @@ def _confusion(content: Json) -> Iterator[Section]:
         )
 
 
-def _labels(content: Json, groups: Sequence[Group]) -> Section:
+def _labels(content: Json, groups: Sequence[ClientGroup]) -> Section:
     of = content["groups"]
     controls = [Control("group", "Clients of", [one["title"] for one in of])] if len(of) > 1 else []
     if any(one["labels"] is None for one in of):

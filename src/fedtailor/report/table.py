@@ -11,7 +11,7 @@ from ..store.selection import metric_of
 from .clients import ClientRow, client_rows
 from .differences import comparable_entries
 from .notes import caption, footnotes
-from .rows import Majority, Result, Row, majority_rows, row_of
+from .rows import Majority, ModelResult, Row, majority_rows, row_of
 from .select import entries
 from .untrained import untrained_notes
 from .verdict import Verdict, verdict
@@ -68,7 +68,7 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     )
 
 
-def _undefined(results: Sequence[Result]) -> list[str]:
+def _undefined(results: Sequence[ModelResult]) -> list[str]:
     """Notes on metrics that are not defined for every client."""
     most: dict[str, int] = {}
     for result in results:

@@ -25,7 +25,7 @@ from .text import option
 from .untrained import ALONE, unequal_turns
 
 
-class Step(NamedTuple):
+class NextStep(NamedTuple):
     """A sentence that says what to do, and the command that does it; empty if there is none."""
 
     text: str
@@ -56,7 +56,7 @@ class Verdict:
     worse_off: Sequence[str]
     left_out: Mapping[str, str]
     text: Sequence[str]
-    steps: Sequence[Step]
+    steps: Sequence[NextStep]
 
     @property
     def next_step(self) -> str:
@@ -270,70 +270,72 @@ class _Judge:
                 of = " of one seed; with another seed it may turn out otherwise"
             yield f"The intervals cover {widest.num_clients} clients{of}."
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[NextStep]:
         """What to do now."""
         if not self.is_finished:
             run = shlex.quote(self.runs[0]) if len(self.runs) == 1 else "RUN"
             said = "A run is not finished. If nothing runs it, this goes on with it:"
-            yield Step(said, f"fedtailor run {run}")
+            yield NextStep(said, f"fedtailor run {run}")
             return
         short = [entry.label for entry in self.entries if _last_is_best(entry)]
         if short and self.best is not None:
-            yield Step(
+            yield NextStep(
                 f"The best round of {in_prose(short)} is the last one, so more rounds may "
                 "change the order: set rounds higher, and give another --out."
             )
         lead = self.baseline if self.is_alone else self.alone
         if self.best is None:
-            yield Step(
+            yield NextStep(
                 f"Give clients validation data on which {self.chosen_by} is defined "
                 "(split.validation), so that a method can be chosen."
             )
         elif not self.has_learned:
-            yield Step(f"Before you draw a conclusion, {self._to_try()}.")
+            yield NextStep(f"Before you draw a conclusion, {self._to_try()}.")
         elif self.unequal is not None:
-            yield Step(
+            yield NextStep(
                 "Run training alone again, in another --out, where every client trains equally "
                 "often, and compare the two runs (fedtailor compare)."
             )
         elif lead is None and not self.is_alone:
-            yield Step(
+            yield NextStep(
                 "Add training alone to the experiment ([methods.local]) and run it again: it says "
                 "whether training together pays."
             )
         elif lead is None:
-            yield Step("Add a federated method to the experiment, and run it again, to compare it.")
+            yield NextStep(
+                "Add a federated method to the experiment, and run it again, to compare it."
+            )
         elif lead.reading == "may be chance":
             yield from self._more_data(self.best, lead)
         elif lead.reading == "worse":
-            yield Step(
+            yield NextStep(
                 f"Validation and test data disagree on {self.best.label}, so don't rely on it yet: "
                 "give clients more validation data (split.validation), or try other settings "
                 "(fedtailor tune)."
             )
         elif self.is_alone:
-            yield Step("Train alone, as far as these data go:", _predict(self.best))
+            yield NextStep("Train alone, as far as these data go:", _predict(self.best))
         else:
             yield self._take("Take", self.best)
 
-    def _take(self, verb: str, best: Entry) -> Step:
+    def _take(self, verb: str, best: Entry) -> NextStep:
         of_all = ", one model for all" if self.is_one_model else ""
         command = _predict(best, is_one_model=self.is_one_model)
-        return Step(f"{verb} {best.label}{of_all}:", command)
+        return NextStep(f"{verb} {best.label}{of_all}:", command)
 
-    def _more_data(self, best: Entry, lead: Difference) -> Iterator[Step]:
+    def _more_data(self, best: Entry, lead: Difference) -> Iterator[NextStep]:
         better = "training together" if self.is_alone else best.label
         narrower = "More test examples narrow the interval, and so do more seeds:"
         if not lead.has_interval:
             narrower = "With so few clients, look at the result of each one, and try more seeds:"
         seeds = ",".join(map(str, range(max(3, lead.num_seeds + 2))))
-        yield Step(
+        yield NextStep(
             f"Whether {better} is better than training alone is open. {narrower}",
             f"fedtailor run {shlex.quote(str(best.run.path))} --set 'seeds=[{seeds}]'",
         )
         if self.local is not None and self.local.label in self.ties:  # on validation data, too
             said = f"Until then take {self.local.label}, which trains each client alone:"
-            yield Step(said, _predict(self.local))
+            yield NextStep(said, _predict(self.local))
         else:
             yield self._take("Until then take", best)
 

@@ -21,7 +21,7 @@ from .state import (
     WAITING,
     PartState,
     Points,
-    Score,
+    RoundScore,
 )
 
 _POINTS = 200  # of a curve; more are thinned out
@@ -120,7 +120,7 @@ class FollowedPart:
             state = WAITING if is_running or not self.activity else INTERRUPTED
         return replace(self.known, state=state, rounds=rounds)
 
-    def _best(self, scores: Mapping[int, float]) -> Score | None:
+    def _best(self, scores: Mapping[int, float]) -> RoundScore | None:
         is_higher_better = higher_is_better(self._metric)
         number = best_round(scores, higher_is_better=is_higher_better) if scores else 0
         return _score(scores, number)
@@ -150,8 +150,8 @@ class _Refused:
         return bool(new) or self._lines.begins_anew
 
 
-def _score(scores: Mapping[int, float], number: int) -> Score | None:
-    return Score(number, scores[number]) if number in scores else None
+def _score(scores: Mapping[int, float], number: int) -> RoundScore | None:
+    return RoundScore(number, scores[number]) if number in scores else None
 
 
 def _thinned(values: Mapping[int, float]) -> Points:

@@ -20,7 +20,7 @@ Points = tuple[tuple[int, float], ...]  # round, value
 
 
 @dataclass(frozen=True)
-class Score:
+class RoundScore:
     """A mean over clients on validation data, after ``round``."""
 
     round: int
@@ -41,10 +41,10 @@ class PartState:
     state: str
     round: int
     rounds: int
-    latest: Score | None = None
-    best: Score | None = None
-    latest_global: Score | None = None
-    best_global: Score | None = None
+    latest: RoundScore | None = None
+    best: RoundScore | None = None
+    latest_global: RoundScore | None = None
+    best_global: RoundScore | None = None
     train_loss: float | None = None
     seconds: float = 0.0
     seconds_a_round: float | None = None
@@ -67,7 +67,7 @@ class PartState:
 
     def as_dict(self) -> dict[str, Any]:
         """The state as a dict, for JSON; curves are not copied."""
-        scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, Score)}
+        scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, RoundScore)}
         return vars(self) | scores
 
 
@@ -103,7 +103,7 @@ class RunState:
         """The measure of the scores with its unit, such as ``validation accuracy (%)``."""
         return f"validation {self.metric}{unit_of(self.metric)}"
 
-    def score(self, score: Score | None) -> str:
+    def score(self, score: RoundScore | None) -> str:
         """A score as text; ``-`` for none."""
         return "-" if score is None else bare(self.metric, score.value)
 

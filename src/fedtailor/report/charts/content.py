@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """The shown clients of one division."""
 
     division: Division
@@ -43,9 +43,9 @@ class Group:
         return {client: place[client] for client in clients if client in place}
 
 
-def groups(entries: Sequence[Entry]) -> list[Group]:
+def groups(entries: Sequence[Entry]) -> list[ClientGroup]:
     """Return the divisions of all runs, each once."""
-    found: dict[Division, Group] = {}
+    found: dict[Division, ClientGroup] = {}
     several = len({str(entry.run.path) for entry in entries}) > 1
     for entry in entries:
         for trial in entry.trials:
@@ -56,11 +56,11 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
             count = min(partition.clients, MAX_CLIENTS)
             clients = np.linspace(0, partition.clients - 1, count).astype(int).tolist()
             title = f"{entry.run_name}, seed {trial.seed}" if several else f"seed {trial.seed}"
-            found[division] = Group(division, title, partition, tuple(clients))
+            found[division] = ClientGroup(division, title, partition, tuple(clients))
     return list(found.values())
 
 
-def content(entries: Sequence[Entry], comparison: Table, of: Sequence[Group]) -> Json:
+def content(entries: Sequence[Entry], comparison: Table, of: Sequence[ClientGroup]) -> Json:
     """Return what all charts but the methods' pictures show."""
     metric = comparison.metric
     place = {group.division: position for position, group in enumerate(of)}
@@ -104,7 +104,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def _group(group: Group) -> Json:
+def _group(group: ClientGroup) -> Json:
     partition, clients = group.partition, list(group.clients)
     labels = None if partition.labels is None else partition.labels[clients].tolist()
     clusters = None if partition.clusters is None else partition.clusters[clients].tolist()
@@ -145,7 +145,10 @@ def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
 
 
 def _results(
-    entries: Sequence[Entry], metric: Metric, of: Sequence[Group], place: Mapping[Division, int]
+    entries: Sequence[Entry],
+    metric: Metric,
+    of: Sequence[ClientGroup],
+    place: Mapping[Division, int],
 ) -> Iterator[Json]:
     """The test result of every shown client with every method."""
     factor = scale_of(metric)[0]
@@ -269,7 +272,10 @@ def _confusions(entries: Sequence[Entry]) -> Iterator[Json]:
 
 
 def _client_curves(
-    entries: Sequence[Entry], metric: Metric, of: Sequence[Group], place: Mapping[Division, int]
+    entries: Sequence[Entry],
+    metric: Metric,
+    of: Sequence[ClientGroup],
+    place: Mapping[Division, int],
 ) -> Iterator[Json]:
     """Every shown client's test results by round."""
     factor = scale_of(metric)[0]

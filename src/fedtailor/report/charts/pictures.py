@@ -16,7 +16,7 @@ from ...store.records import Counts
 from ...store.tensors import tensors
 from ..differences import division_of
 from ..select import Entry
-from .content import Group, Json
+from .content import ClientGroup, Json
 
 _MAX_CELLS = 240_000  # of all pictures of a page
 _MAX_COLUMNS = 96
@@ -24,7 +24,7 @@ _REACH = 0.02  # of gates, which lie between 0 and 1 and begin at 0.5; closer on
 _LEVELS = 65_534  # of the values; one more stands for a missing one
 
 Floats = NDArray[np.float64]
-Step = tuple[int, NDArray[Any], Floats]  # round, clients [n], values [n, columns]
+Snapshot = tuple[int, NDArray[Any], Floats]  # round, clients [n], values [n, columns]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ PICTURES: Mapping[str, Picture] = {
 }
 
 
-def pictures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
+def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
     """Return a picture for each method and seed that has one, with the rounds that fit."""
     found = [
         (position, entry, trial, steps)
@@ -184,7 +184,7 @@ def pictures(entries: Sequence[Entry], of: Sequence[Group]) -> list[Json]:
     return contents
 
 
-def _steps(trial: Trial, name: str) -> list[Step]:
+def _steps(trial: Trial, name: str) -> list[Snapshot]:
     steps = list(_logged(trial, name))
     private = trial.folder / "private.safetensors"
     if not steps and trial.method == "fedsdg" and private.exists():  # of a version that logged none
@@ -195,7 +195,7 @@ def _steps(trial: Trial, name: str) -> list[Step]:
     return steps
 
 
-def _logged(trial: Trial, name: str) -> Iterator[Step]:
+def _logged(trial: Trial, name: str) -> Iterator[Snapshot]:
     clients = "clients" if name.startswith("client/") else "server_clients"
     for when, found in trial.diagnostics():
         if name in found and clients in found and found[name].ndim in (1, 2):
@@ -203,7 +203,9 @@ def _logged(trial: Trial, name: str) -> Iterator[Step]:
             yield when, found[clients], values.reshape(len(values), -1)
 
 
-def _content(picture: Picture, steps: Sequence[Step], group: Group, budget: int) -> Json | None:
+def _content(
+    picture: Picture, steps: Sequence[Snapshot], group: ClientGroup, budget: int
+) -> Json | None:
     at = group.positions(np.unique(np.concatenate([clients for _, clients, _ in steps])).tolist())
     columns = steps[-1][2].shape[1]
     shown = np.unique(np.linspace(0, columns - 1, min(columns, _MAX_COLUMNS)).round().astype(int))
