@@ -57,13 +57,8 @@ class Columns:
 
 
 def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> Columns:
-    """Return the columns of one or two ``datasets.Dataset``.
-
-    Args:
-        train: the training rows.
-        test: the official test split, if there is one.
-        config: names the columns; where it names none, columns with usual names are used.
-        cache: the folder for decoded images.
+    """Return the columns of one or two ``datasets.Dataset``, the training rows and the official
+    test split; where ``config`` names no columns, those with usual names are used.
 
     Raises:
         InputError: a column is missing or holds something else, or the two tables differ in it.
@@ -154,18 +149,11 @@ def find_column(
     is_flag: Callable[[str], bool],
     hint: str = ";",
 ) -> str:
-    """Return the column called ``name``; None: the first one with a usual name.
-
-    Args:
-        columns: the names of all columns.
-        name: the column that the user has named.
-        usual: the usual names.
-        option: what names the column, for messages.
-        is_flag: whether a column holds 0 and 1, or the like.
-        hint: what else a message says.
+    """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
+    what the user can set, and ``hint`` what else a message says.
 
     Raises:
-        InputError: there is none; several columns of 0 and 1 may be meant.
+        InputError: there is none; several columns of 0 and 1 (``is_flag``) may be meant.
     """
     for candidate in usual if name is None else (name,):
         if candidate in columns:

@@ -152,10 +152,8 @@ class Federation:
         the only one, is padding (``weight`` 0), on which nothing is trained.
 
         Args:
-            client: its number.
-            round_: the round's number, part of the random key.
+            client, round_, purpose: parts of the random key.
             local: the batch size, and the epochs or steps of a round.
-            purpose: part of the random key.
             passes: over the client's data (`LocalConfig`); None: a round's.
         """
         steps_left = self.num_steps(client, local, passes)
@@ -204,11 +202,7 @@ class Federation:
         return tuple(client for client in clients if client not in without) if without else clients
 
     def check(self, local_clients: range | None = None) -> None:
-        """Raise InputError if a client has no training examples.
-
-        Args:
-            local_clients: the only clients to check; None: all.
-        """
+        """Raise InputError if a client, or one of ``local_clients``, has no training examples."""
         empty = np.flatnonzero(self.partition.train.sizes() == 0)
         if local_clients is not None:
             empty = empty[np.isin(empty, local_clients)]
@@ -228,10 +222,7 @@ def num_turns(round_: int, rounds: int, size: int, clients: int) -> int:
 
 
 def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
-    """Stack the batches of c clients along a leading client axis.
-
-    Args:
-        clients: for each client the batches of its steps.
+    """Stack the batches of c clients, each with those of its steps, along a leading client axis.
 
     Returns:
         One batch a step. Tensors are padded with zeros to the largest in every dimension; where a

@@ -13,17 +13,8 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 def majority_class(federation: Federation, clients: Sequence[int]) -> tuple[Indices, Indices]:
-    """Return the most frequent class of some clients' own training examples, and how many of their
-    test examples have it.
-
-    Args:
-        federation: K clients whose examples have labels.
-        clients: the clients; a client takes as long as drawing its held-out examples.
-
-    Returns:
-        The class (of equally frequent ones the first) and the number of test examples, each
-        ``[K]``; -1 for all other clients.
-    """
+    """Return the most frequent class of some clients' own training examples (of equals the first),
+    and how many of their test examples have it, each ``[K]``; -1 for all other clients."""
     dataset = federation.dataset
     assert dataset.class_numbers is not None
     majority = np.full(federation.num_clients, -1)

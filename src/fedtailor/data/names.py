@@ -24,7 +24,7 @@ def client_number(
         client: a name or a number.
         count: K.
         names: of the K clients; None: they have none.
-        joined: further clients, who have names alone: a message lists them, too.
+        joined: names of further clients, for messages.
 
     Raises:
         InputError: there is no such client.
@@ -49,12 +49,8 @@ def client_number(
 
 def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
     """Raise InputError at a name that is too long, or has a character that can't be shown, such as
-    a line's end, and at two names that print alike.
-
-    Args:
-        kind: what has the names, such as ``class``.
-        names: the names.
-        where: the column that they come from.
+    a line's end, and at two names that print alike. Messages say what ``kind`` of thing has the
+    names, and ``where``.
 
     >>> check_names("client", ["Zürich 2", "ward_7", "می\u200cخواهم"])
     """

@@ -52,18 +52,8 @@ class Omission:
 def of_rows(
     kind: Kind, rows: Indices, what: str, groups: Indices | None, names: Sequence[str] | None
 ) -> list[Omission]:
-    """Describe some rows, with their number by natural client.
-
-    Args:
-        kind: why they are left out.
-        rows: their numbers.
-        what: the sentence's end for several rows, such as ``rows have no label``.
-        groups: the natural client of every row of the data set; None: there are none.
-        names: of the natural clients.
-
-    Returns:
-        One omission; none for no rows.
-    """
+    """Describe some ``rows``, if there are any, with their number by natural client: ``groups`` has
+    that of every row of the data set, ``names`` the clients' names. ``what`` ends the sentence."""
     if not len(rows):
         return []
     text = f"{_count(len(rows), 'row')} {what}"
@@ -88,11 +78,7 @@ def of_clients(
     names: Sequence[str] | None,
     sizes: NDArray[np.integer] | None = None,
 ) -> list[Omission]:
-    """Describe some clients, with their names, or else numbers, and their ``sizes``.
-
-    Returns:
-        One omission; none for no clients.
-    """
+    """Describe some clients, if there are any, with names, or else numbers, and ``sizes``."""
     if not len(clients):
         return []
     text = f"{_count(len(clients), 'client')} {what}"

@@ -21,11 +21,7 @@ def columns_of_client(
     columns: Columns, client: str, where: str
 ) -> tuple[Columns, tuple[Omission, ...]]:
     """The rows that name ``client`` as theirs, and what is left out; all, if none name a client.
-
-    Args:
-        columns: N rows.
-        client: the name.
-        where: the source, for messages.
+    Messages name the source ``where``.
 
     Raises:
         InputError: the rows, or the test rows, name other clients alone.

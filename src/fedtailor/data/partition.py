@@ -103,16 +103,9 @@ def partition(
 
 
 def without_held_out(parts: Partition, leave_out: NDArray[np.bool_], what: str) -> Partition:
-    """Leave rows out of validation and test; they are no training rows either.
-
-    Args:
-        parts: the rows of K clients.
-        leave_out: for each row of the data set, whether it is left out.
-        what: why, to follow ``3 held-out rows`` in the omissions.
-
-    Returns:
-        ``parts`` itself if its clients hold out none of these rows; else its digest differs.
-    """
+    """Leave rows, for each of which ``leave_out`` ``[N]`` is true, out of validation and test; they
+    are no training rows either. ``what`` says why. Without such rows ``parts`` itself is returned;
+    else its digest differs."""
     clients = range(len(parts.train))
     held_out = (parts.validation, parts.test)
     kept = [[rows[~leave_out[rows]] for rows in map(s.__getitem__, clients)] for s in held_out]

@@ -23,13 +23,7 @@ _CHUNK = 1 << 18  # rows that are assigned together
 
 
 def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
-    """Raise InputError if the data don't allow the scheme.
-
-    Args:
-        dataset: N rows.
-        config: the scheme.
-        labels: class numbers ``[N]``; zeros if the data have no labels.
-    """
+    """Raise InputError if the data, whose class numbers are ``labels``, don't allow the scheme."""
     scheme, count = config.scheme, dataset.num_train
     if scheme == "natural":
         if dataset.groups is None:
@@ -97,11 +91,7 @@ def assign(
     classes, the classes that no client drew; with ``natural``, the rows of clients with fewer than
     ``min_examples``.
 
-    Args:
-        dataset: N rows.
-        config: the scheme.
-        labels: class numbers ``[N]``; zeros if the data have no labels.
-        seed: the random seed.
+    ``labels`` are class numbers ``[N]``; zeros if the data have no labels.
 
     Returns:
         The rows of each of K clients, and the clients' clusters ``[K]``, if the scheme makes any.
@@ -130,16 +120,9 @@ def assign(
 
 
 def assign_to_local(dataset: Dataset, config: SplitConfig, local_clients: range) -> Shares:
-    """Assign all training rows to the clients whose data this node has.
-
-    Args:
-        dataset: rows of these clients alone. If there are several, the column of natural clients
-            says whose they are, in sorted order.
-        config: scheme ``natural``, with the number K of all clients.
-        local_clients: the numbers of these clients.
-
-    Returns:
-        The rows of each of K clients; the others have none.
+    """Assign all training rows to the clients whose data this node has, by number. If there are
+    several, the column of natural clients says whose they are, in sorted order. ``config`` has the
+    number K of all clients; the others get no rows.
 
     Raises:
         InputError: the column has fewer or more clients, or there is none for several clients.

@@ -97,12 +97,8 @@ class Survey:
         raise unknown("column", name, names, where=self.path, kind="columns")
 
     def roles(self, text: str | None, label: str | None, client: str | None) -> Roles:
-        """Return the columns to use: those that are named, and guesses for the others.
-
-        Args:
-            text: the column of texts or pictures.
-            label: the column of classes; ``"none"``: there is none, for a language model.
-            client: the column that names the client; ``"none"``: there is none.
+        """Return the columns to use: those that are named, and guesses for the others. A label or
+        a client ``"none"`` says that there is none.
 
         Raises:
             InputError: a column that is named or guessed can't be used, or none can be guessed; a

@@ -274,13 +274,8 @@ class Shares:
 
     @staticmethod
     def by_owner(owners: NDArray[np.integer], num_clients: int, first: int = 0) -> Shares:
-        """Give each client the rows that it owns, in ascending order.
-
-        Args:
-            owners: the client of each row, ``[N]``; -1 is no client.
-            num_clients: K.
-            first: the number of the first row.
-        """
+        """Give each of K clients the rows that it owns, in ascending order; ``owners`` ``[N]`` has
+        the client of each row from ``first`` on, -1 for none."""
         sizes = np.zeros(num_clients, np.int64)
         chunks = range(0, len(owners), _CHUNK)
         for start in chunks:
@@ -348,16 +343,8 @@ class Partition:
         return np.flatnonzero(is_used)
 
     def counts(self, labels: Labels, num_classes: int, clients: slice) -> Indices:
-        """Count the examples of some clients by class, over their three splits.
-
-        Args:
-            labels: class numbers ``[N]``.
-            num_classes: the number of classes.
-            clients: n of the K clients.
-
-        Returns:
-            ``[n, classes]``.
-        """
+        """Count the examples of n ``clients`` by class, over their three splits: ``[n, classes]``;
+        ``labels`` ``[N]`` are class numbers."""
         start, stop, _ = clients.indices(len(self.train))
         total = np.zeros((stop - start) * num_classes, np.int64)
         for shares in self.shares:

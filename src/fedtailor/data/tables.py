@@ -241,11 +241,8 @@ def _csv_table(path: Path, name: str) -> Any:
 
 
 def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:
-    """What a column holds; empty cells don't count.
-
-    Args:
-        cells: texts; None or blank where a cell is empty.
-        exact: whole numbers are those alone that keep their spelling as numbers.
+    """What a column holds; empty cells don't count. ``exact``: whole numbers are those alone that
+    keep their spelling as numbers.
 
     >>> kind_of(["7", None, "007"]), kind_of(["7", "007"], exact=True), kind_of(["1.5", "2"])
     ('integer', 'text', 'number')
@@ -266,14 +263,10 @@ def with_all_numbers(table: Any) -> Any:
 
 
 def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
-    """What labels and clients are in the csv tables of one source, by column.
+    """What labels and clients are in the one or two csv tables of a source, by column.
 
     Labels are class numbers where all of them are whole numbers, unless ``config.classes`` names
     them all. Clients are numbers where that loses nothing of their names.
-
-    Args:
-        tables: one or two ``datasets.Dataset`` of texts.
-        config: names the columns.
 
     Raises:
         InputError: all texts are numbers.

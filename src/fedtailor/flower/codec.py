@@ -69,12 +69,7 @@ def words(text: object, most: int = _WORDS) -> str:
 
 
 def pack(head: DataclassInstance, payloads: Sequence[Params] = ()) -> RecordDict:
-    """A message's content.
-
-    Args:
-        head: a dataclass of plain values.
-        payloads: tensors, for the head to name by their place.
-    """
+    """A message's content: a head of plain values, which names payloads of tensors by place."""
     texts = [
         type(head).__name__,
         json.dumps(asdict(head)),

@@ -39,15 +39,10 @@ _HEADS = ("classifier", "pre_classifier", "score", "head", "fc", "_fc")
 def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
     """Find the paths of the adaptable projections, block by block.
 
-    Args:
-        model: any module; a Hugging Face model of one of the types in ``PROJECTIONS`` needs no
-            ``targets``, whether or not it is wrapped in another module.
-        targets: patterns of the paths of ``nn.Linear`` modules, where ``*`` stands for anything,
-            dots too. Paths that agree up to their first number are one block; a path without a
-            number is a block by itself.
-
-    Returns:
-        For each block its paths, in the model's order; empty if the type isn't known.
+    ``targets`` are patterns of the paths of ``nn.Linear`` modules, where ``*`` stands for anything,
+    dots too. Paths that agree up to their first number are one block; a path without a number is a
+    block by itself. Without targets, they are those of the model's type in ``PROJECTIONS``, also of
+    a wrapped model; none if that isn't known.
 
     Raises:
         InputError: a pattern matches no linear layer's path.
@@ -68,14 +63,10 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
 def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]:
     """Find the paths of the task head's modules.
 
-    Args:
-        model: any module.
-        patterns: patterns of module paths, as for `find_blocks`; (): the modules directly below
-            ``model`` that have a usual name (``classifier``, ``score``, ``head``, ...). A language
-            model's output layer is no head: it is as large as the vocabulary.
-
-    Returns:
-        The paths, the outermost ones if modules that match lie inside each other.
+    Without ``patterns``, which are as for `find_blocks`, these are the modules directly below
+    ``model`` that have a usual name (``classifier``, ``score``, ``head``, ...). A language model's
+    output layer is no head: it is as large as the vocabulary. Of modules inside each other the
+    outermost counts.
 
     Raises:
         InputError: a pattern matches no module's path.

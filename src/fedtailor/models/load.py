@@ -118,15 +118,9 @@ def load_model(
 def load_tokenizer(
     config: ModelConfig, cache: Path | None = None
 ) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of the model that ``config`` names.
-
-    Args:
-        config: names the model, as in `load_model`.
-        cache: a folder for converted weights; None: ``cache_dir()``.
-
-    Returns:
-        The tokenizer; its end-of-text token stands in for a missing padding token. None for a model
-        that reads no text, and for a folder without a tokenizer's files.
+    """Load the tokenizer of the model that ``config`` names; its end-of-text token stands in for a
+    missing padding token. None for a model that reads no text, and for a folder without a
+    tokenizer's files.
 
     Raises:
         InputError: the model is unknown or not on this machine; the tokenizer can't be read.
@@ -225,9 +219,9 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
     default = ModelConfig()
     for name in ("name", "revision", "pooling", "dropout", "image_size", "width"):
         if getattr(config, name) != getattr(default, name):
+            value = getattr(config, name)
             raise InputError(
-                f"model.{name} = {getattr(config, name)!r} does not apply to model.factory; "
-                f"leave it out"
+                f"model.{name} = {value!r} does not apply to model.factory; leave it out"
             )
     assert config.factory is not None
     with torch.random.fork_rng(devices=[]):

@@ -80,11 +80,7 @@ def hub_in_reach() -> bool:
 
 
 def transformers_config(source: str, config: ModelConfig) -> Any:
-    """Read the Hugging Face configuration of the model.
-
-    Args:
-        source: a folder, or a name on the hub.
-        config: names the model in messages.
+    """Read the Hugging Face configuration of the model at ``source``, a folder or a hub name.
 
     Raises:
         InputError: the configuration is missing or can't be read.

@@ -35,14 +35,7 @@ _SIDE = 224  # pixels, for a model that names no size
 def build_transformer(
     config: ModelConfig, source: str, objective: Objective, modality: Modality, num_classes: int
 ) -> tuple[nn.Module, Prepare, frozenset[str]]:
-    """Build a model with the weights of ``source``, or with random ones.
-
-    Args:
-        config: the fields of the experiment's ``[model]``.
-        source: a folder, or a name on the hub.
-        objective: what the logits are for.
-        modality: of the data.
-        num_classes: the number of classes, if the objective has any.
+    """Build a model with the weights of ``source``, a folder or a hub name, or with random ones.
 
     Returns:
         The model, the function that turns a batch into its inputs, and the names of its new

@@ -12,9 +12,8 @@ import torch
 
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
+from ..data.altered import rotate_pictures, shuffle_labels
 from ..data.federation import Federation
-from ..data.rotated import rotate_pictures
-from ..data.shuffled import shuffle_labels
 from ..data.sources import read_columns
 from ..data.table import Dataset, Images, Tokens
 from ..data.tokens import num_ids

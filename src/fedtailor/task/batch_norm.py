@@ -116,10 +116,8 @@ def check_variances(tensors: Params, received: Params) -> None:
 def use_functional_batch_norm(model: nn.Module, mode: BatchNormMode) -> None:
     """Replace every batch normalisation in ``model`` by a `FunctionalBatchNorm`, in place.
 
-    Args:
-        model: any module.
-        mode: ``frozen``: every normalisation leaves its running statistics as they are;
-            ``train``: only those do whose parameters are frozen.
+    With ``frozen``, every one leaves its running statistics as they are; with ``train``, only those
+    do whose parameters are frozen.
 
     Raises:
         InputError: one has no running statistics, or cumulative ones (momentum None).

@@ -82,12 +82,8 @@ def max_pool2d(
 ) -> Tensor:
     """Pool as PyTorch's function of this name, with the same bits in values and gradients.
 
-    Args:
-        input: ``[b, C, H, W]`` or ``[C, H, W]``.
-        kernel_size: pixels, as are ``stride``, ``padding`` and ``dilation``; one number for both
-            sides, or one for each.
-        ceil_mode: whether a last, partial window counts.
-        channels_last: the layout of ``input``; it affects nothing but the time.
+    ``input`` is ``[b, C, H, W]`` or ``[C, H, W]``; sizes are pixels, one for both sides or one for
+    each; ``channels_last``, its layout, affects nothing but the time.
 
     >>> x = torch.arange(16.0).view(1, 1, 4, 4)
     >>> max_pool2d(x, 2, 2, 0, 1, False).flatten().tolist()

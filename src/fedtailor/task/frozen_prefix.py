@@ -78,13 +78,8 @@ class Prefix:
     def set_boundary(
         self, boundary: str | None, skipped: tuple[str, ...] = (), below: Collection[str] = ()
     ) -> None:
-        """Put the boundary at a module, in place of an earlier one.
-
-        Args:
-            boundary: the module's path; None: no boundary.
-            skipped: the paths of the modules that return their input.
-            below: the paths of all modules below the boundary.
-        """
+        """Put the boundary at a module, or nowhere, in place of an earlier one: ``skipped`` are the
+        paths of the modules that return their input, ``below`` those of all below it."""
         while self._undo:
             self._undo.pop()()
         self.boundary, self.skipped, self._modules_below = boundary, skipped, frozenset(below)

@@ -30,13 +30,8 @@ class StepContext:
     def begin(
         self, *, training: bool, key: Tensor | None = None, weight: Tensor | None = None
     ) -> None:
-        """Begin a forward pass.
-
-        Args:
-            training: whether it is part of a training step.
-            key: int64 scalar that seeds dropout; None: nothing is dropped.
-            weight: ``[b]``, 0 for padding examples; None: there is no padding.
-        """
+        """Begin a forward pass, in a training step or not. ``key`` (int64 scalar) seeds dropout;
+        None: nothing is dropped. ``weight`` ``[b]`` is 0 for padding; None: there is none."""
         self.training = training
         self.key = key
         self.weight = weight

@@ -101,12 +101,8 @@ class Task:
         return any(name.startswith(path + ".") for path in self.backbone.head)
 
     def least_examples(self, batch: Batch) -> int:
-        """How many examples a batch needs in training. It is two where a batch normalisation gets
-        one value of a channel from an example: the variance of one value is 0.
-
-        Args:
-            batch: any examples ``[b, ...]``.
-        """
+        """How many examples a batch, such as this one, needs in training. It is two where a batch
+        normalisation gets one value of a channel from an example: its variance is 0."""
         norms = [one for one in self.model.modules() if isinstance(one, FunctionalBatchNorm)]
         if not any(norm.trained for norm in norms):
             return 1
@@ -150,11 +146,8 @@ class Task:
     def module_step(
         self, path: str, state: Params, batch: Batch, *inputs: Any
     ) -> tuple[Any, Params]:
-        """Run `module` in a training step on ``batch``; the submodule may have no dropout.
-
-        Returns:
-            The submodule's output, and the new values of state buffers.
-        """
+        """Run `module`, which may have no dropout, in a training step on ``batch``. Returns its
+        output and the new values of state buffers."""
         self._step.begin(training=True, weight=batch.get("weight"))
         return self.module(path, state, *inputs), self._step.end()
 
@@ -213,13 +206,8 @@ class Task:
     def step_logits(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
     ) -> tuple[Tensor, Params]:
-        """Compute the logits of a training step, with dropout and the batch's own statistics.
-
-        The arguments are those of `loss`, but the batch needs no labels.
-
-        Returns:
-            The logits, and the new values of state buffers.
-        """
+        """Compute the logits of a training step, with dropout and the batch's own statistics, and
+        the new values of state buffers; as `loss`, but the batch needs no labels."""
         self._step.begin(training=True, key=key, weight=batch.get("weight"))
         logits = self._call(reparametrise(state, batch), batch)
         return logits, self._step.end()

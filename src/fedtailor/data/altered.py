@@ -1,4 +1,4 @@
-"""Clients that differ in their inputs: the pictures of some are turned."""
+"""Clients that differ further: the pictures of some are turned, the labels of some are wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import random
 from ..errors import InputError
 from .table import Dataset, Images, Partition
 
@@ -16,11 +17,7 @@ def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Datas
     """Turn the pictures of client k by k mod ``rotations`` times 360 / ``rotations`` degrees.
 
     All rows of a client are turned, counter-clockwise: those for training, validation and test.
-
-    Args:
-        dataset: N pictures.
-        parts: the rows of K clients.
-        rotations: 1, 2 (0 and 180 degrees) or 4 (0, 90, 180 and 270 degrees).
+    ``rotations`` are 1, 2 (0 and 180 degrees) or 4 (0, 90, 180 and 270 degrees).
 
     Raises:
         InputError: the inputs are texts, or pictures that 90 degrees would give another shape.
@@ -43,3 +40,24 @@ def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Datas
                 rows = split[client]
                 values[rows] = np.rot90(values[rows], quarters, axes=(-2, -1))
     return replace(dataset, inputs=Images(values), digest="")
+
+
+def shuffle_labels(dataset: Dataset, parts: Partition, share: float, seed: int) -> Dataset:
+    """Shuffle the labels of a ``share`` of the clients' training rows, each client's among
+    themselves. A client keeps its number of rows of each class; validation and test rows keep
+    their labels.
+
+    Raises:
+        InputError: the data have no labels.
+    """
+    if share == 0:
+        return dataset
+    if dataset.class_numbers is None:
+        raise InputError(f"split.shuffled is {share}, but the data have no labels; allowed: 0")
+    labels, count = np.array(dataset.class_numbers), len(parts.train)
+    order = random.generator(seed, "partition", "shuffled").permutation(count)
+    for client in order[: round(share * count)].tolist():
+        rows = parts.train[client]
+        rng = random.generator(seed, "partition", "shuffled", client)
+        labels[rows] = labels[rng.permutation(rows)]
+    return replace(dataset, labels=labels)
