@@ -21,7 +21,7 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
 from ..store.read import read
 from .measured import ALONE, Population, Regime, Setting, measured_settings
-from .words import WHOLE, can_adapt, cells_of, data_of, in_words, model_of, trained
+from .words import can_adapt, cells_of, data_of, in_words, model_of
 
 MOST = 3  # methods that are named
 _FAR = 1.0
@@ -43,8 +43,7 @@ class Advice:
     another kind than the experiment's ``kind``, those that can train an adapter get
     ``fine_tuning``: what a method of the experiment trains, ``like`` which they are set, and how.
     ``left_out`` are those that would be named and can only train the model's own weights, which
-    nobody has measured with this pretrained one. ``is_only_one``: no other setting of its kind was
-    measured. ``is_rotated``: clients see pictures at different angles, which no measured ones do.
+    nobody has measured with this pretrained one.
     """
 
     clients: Population
@@ -58,8 +57,6 @@ class Advice:
     like: str = ""
     is_same_model: bool = True
     left_out: Sequence[str] = ()
-    is_only_one: bool = False
-    is_rotated: bool = False
 
     @property
     def is_like_yours(self) -> bool:
@@ -94,7 +91,7 @@ class Advice:
         said.append("")
         if self.alone_is_as_good:
             said += [*self._alone(self.setting), ""]
-        said += [*self._table(self.setting), *self._without_adapter(self.setting), ""]
+        said += [*self._table(self.setting), ""]
         if not self.methods:
             return said
         said.append(f"Compare them on your own validation data{self._whose_settings}:")
@@ -123,15 +120,6 @@ class Advice:
         elif not self.methods:
             yield "No method was ahead of it: see first whether training together pays for you."
 
-    def _without_adapter(self, setting: Setting) -> Iterator[str]:
-        """Say which named methods train the model itself, beside others that train a LoRA."""
-        labels = self.labels()
-        kinds = [trained(label, setting.methods[label].settings) for label in labels]
-        whole = [k for k, what in zip(labels, kinds, strict=True) if what in WHOLE]
-        if whole and len(whole) < len(kinds):
-            what = "trains weights" if len(whole) == 1 else "train weights"
-            yield f"{' and '.join(whole)} {what} of the model itself: no adapter comes of it."
-
     @property
     def _whose_settings(self) -> str:
         """The end of a sentence: where the command's settings come from."""
@@ -157,11 +145,6 @@ class Advice:
         elif self.distance > _FAR:
             far = " and ".join(setting.differences(self.clients))
             yield f"That is far from yours, by {far}: take the order below as a guess."
-        if self.is_rotated:
-            yield "Your clients see pictures at different angles (split.rotations), which was not"
-            yield "measured: take the order below as a guess."
-        if self.is_like_yours and self.is_only_one:
-            yield f"No other setting was measured with {self.kind}."
         if self.is_like_yours and not setting.has_ends:
             yield "The perplexities count no end-of-text token, as those of your run will."
         if setting.num_seeds < _FULL:
@@ -293,8 +276,6 @@ def advise_for(
         like=like,
         is_same_model=is_same_model,
         left_out=[name for name in order[:MOST] if name in whole],
-        is_only_one=sum(one.kind == nearest.kind for one in settings) == 1,
-        is_rotated=experiment.split.rotations > 1,
     )
 
 

@@ -36,17 +36,14 @@ def lead(one: Measured) -> str:
     return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
-WHOLE = ("whole model", "some layers")
-
-
 def trained(label: str, settings: Sequence[str]) -> str:
     """What a method trained with these settings, in a word or two."""
     chosen = dict(one.split("=", 1) for one in settings)
     usual = "full" if issubclass(METHODS[label], FineTuning) or not can_adapt(label) else "lora"
     what = chosen.get("trainable", usual).strip("\"'")
     if what == "full" and "layers" in chosen:
-        return WHOLE[1]
-    return {"full": WHOLE[0], "lora": "LoRA", "head": "head"}[what]
+        return "some layers"
+    return {"full": "whole model", "lora": "LoRA", "head": "head"}[what]
 
 
 def in_words(clients: Population) -> str:
