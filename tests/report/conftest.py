@@ -146,10 +146,9 @@ def _write_trial(
     costs |= {"down": parts, "up": parts}
     _write(folder / "costs.json", costs | {"model": 100_000, "flops": 6000})
     if label == "fedsdg":
-        gates = np.linspace(-2, 2, K * BLOCKS, dtype=np.float32).reshape(K, BLOCKS)
-        seen = (np.arange(K) != 2).astype(np.uint8)
-        tensors = {"gate_logits": gates, "__seen__": seen}
-        save_file(tensors, folder / "private.safetensors")
+        logits = np.linspace(-2, 2, K * BLOCKS).reshape(K, BLOCKS)[np.arange(K) != 2]
+        tensors = {"client/gates": 1 / (1 + np.exp(-logits)), "clients": np.array([0, 1, 3, 4, 5])}
+        save_file(tensors, folder / f"diagnostics-{done:06d}.safetensors")
 
 
 def hold(run: Path, seed: int, **columns: Any) -> None:

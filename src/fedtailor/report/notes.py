@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ..store.bounds import BOUNDS, shown
 from ..store.metrics import Metric, higher_is_better
 from ..store.read import Run
 from ..store.selection import select_by
-from .bounds import notes_on_bounds
 from .majority import NOT_LEARNED
 from .select import goes_on
 
@@ -101,6 +101,21 @@ def _partitions(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
+def _bounds(run: Run) -> list[str]:
+    """Return a note for each of `BOUNDS` that was not the same for all methods and rounds."""
+    notes = []
+    for name in BOUNDS:
+        trials: dict[str, list[str]] = defaultdict(list)  # by the values in turn
+        for trial in run.trials:
+            values = (line.bounds[name] for line in trial.history if name in line.bounds)
+            if turns := ", then ".join(dict.fromkeys(map(shown, values))):
+                trials[turns].append(f"{trial.label}, seed {trial.seed}")
+        if len(trials) > 1 or any(", then " in turns for turns in trials):
+            each = "; ".join(f"{turns} ({'; '.join(of)})" for turns, of in trials.items())
+            notes.append(f"Different bounds on updates in {run.path}: cohort.{name} was {each}")
+    return notes
+
+
 def _not_begun(run: Run) -> list[str]:
     trials = {(trial.label, trial.seed) for trial in run.trials}
     missing: dict[str, list[str]] = defaultdict(list)
@@ -172,7 +187,7 @@ def footnotes(
             for trial in run.trials
             if trial.commit.rolled_back
         ]
-        notes += [*notes_on_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
+        notes += [*_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

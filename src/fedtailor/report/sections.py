@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,6 @@ class Control:
     label: str
     options: Sequence[str] = ()
     rounds: Sequence[int] = ()
-
-    @property
-    def rounds_json(self) -> str:
-        """The rounds of the slider's steps."""
-        return json.dumps(list(self.rounds))
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,10 @@ _ROUND = "round"  # the metric that says which rounds are there
 _LONGEST = 500  # characters of a parameter's value
 
 
-def tracker(run: Path, project: str | None) -> MLflow:
-    """What writes into the MLflow experiment ``project``."""
-    return MLflow(project)
-
-
 class MLflow:
     """A tracker. One batch holds all values of a round, so a round is there or it is not."""
 
-    def __init__(self, project: str | None) -> None:
+    def __init__(self, run: Path, project: str | None) -> None:
         self._client = MlflowClient()
         self._project = project
         self._run, self._key = "", ""
@@ -73,3 +68,6 @@ class MLflow:
 
     def flush(self) -> None:
         """A batch is written at once."""
+
+
+tracker = MLflow

@@ -23,23 +23,17 @@ ERRORS = (OSError,)
 _SUFFIX = ".fedtailor"  # of our files; no others are touched
 
 
-def tracker(run: Path, project: str | None) -> TensorBoard:
-    """What writes into the folder ``project``, or into the run directory.
+class TensorBoard:
+    """A tracker. It writes into the folder ``project``, or into the run directory.
 
     Raises:
         InputError: ``project`` is a file.
     """
-    folder = run / "tensorboard" if project is None else Path(project)
-    if folder.is_file():
-        raise InputError(f"--project {folder} is a file; with tensorboard it must be a folder")
-    return TensorBoard(folder)
 
-
-class TensorBoard:
-    """A tracker."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, run: Path, project: str | None) -> None:
+        self._folder = run / "tensorboard" if project is None else Path(project)
+        if self._folder.is_file():
+            raise InputError(f"--project {project} is a file; with tensorboard it must be a folder")
         self._writer: EventFileWriter | None = None
         self._last = 0
 
@@ -76,3 +70,6 @@ class TensorBoard:
     def _add(self, summary: Summary, number: int) -> None:
         assert self._writer is not None
         self._writer.add_event(Event(wall_time=time.time(), step=number, summary=summary))
+
+
+tracker = TensorBoard

@@ -13,15 +13,10 @@ from .part import Part, Values
 ERRORS = (ValueError, ConnectionError, LocalTokenNotFoundError)
 
 
-def tracker(run: Path, project: str | None) -> Trackio:
-    """What writes into the Trackio project ``project``."""
-    return Trackio(project)
-
-
 class Trackio:
     """A tracker. It finds a run by its name, which therefore ends in the part's key."""
 
-    def __init__(self, project: str | None) -> None:
+    def __init__(self, run: Path, project: str | None) -> None:
         self._project = project
         self._run: trackio.Run | None = None
         self._last = 0
@@ -55,3 +50,6 @@ class Trackio:
 
     def flush(self) -> None:
         """Trackio writes by itself."""
+
+
+tracker = Trackio

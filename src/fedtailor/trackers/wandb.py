@@ -13,11 +13,6 @@ from .part import Part, Values
 ERRORS = (wandb.Error,)
 
 
-def tracker(run: Path, project: str | None) -> WandB:
-    """What writes into the W&B project ``project``."""
-    return WandB(project)
-
-
 def _remove_offline_files(key: str) -> None:
     """Without a connection: remove the files of a run, which are going to be written anew."""
     settings = wandb.setup().settings
@@ -30,7 +25,7 @@ class WandB:
     """A tracker. W&B itself says which rounds a run has; without a connection it can't, and the
     run's files are written anew."""
 
-    def __init__(self, project: str | None) -> None:
+    def __init__(self, run: Path, project: str | None) -> None:
         self._project = project
         self._run: wandb.Run | None = None
 
@@ -66,3 +61,6 @@ class WandB:
 
     def flush(self) -> None:
         """W&B sends by itself."""
+
+
+tracker = WandB

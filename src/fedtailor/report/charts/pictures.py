@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ...store.read import Trial
 from ...store.records import Counts
-from ...store.tensors import tensors
 from ..differences import division_of
 from ..select import Entry
 from .content import ClientGroup, Json
@@ -171,7 +170,7 @@ def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
         for position, entry in enumerate(entries)
         if entry.method in PICTURES
         for trial in entry.trials
-        if (steps := _steps(trial, PICTURES[entry.method].tensor))
+        if (steps := [*_steps(trial, PICTURES[entry.method].tensor)])
     ]
     place = {group.division: number for number, group in enumerate(of)}
     budget = _MAX_CELLS // max(len(found), 1)
@@ -184,18 +183,7 @@ def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
     return contents
 
 
-def _steps(trial: Trial, name: str) -> list[Snapshot]:
-    steps = list(_logged(trial, name))
-    private = trial.folder / "private.safetensors"
-    if not steps and trial.method == "fedsdg" and private.exists():  # of a version that logged none
-        last = tensors(private, "gate_logits", "__seen__")
-        gates = 1 / (1 + np.exp(-last["gate_logits"].astype(np.float64)))
-        gates[last["__seen__"] == 0] = np.nan
-        steps = [(trial.commit.round, np.arange(len(gates)), gates)]
-    return steps
-
-
-def _logged(trial: Trial, name: str) -> Iterator[Snapshot]:
+def _steps(trial: Trial, name: str) -> Iterator[Snapshot]:
     clients = "clients" if name.startswith("client/") else "server_clients"
     for when, found in trial.diagnostics():
         if name in found and clients in found and found[name].ndim in (1, 2):
