@@ -185,16 +185,34 @@ def origin(value: type) -> Origin:
     'fedtailor.errors:InputError'
     """
     module = sys.modules[value.__module__]
-    name = f"{module.__name__}:{value.__qualname__}"
-    path = _path(module)
+    reference, path = f"{module.__name__}:{value.__qualname__}", _path(module)
     if path is None:
-        return Origin(name)
-    source = _source(module)
+        return Origin(reference)
     if "." in module.__name__ or path.name == "__init__.py":
-        return Origin(name, _digest(source))
+        return Origin(reference, _digest(_source(module)))
+    return _of_file(path, _source(module), value.__qualname__)
+
+
+def origin_of(reference: str) -> Origin:
+    """Return where the object that ``reference`` names is defined; a file is read, not run.
+
+    Raises:
+        InputError: no such file or module.
+
+    >>> origin_of("fedtailor.errors:InputError").reference
+    'fedtailor.errors:InputError'
+    """
+    place, name = _split(reference)
+    if place.endswith(".py"):
+        return _of_file(Path(place), _read(Path(place)), name)
+    module = _import(place)
+    source = _source(module)
+    return Origin(reference, None if _path(module) is None else _digest(source), None, source)
+
+
+def _of_file(path: Path, source: bytes, name: str) -> Origin:
     beside = imported_beside(path, source)
-    sha256 = _digest(source, beside)
-    return Origin(f"{path.name}:{value.__qualname__}", sha256, path, source, beside)
+    return Origin(f"{path.name}:{name}", _digest(source, beside), path, source, beside)
 
 
 def imported_beside(path: Path, source: bytes) -> dict[str, bytes]:
@@ -220,25 +238,6 @@ def _imported(source: bytes) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
     return {name.partition(".")[0] for name in names}
-
-
-def origin_of(reference: str) -> Origin:
-    """Return where the object that ``reference`` names is defined; a file is read, not run.
-
-    Raises:
-        InputError: no such file or module.
-
-    >>> origin_of("fedtailor.errors:InputError").reference
-    'fedtailor.errors:InputError'
-    """
-    place, name = _split(reference)
-    if place.endswith(".py"):
-        path, source = Path(place), _read(Path(place))
-        beside = imported_beside(path, source)
-        return Origin(f"{path.name}:{name}", _digest(source, beside), path, source, beside)
-    module = _import(place)
-    source = _source(module)
-    return Origin(reference, None if _path(module) is None else _digest(source), None, source)
 
 
 def portable(reference: str) -> str:

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from .. import data, models, random
 from ..disk_cache import cache_dir
@@ -51,11 +52,8 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Look at Python, packages, cache, data, models, the hub, and train a few steps."""
-    yield Finding(
-        "python",
-        "ok",
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-    )
+    python = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield Finding("python", "ok", python)
     yield _torch()
     yield from _packages()
     yield from _cache(cache_dir())
@@ -87,15 +85,16 @@ def _packages() -> Iterator[Finding]:
             if extra:
                 lacking.setdefault(extra[1], []).append(needed.name)
             else:
-                yield Finding(
-                    "packages", "problem", f"{needed.name} is missing", f"pip install '{needed}'"
-                )
+                text = f"{needed.name} is missing"
+                yield Finding("packages", "problem", text, f"pip install '{needed}'")
             continue
         if needed.specifier.contains(installed, prereleases=True):
             met += 1
         else:
             text = f"{needed.name} {installed} is not supported ({needed.specifier})"
-            yield Finding("packages", "warning", text, f"pip install '{_plain(needed)}'")
+            yield Finding(
+                "packages", "warning", text, f"pip install '{needed.name}{needed.specifier}'"
+            )
     yield Finding("packages", "ok", f"{met} packages have versions that are supported")
     for extra_name, purpose in _EXTRAS.items():
         if extra_name in lacking:
@@ -103,10 +102,6 @@ def _packages() -> Iterator[Finding]:
             yield Finding("extras", "warning", text, f"pip install 'fedtailor[{extra_name}]'")
         else:
             yield Finding("extras", "ok", f"{purpose}: installed")
-
-
-def _plain(needed: Requirement) -> str:
-    return f"{needed.name}{needed.specifier}"
 
 
 def _cache(folder: Path) -> Iterator[Finding]:
@@ -168,12 +163,8 @@ def _lacking_packages(command: str) -> list[str]:
     ['no-such-one']
     """
     names = [word.partition("==")[0] for word in command.split()[2:] if not word.startswith("-")]
-    installed = {_canonical(found.name) for found in metadata.distributions() if found.name}
-    return [name for name in names if _canonical(name) not in installed]
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    installed = {canonicalize_name(one.name) for one in metadata.distributions() if one.name}
+    return [name for name in names if canonicalize_name(name) not in installed]
 
 
 def _training_step() -> Finding:
