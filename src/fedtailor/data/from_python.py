@@ -32,7 +32,15 @@ _KEPT = ("task", "classes", "max_length", "limit", "skip", "limit_test")
 @dataclass(frozen=True)
 class Data:
     """Examples for `fedtailor.run`, not tokenised yet: the experiment says the tokenizer and the
-    length. Make one with `from_pandas`, `from_arrays`, `from_csv` or `from_hub`.
+    length. Make one with `from_pandas`, `from_arrays`, `from_csv` or `from_hub`, which all take:
+
+    - ``text``: the column with the texts; None: the first one called text, sentence or content.
+    - ``label``: the column with the classes, words or whole numbers; None: the first one called
+      label, labels, target or category.
+    - ``client``: the column that says who owns a row, words or whole numbers; None: ``[split]``
+      of the experiment divides the rows.
+    - ``task``: ``causal-lm`` takes the texts alone; None: the experiment's, or classification.
+    - ``classes``: the names of all classes, in order; (): those of the rows.
 
     ``fields`` are the fields of the experiment's ``[data]`` that stand there instead of its own.
     ``columns`` are the rows, if they are in memory.
@@ -53,18 +61,8 @@ class Data:
         task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
-        """Texts from a DataFrame, one example a row.
-
-        Args:
-            frame: the rows.
-            text: the column with the texts; None: the first one called text, sentence or content.
-            label: the column with the classes, words or whole numbers; None: the first one
-                called label, labels, target or category.
-            client: the column that says who owns a row, words or whole numbers; None: the
-                experiment's ``[split]`` divides the rows.
-            test: rows for test alone, with the same columns; None: some of each client's rows.
-            task: ``causal-lm`` takes the texts alone.
-            classes: the names of all classes, in order; (): those of the rows.
+        """Texts from a DataFrame, one example a row; ``test`` are rows for test alone; None: some
+        of each client's rows.
 
         Raises:
             InputError: a column is missing, or a value in it; a value is of another kind.
@@ -122,13 +120,10 @@ class Data:
         Args:
             inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, whole numbers (of bytes or 16
                 bits, scaled to [0, 1]) or floats (taken as they are); or N texts.
-            labels: the classes ``[N]``, words or whole numbers; None for ``causal-lm``.
-            clients: who owns each example ``[N]``, words or whole numbers; None: the experiment's
-                ``[split]`` divides the examples.
+            labels: ``[N]``; None for ``causal-lm``.
+            clients: ``[N]``.
             test: examples for test alone: their inputs, labels and clients; None: some of each
                 client's.
-            task: ``causal-lm`` takes the texts alone.
-            classes: the names of all classes, in order; (): those of the examples.
 
         Raises:
             InputError: lengths or shapes don't fit; a value is missing or of another kind.
@@ -157,18 +152,8 @@ class Data:
         task: str | None = None,
         classes: Sequence[str] = (),
     ) -> Data:
-        """A csv file with one example a row; jsonl, parquet and Arrow files work, too.
-
-        Args:
-            path: the file.
-            test: a file with rows for test alone.
-            text: the columns, as in `from_pandas`.
-            label: as ``text``.
-            client: as ``text``.
-            task: ``causal-lm`` takes the texts alone; None: what the experiment says, or
-                classification.
-            classes: the names of all classes, in order; (): those of the rows.
-        """
+        """A csv file with one example a row, and one with rows for ``test`` alone; jsonl, parquet
+        and Arrow files work, too."""
         fields = {"path": str(path), "test_path": None if test is None else str(test)}
         columns = {"text": text, "label": label, "client": client}
         return cls({**fields, **columns, **_stated(task, classes)})
@@ -193,15 +178,9 @@ class Data:
         Args:
             name: its name.
             subset: its configuration.
-            text: the columns, as in `from_pandas`.
             image: the column with the pictures, instead of ``text``.
-            label: as ``text``.
-            client: as ``text``.
             train_split: the split with the training rows.
             test_split: the split with rows for test alone; None: some of each client's rows.
-            task: ``causal-lm`` takes the texts alone; None: what the experiment says, or the
-                built-in data set's, or classification.
-            classes: the names of all classes, in order; (): those of the rows.
         """
         columns = {"text": text, "image": image, "label": label, "client": client}
         splits = {"subset": subset, "train_split": train_split, "test_split": test_split}
