@@ -136,10 +136,10 @@ wrote it prints the row again ([more](evidence.md#the-papers-claims)).
 
 - **the paper**: its number and where it stands. A place alone: the paper's text has no number.
 - **ours**: accuracies of each client's own model on its own test examples, in percent, at the round
-  that validation chose, the mean over clients, then over seeds. "A against B" has the methods in
-  the order of the claim; then comes A minus B with its 95 % interval over clients and seeds, or
-  each seed's difference. "±" is the standard deviation over seeds. *Beats*: is more accurate than.
-  Rounds are those to the lower of the two best validation accuracies; fewer are better.
+  that validation chose, the mean over clients, then over seeds; "A against B" in the order of the
+  claim, then A minus B with its 95 % interval over clients and seeds, or each seed's difference.
+  "±" is the standard deviation over seeds. *Beats*: is more accurate than. Rounds are those to the
+  lower of the two best validation accuracies; fewer are better.
 - **what differs** from the paper, beside the sentence above the table, and how many seeds were
   run if not three. A number that is counted needs none.
 
@@ -158,11 +158,10 @@ number, if it is within twice the tolerance or beyond a weaker bound (`beyond` i
 claim: where the interval contains 0 our data cannot tell. Seeds with which the other method
 diverged are left out, and named.
 
-Rates are chosen on validation data by [trials with a seed of their own](evidence.md#trials). FedSQ,
-FedAvg and FedProx in `papers/fedsq` have the paper's rate. Some methods have the rate of one that
-is like them, and may look worse than they are: FedAvg + FT, Ditto, FedALT, IFCA, FedEM, FedLoRA,
-pFedMoE outside of `papers/fedmerge/domains`, and every variant of a method. ENDS
-[Training alone](methods/local.md#what-it-does) trains every client equally often.
+Rates are chosen on validation data by [trials](evidence.md#trials); `papers/fedsq` has the paper's.
+Some methods have the rate of one that is like them, and may look worse than they are: FedAvg + FT,
+Ditto, FedALT, IFCA, FedEM, FedLoRA, pFedMoE outside of `papers/fedmerge/domains`, and every variant
+of a method. ENDS
 """
 
 

@@ -24,7 +24,6 @@ from evidence.cross_cells import (
     Data,
     best,
     cells,
-    score_of,
 )
 from evidence.map_cells import not_defaults
 from evidence.map_tuning import ends
@@ -43,9 +42,9 @@ BEGIN, END = "<!-- cross: evidence/cross.py -->", "<!-- end of cross -->"
 
 def page(found: Sequence[Cell]) -> str:
     """The page, as Markdown."""
-    parts = [_HEAD, crossed(found, SYSTEMS + BASELINES), _progress(found)]
+    parts = [_HEAD, crossed(found, SYSTEMS + BASELINES, spread=True), _progress(found)]
     parts += [] if all(cell.has_ends for cell in found) else [f"{NO_ENDS}\n"]
-    parts += [_section(data, _of(found, data)) for data in DATA]
+    parts += [_COSTS, _costs(found), *(_about(data, _of(found, data)) for data in DATA)]
     return "\n".join([*parts, _TAIL.replace("BUDGET", _budget(found))])
 
 
@@ -69,8 +68,8 @@ def _budget(found: Sequence[Cell]) -> str:
     )
 
 
-def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
-    """Methods by data sets: the scores, with the best in bold type."""
+def crossed(found: Sequence[Cell], methods: Sequence[str], spread: bool = False) -> str:
+    """Methods by data sets: the scores, the best in bold type, with their spread over seeds."""
     bold = {data: best(_of(found, data)) for data in DATA}
     by = {(cell.data, cell.method): cell for cell in found}
     rows = []
@@ -78,20 +77,22 @@ def crossed(found: Sequence[Cell], methods: Sequence[str]) -> str:
         shown = [
             f"**{score}**" if method in bold[data] else score
             for data in DATA
-            for score in [_score(by[data, method])]
+            for score in [_score(by[data, method], spread)]
         ]
         rows.append([method, *shown])
     return markdown_table(["method", *(f"{data.name}, {data.measure}" for data in DATA)], rows)
 
 
-def _score(cell: Cell) -> str:
+def _score(cell: Cell, spread: bool) -> str:
     """The mean; in brackets what it lacks."""
     if cell.missing:
         return cell.missing
     few = "" if len(cell.lines) == len(SEEDS) else f" ({len(cell.lines)} of {len(SEEDS)} seeds)"
     done, of = cell.trials
     untuned = "" if done == of else f" ({done} of {of} trials)"
-    return f"{cell.numbers()['mean']:.1f}{few}{untuned}"
+    numbers = cell.numbers()
+    sd = f" ± {_shown(numbers['sd_over_seeds'], 1)}" if spread else ""
+    return f"{_shown(numbers['mean'], 1)}{sd}{few}{untuned}"
 
 
 def _progress(found: Sequence[Cell]) -> str:
@@ -102,31 +103,31 @@ def _progress(found: Sequence[Cell]) -> str:
     )
 
 
-def _section(data: Data, of: Sequence[Cell]) -> str:
-    """One data set with what each method costs."""
-    bold = best(of)
-    ended = [(cell, cell.numbers()) for cell in of if not cell.missing]
-    rows = [
-        [
-            f"**{cell.method}**" if cell.method in bold else cell.method,
-            f"{_shown(x['mean'], 1)} ± {_shown(x['sd_over_seeds'], 1)}",
-            _shown(x["decile"], 1),
-            _shown(x["bytes_client_round"], 0, 1e3),
-            _shown(x["cpu_seconds"], 0),
-        ]
-        for cell, x in sorted(ended, key=lambda one: -score_of(one[0]))
-    ]
-    header = ["method", data.measure, "decile", "kB", "CPU s"]
+def _costs(found: Sequence[Cell]) -> str:
+    """Methods by data sets: the bytes of a client and round, and the processor time."""
+    by = {(cell.data, cell.method): cell for cell in found}
+    rows = []
+    for method in SYSTEMS + BASELINES:
+        row = [method]
+        for data in DATA:
+            if by[data, method].missing:
+                row += ["", ""]
+            else:
+                x = by[data, method].numbers()
+                row += [_shown(x["bytes_client_round"], 0, 1e3), _shown(x["cpu_seconds"], 0)]
+        rows.append(row)
+    header = ["method", *(f"{data.name}, {unit}" for data in DATA for unit in ("kB", "CPU s"))]
+    return markdown_table(header, rows) + "\n"
+
+
+def _about(data: Data, of: Sequence[Cell]) -> str:
+    """A data set's model and clients, and which methods it lacks."""
     why: dict[str, list[str]] = {}
     for cell in of:
         if cell.missing:
             why.setdefault(cell.reason or cell.missing, []).append(cell.method)
-    parts = [
-        markdown_table(header, rows) if rows else "",
-        "\n".join(f"- {reason}: {', '.join(methods)}." for reason, methods in why.items()),
-    ]
-    shown = "\n\n".join(part for part in parts if part)
-    return f"## {data.name}: {data.model}, {data.clients}\n\n{shown}\n"
+    lacks = "".join(f" {', '.join(names)}: {reason}." for reason, names in why.items())
+    return f"- **{data.name}**: {data.model}, {data.clients}.{lacks}"
 
 
 def _shown(value: float | None, digits: int, unit: float = 1.0) -> str:
@@ -232,19 +233,21 @@ _HEAD = """# Fifteen methods on four data sets
 
 How good is each method, and what does it cost? The first five are the main methods of this library,
 the other ten baselines. On a data set all have the same clients, rounds, batches and model.
-**Bold**: the best, and those that can't be told from it. *n/a*: no run is planned; the lists below
-say why. *not run*: no run has ended yet.
+**Bold**: the best, and those that can't be told from it. *n/a*: no run is planned, for reasons
+below. *not run*: no run has ended yet.
 """
 
-_TAIL = """## How it was measured
+_COSTS = """Kilobytes that one client sends and receives in a round, and the processor time of the
+whole run, evaluation included, without runs that were interrupted:
+"""
+
+_TAIL = """
+## How it was measured
 
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
-  is better. **±**: the standard deviation over seeds. **decile**: the client at the worst tenth,
-  the mean over seeds. **Bold** methods have three seeds and all trials, and the 95 % interval of
-  their difference to the best, over clients and seeds, contains 0.
-- **kB**: what one client sends and receives in a round. **CPU s**: the process' processor time,
-  evaluation included, without runs that were interrupted.
+  is better. **±**: the standard deviation over seeds. **Bold** methods have three seeds and all
+  trials, and the 95 % interval of their difference to the best, over clients and seeds, contains 0.
 - **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30; so FedSDG
   has two or five gates a client. **FedSQ** trains whole blocks on texts; on Fashion-MNIST the
   network, and so the pattern that FedSQ fixes, starts at random.

@@ -100,7 +100,7 @@ def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
             )
     best, second = _best_language_models()
     why = (
-        f"lowest perplexity in [one setting]({_CHAT}): {_in_words(best)}; next {_in_words(second)}"
+        f"lowest perplexity in [one setting](cross.md): {_in_words(best)}; next {_in_words(second)}"
     )
     rows.append(["Language models", "", f"[`{best.method}`](methods/{best.method}.md)", why])
     rows.append(
@@ -256,7 +256,6 @@ def _signed(interval: Sequence[float]) -> str:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_CHAT = "cross.md#chat-messages-smollm2-135m-8-senders"
 _KINDS = {
     ("text", True): "Texts with labels, a pretrained model",
     ("image", False): "Pictures, a network from random weights",

@@ -30,6 +30,7 @@ SECTIONS = [
     ft.StartConfig, AttackConfig, FaultConfig, Machine, ClientFaults,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
+FEDAVGS = "[FedAvg's](fedavg.md#settings)"  # all of its fields that a table does not name
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -63,14 +64,20 @@ def documented(name: str) -> Iterator[tuple[str, Any]]:
     (table,) = re.findall(
         r"^\| field \| default \| \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", page(name), re.M
     )
-    for row in table.splitlines():
-        _, fields, defaults, _ = re.split(r"(?<!\\)\|", row, maxsplit=3)
+    rows = [re.split(r"(?<!\\)\|", row, maxsplit=3)[1:3] for row in table.splitlines()]
+    named = {name for fields, _ in rows for name in re.findall(r"`([^`]+)`", fields)}
+    for fields, defaults in rows:
         names = re.findall(r"`([^`]+)`", fields)
-        if defaults.strip() == LIKE_FEDAVG:
+        if fields.strip() == FEDAVGS:
+            names = [
+                f.name for f in dataclasses.fields(FineTuning) if f.name not in {*named, "robust"}
+            ]
+            values = [default_of(FineTuning, field) for field in names]
+        elif defaults.strip() == LIKE_FEDAVG:
             values = [default_of(FineTuning, field) for field in names]
         else:
             values = [value_of(toml) for toml in re.findall(r"`([^`]+)`", defaults)]
-        assert names, row
+        assert names, fields
         yield from zip(names, values, strict=True)
 
 
