@@ -369,11 +369,10 @@ _HEAD = f"""## How to read the tables
   data show no damage. †: one seed, which says little of others.
 - *Success* of a [backdoor](robustness.md#a-backdoor): the share of honest clients' examples of
   other classes that their own models take for the attackers' class once they have the trigger.
-- Where nobody attacks all 20 clients train, so a rule that finds every attacker still lacks their
-  honest examples.
-- A rule's number of attackers, f, is the true one. Rates were chosen without an attack. FedAvg's
-  clip, nnm and meamed was chosen among two dozen rules by the validation data of seed 0, one of the
-  seeds here, under a sign flip and under a little is enough; those trials were not kept.
+- Where nobody attacks all 20 clients train: a rule that finds all attackers still lacks their data.
+- A rule's number of attackers is the true one. Rates were chosen without an attack. FedAvg's clip,
+  nnm and meamed was chosen among two dozen rules by the validation data of seed 0, one of the seeds
+  here, under a sign flip and under a little is enough; those trials were not kept.
 - [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:
   `fedtailor run attacks --set SETTING ...` repeats it ([more](evidence.md)).
 """

@@ -284,8 +284,8 @@ below. One model for all, [`fedavg`](methods/fedavg.md), is clearly ahead of it 
 *Label overlap* is the share that the class distributions of two clients have in common, the mean
 over all pairs. At 100 % all have the same classes; `advise` prints yours.
 
-On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
-at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
+On texts `fedsq` trains whole blocks, the others LoRA; FedAvg on the same blocks comes close to it
+([claims fedsq-18 and 19](claims.md#fedsq)).
 {no_ends}
 `advise` prefers settings of your kind: texts or pictures, a pretrained model or none. It names the
 method with the best validation accuracy there, then those whose test accuracy does not differ
@@ -325,11 +325,9 @@ on your own validation data. [Fifteen methods on four data sets](cross.md) has o
 - {gates}
 - {head_passes}
 - {absent}
-- **FedSQ.** On pictures the network begins with random weights, and so does the pattern that FedSQ
-  fixes; its paper begins with a pretrained network.
-- **Inputs.** Clients differ here in their labels and the number of their examples. Where they
-  differ in their inputs, such as pictures from other scanners, only
-  [FedMerge's Figure 6](claims.md#fedmerge) was measured.{missing}
+- **FedSQ** is made for pretrained networks; on pictures its pattern is that of random weights.
+- **Inputs.** Clients differ here in labels and numbers of examples. Where they differ in their
+  inputs, such as scanners, only [FedMerge's Figure 6](claims.md#fedmerge) was measured.{missing}
 
 `python -m evidence.when` writes every number ([how](evidence.md)). `preset=images` needs
 [Fashion-MNIST](data.md#use-a-ready-data-set).
