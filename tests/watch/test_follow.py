@@ -128,8 +128,8 @@ def test_a_method_that_diverged_says_why(make_run: MakeRun) -> None:
     state = Follower(out).look()
     assert state.state == "diverged"
     assert [part.reason for part in state.parts] == [
-        "fedavg in round 4: �[2J",
-        "fedsdg in round 4: �[2J",
+        "fedavg in round 4: ?[2J",
+        "fedsdg in round 4: ?[2J",
     ]
 
 
@@ -175,7 +175,7 @@ def test_a_deployment_is_waited_for_and_its_refusals_are_named(
     log.write_text(text)
     state = follower.look()
     assert state.parts[0].refused == 2
-    assert state.parts[0].lately[-1] == "round 3 without client site-4: �[31mbad"
+    assert state.parts[0].lately[-1] == "round 3 without client site-4: ?[31mbad"
     assert state.state == "interrupted"
     assert not follower.is_last(state)  # the server may start again
 

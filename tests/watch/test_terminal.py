@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedtailor.store.run_directory import locked
 from fedtailor.watch.follow import Follower
-from fedtailor.watch.state import RUNNING, WAITING
+from fedtailor.watch.state import State
 from fedtailor.watch.terminal import Screen, View
 
 MakeRun = Callable[..., Path]
@@ -49,7 +49,8 @@ def test_a_low_terminal_keeps_the_method_that_runs(make_run: MakeRun) -> None:
     out = make_run(done=6, methods=("fedavg", *(f"m{k}" for k in range(30))))
     state = Follower(out).look()
     parts = [
-        replace(part, state=RUNNING if k == 20 else WAITING) for k, part in enumerate(state.parts)
+        replace(part, state=State.RUNNING if k == 20 else State.WAITING)
+        for k, part in enumerate(state.parts)
     ]
     state = replace(state, parts=tuple(parts))
     lines = shown(View(state, is_last=False), height=30)

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..params import Params, decode, encode
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def words(text: object, most: int = _WORDS) -> str:
     >>> words("no\\x1b[2J data" + 600 * "!", 13)
     'no?[2J dat...'
     """
-    line = "".join(
-        c if c.isprintable() else " " if c.isspace() else "?" for c in str(text)[: most + 1]
-    )
+    line = one_line(str(text)[: most + 1])
     return line if len(line) <= most else line[: most - 3] + "..."
 
 

@@ -72,14 +72,3 @@ def is_written(run: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def printable(text: str) -> str:
-    """A text without what a terminal would obey. Sites can write into a deployment's logs.
-
-    >>> printable("a\\x1b[2J\\tb")
-    'a�[2J�b'
-    """
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )

@@ -7,24 +7,15 @@ from collections import defaultdict, deque
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..objectives import objective_of
 from ..store.format import SHARE_OF_RUN
 from ..store.read import read_data_manifest, read_experiment
 from ..store.selection import selection_metric
 from ..trackers.part import parts
-from .files import Lines, Mark, is_written, mark_of, printable
+from .files import Lines, Mark, is_written, mark_of
 from .part import FollowedPart
-from .state import (
-    DIVERGED,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    PartState,
-    RunState,
-)
+from .state import PartState, RunState, State
 
 _LINES = 50  # of run.log
 _TAIL = 16_384  # bytes of run.log that are read at first
@@ -74,7 +65,7 @@ class Follower:
 
     def is_last(self, state: RunState) -> bool:
         """Whether nothing will follow. A deployment's run may go on later, when sites are back."""
-        return state.is_over and not (self.is_deployment and state.state == INTERRUPTED)
+        return state.is_over and not (self.is_deployment and state.state == State.INTERRUPTED)
 
     def _look(self) -> RunState:
         # first of all: a run that ends before its commits are read counts as ended
@@ -87,7 +78,7 @@ class Follower:
         for part in self._parts:
             part.look()
         for line in self._lines.new():  # without a time left, which is the state's to tell
-            self._log.append(SHARE_OF_RUN.sub("", printable(line.decode(errors="replace"))))
+            self._log.append(SHARE_OF_RUN.sub("", one_line(line.decode(errors="replace"))))
         return self._state(is_running=is_running)
 
     def _open(self) -> None:
@@ -150,12 +141,12 @@ class Follower:
         return max(0.0, left)
 
 
-def _state_of(parts: Set[str], *, is_running: bool) -> str:
+def _state_of(parts: Set[State], *, is_running: bool) -> State:
     """The state of a run from those of its parts."""
     if is_running and not parts:
-        return WAITING
-    if is_running and parts & {RUNNING, WAITING}:
-        return RUNNING
-    order = (INTERRUPTED, WAITING, STOPPED, FINISHED, DIVERGED)
-    first = next((state for state in order if state in parts), INTERRUPTED)
-    return INTERRUPTED if first == WAITING else first
+        return State.WAITING
+    if is_running and parts & {State.RUNNING, State.WAITING}:
+        return State.RUNNING
+    order = (State.INTERRUPTED, State.WAITING, State.STOPPED, State.FINISHED, State.DIVERGED)
+    first = next((state for state in order if state in parts), State.INTERRUPTED)
+    return State.INTERRUPTED if first == State.WAITING else first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..units import seconds_text
-from .state import FINISHED, RUNNING, WAITING, PartState, RunState
+from .state import PartState, RunState, State
 
 
 def changes(old: RunState | None, new: RunState) -> Iterator[str]:
@@ -22,14 +22,16 @@ def changes(old: RunState | None, new: RunState) -> Iterator[str]:
 
 
 def _of_part(old: PartState | None, new: PartState, run: RunState) -> Iterator[str]:
-    if old is None and new.state == WAITING and not new.round:
+    if old is None and new.state == State.WAITING and not new.round:
         return
     for text in new.lately:
         if old is None or text not in old.lately:
             yield f"{new.title}: {text}"
     if new.round and (old is None or new.round != old.round):
         yield f"{new.title}: round {new.round} of {new.rounds}{_scores(new, run)}; {run.share}"
-    if new.state not in (RUNNING, WAITING, FINISHED) and (old is None or new.state != old.state):
+    if new.state not in (State.RUNNING, State.WAITING, State.FINISHED) and (
+        old is None or new.state != old.state
+    ):
         reason = f": {new.reason}" if new.reason else ""
         yield f"{new.title}: {new.state} after round {new.round} of {new.rounds}{reason}"
 

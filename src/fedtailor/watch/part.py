@@ -7,22 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import one_line
 from ..store.format import REFUSED_FILE, missing
 from ..store.logs import read_refused
 from ..store.metrics import Metric, best_round, higher_is_better
 from ..trackers.part import Part, Values
-from .files import Lines, Mark, mark_of, printable
-from .state import (
-    DIVERGED,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    PartState,
-    Points,
-    RoundScore,
-)
+from .files import Lines, Mark, mark_of
+from .state import PartState, Points, RoundScore, State
 
 _POINTS = 200  # of a curve; more are thinned out
 _LATELY = 5  # refusals that are named
@@ -47,7 +38,7 @@ class FollowedPart:
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._points: dict[int, Values] = {}
         self._refused = _Refused(part.folder / REFUSED_FILE, names)
-        self.known = PartState(part.label, part.seed, WAITING, 0, rounds)
+        self.known = PartState(part.label, part.seed, State.WAITING, 0, rounds)
 
     @property
     def has_ended(self) -> bool:
@@ -86,7 +77,7 @@ class FollowedPart:
         self.known = replace(
             self.known,
             round=commit.round,
-            reason=None if commit.diverged is None else printable(commit.diverged),
+            reason=None if commit.diverged is None else one_line(commit.diverged),
             latest=_score(own, max(own, default=0)),
             best=self._best(own),
             latest_global=_score(shared, max(shared, default=0)),
@@ -107,17 +98,17 @@ class FollowedPart:
         """The part's state, given whether it is what runs, and whether anything does."""
         commit, rounds = self._part.commit, self._rounds
         if commit.diverged is not None:
-            state = DIVERGED
+            state = State.DIVERGED
         elif self.has_ended:
-            state = FINISHED
+            state = State.FINISHED
         elif is_current:
-            state = RUNNING
+            state = State.RUNNING
         elif commit.finished and not is_running:  # other parts have got more rounds
-            state, rounds = FINISHED, commit.rounds
+            state, rounds = State.FINISHED, commit.rounds
         elif commit.stopped:
-            state = STOPPED
+            state = State.STOPPED
         else:
-            state = WAITING if is_running or not self.activity else INTERRUPTED
+            state = State.WAITING if is_running or not self.activity else State.INTERRUPTED
         return replace(self.known, state=state, rounds=rounds)
 
     def _best(self, scores: Mapping[int, float]) -> RoundScore | None:
@@ -146,7 +137,7 @@ class _Refused:
             names = self._names
             name = names[found.client] if found.client < len(names) else found.client
             text = f"round {found.round} without client {name}: {found.reason}"
-            self.lately.append(printable(text))
+            self.lately.append(one_line(text))
         return bool(new) or self._lines.begins_anew
 
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from ..report.numbers import bare
 from ..store.metrics import Metric, unit_of
 from ..units import in_words
 
-# of a run: waiting (nothing is written yet), running, finished, diverged (every method with every
-# seed), stopped (by a callback, or rolled back), interrupted (no process writes, and rounds are
-# left); of a part: the same, where waiting means that it is not its turn
-WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
-DIVERGED, STOPPED, INTERRUPTED = "diverged", "stopped", "interrupted"
+
+class State(StrEnum):
+    """Of a run: waiting (nothing is written yet), running, finished, diverged (every method with
+    every seed), stopped (by a callback, or rolled back), interrupted (no process writes, and rounds
+    are left). Of a part: the same, where waiting means that it is not its turn."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+
 
 Points = tuple[tuple[int, float], ...]  # round, value
 
@@ -38,7 +47,7 @@ class PartState:
 
     method: str
     seed: int
-    state: str
+    state: State
     round: int
     rounds: int
     latest: RoundScore | None = None
@@ -63,7 +72,7 @@ class PartState:
     @property
     def is_over(self) -> bool:
         """Whether no round will follow as things are."""
-        return self.state in (FINISHED, DIVERGED, STOPPED)
+        return self.state in (State.FINISHED, State.DIVERGED, State.STOPPED)
 
     def as_dict(self) -> dict[str, Any]:
         """The state as a dict, for JSON; curves are not copied."""
@@ -79,7 +88,7 @@ class RunState:
 
     run: str
     name: str
-    state: str
+    state: State
     metric: Metric
     round: int
     rounds: int
@@ -91,12 +100,12 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether no round will follow as things are."""
-        return self.state not in (WAITING, RUNNING)
+        return self.state not in (State.WAITING, State.RUNNING)
 
     @property
     def current(self) -> PartState | None:
         """The part that runs."""
-        return next((part for part in self.parts if part.state == RUNNING), None)
+        return next((part for part in self.parts if part.state == State.RUNNING), None)
 
     @property
     def measure(self) -> str:
@@ -111,25 +120,25 @@ class RunState:
     def share(self) -> str:
         """How much of the run is done."""
         left = "" if self.seconds_left is None else f", about {in_words(self.seconds_left)} left"
-        return f"{self.round} of {self.rounds} rounds{left if self.state == RUNNING else ''}"
+        return f"{self.round} of {self.rounds} rounds{left if self.state == State.RUNNING else ''}"
 
     @property
     def note(self) -> str:
         """The state, as a sentence of which the run's name is the subject."""
-        if self.state == RUNNING:
+        if self.state == State.RUNNING:
             part = self.current
             if part is None:
                 return "runs"
             return f"runs {part.title}, round {min(part.round + 1, part.rounds)} of {part.rounds}"
-        if self.state == INTERRUPTED:
-            why = "no process runs it, and rounds are left"
-            return f"is interrupted: {why}; {_places(self.parts, INTERRUPTED)}"
-        if self.state == DIVERGED:
-            return f"has diverged with every method; {_places(self.parts, DIVERGED)}"
+        places = _places(self.parts, self.state)
         return {
-            WAITING: "has not begun: nothing is written yet",
-            FINISHED: "has ended",
-            STOPPED: f"was stopped by a callback, or rolled back; {_places(self.parts, STOPPED)}",
+            State.INTERRUPTED: (
+                f"is interrupted: no process runs it, and rounds are left; {places}"
+            ),
+            State.DIVERGED: f"has diverged with every method; {places}",
+            State.WAITING: "has not begun: nothing is written yet",
+            State.FINISHED: "has ended",
+            State.STOPPED: f"was stopped by a callback, or rolled back; {places}",
         }[self.state]
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,7 +146,7 @@ class RunState:
         return vars(self) | {"parts": [part.as_dict() for part in self.parts]}
 
 
-def _places(parts: Sequence[PartState], state: str) -> str:
+def _places(parts: Sequence[PartState], state: State) -> str:
     """Where parts of this state stand."""
     places = [f"{p.title}: after round {p.round} of {p.rounds}" for p in parts if p.state == state]
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..units import seconds_text, si
-from .state import DIVERGED, FINISHED, INTERRUPTED, RUNNING, STOPPED, PartState, Points, RunState
+from .state import PartState, Points, RunState, State
 
 _BARS = "▁▂▃▄▅▆▇█"
 # columns of a terminal that has room for all of the table, and for all but two columns of it
@@ -20,11 +20,11 @@ _WIDE, _USUAL = 110, 96
 _LOG = 5  # lines
 _DAY = re.compile(r"^\d+-\d+-\d+ (\d+:\d+:\d+)\S*")  # of a line of the log, and its time
 _COLOURS = {
-    RUNNING: "bold cyan",
-    FINISHED: "green",
-    STOPPED: "yellow",
-    DIVERGED: "bold red",
-    INTERRUPTED: "bold red",
+    State.RUNNING: "bold cyan",
+    State.FINISHED: "green",
+    State.STOPPED: "yellow",
+    State.DIVERGED: "bold red",
+    State.INTERRUPTED: "bold red",
 }
 
 
@@ -107,7 +107,7 @@ def _line(text: str, style: str) -> Text:
 
 def _around(parts: Sequence[PartState], room: int) -> Sequence[PartState]:
     """So many of the parts, with the one that runs among them."""
-    at = next((k for k, part in enumerate(parts) if part.state == RUNNING), 0)
+    at = next((k for k, part in enumerate(parts) if part.state == State.RUNNING), 0)
     first = min(max(0, at - room // 2), max(0, len(parts) - room))
     return parts[first : first + room]
 
