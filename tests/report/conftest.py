@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from fedtailor.report.comparison import compare
 from fedtailor.store.format import FORMAT
 
 K = 6
@@ -220,6 +221,13 @@ def write_run(
             last = rounds if done is None else done
             _write_trial(trial, method, seed, last, rounds, tail, is_lm, with_auc)
     return path
+
+
+def row_of(paths: list[Path], label: str) -> dict[str, Any]:
+    """The row of a method in the comparison."""
+    rows = json.loads(compare(paths, as_json=True))["rows"]
+    found: dict[str, Any] = next(row for row in rows if row["label"] == label)
+    return found
 
 
 @pytest.fixture

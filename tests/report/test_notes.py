@@ -4,21 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedtailor.report.cells import ranked, text_tables
 from fedtailor.report.comparison import compare
 from fedtailor.report.notes import caption
 from fedtailor.report.table import table
 from fedtailor.store.read import read_all
+from tests.report.conftest import row_of
 
 MakeRun = Callable[..., Path]
-
-
-def _row(paths: list[Path], label: str) -> dict[str, Any]:
-    rows = json.loads(compare(paths, as_json=True))["rows"]
-    found: dict[str, Any] = next(row for row in rows if row["label"] == label)
-    return found
 
 
 def test_unfinished_methods_are_marked(make_run: MakeRun) -> None:
@@ -28,7 +22,7 @@ def test_unfinished_methods_are_marked(make_run: MakeRun) -> None:
     assert "fedavg (round 3 of 8)" in words
     assert f"Unfinished: fedavg, seed 0: round 3 of 8 ({path})" in words
     assert f"Not begun in {path}: fedsdg, seed 1" in words
-    assert _row([path], "fedavg")["personal_model"]["rounds"] == [2, 2]
+    assert row_of([path], "fedavg")["personal_model"]["rounds"] == [2, 2]
 
 
 def test_runs_that_are_not_comparable_are_noted(make_run: MakeRun) -> None:

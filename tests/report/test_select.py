@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,21 +14,16 @@ from fedtailor.report.comparison import compare
 from fedtailor.store.metrics import summary
 from fedtailor.store.read import Trial, read
 from fedtailor.store.selection import by_round, headline, select_round
+from tests.report.conftest import row_of
 
 MakeRun = Callable[..., Path]
 Expected = Callable[[str, int, str], NDArray[np.float64]]
 
 
-def _row(paths: list[Path], label: str) -> dict[str, Any]:
-    rows = json.loads(compare(paths, as_json=True))["rows"]
-    found: dict[str, Any] = next(row for row in rows if row["label"] == label)
-    return found
-
-
 def test_results_are_those_of_the_round_chosen_on_validation(
     make_run: MakeRun, expected: Expected
 ) -> None:
-    row = _row([make_run()], "fedsdg")
+    row = row_of([make_run()], "fedsdg")
     x, n = expected("fedsdg", 4, "personal"), np.array([20, 10, 30, 10, 30])
     found = row["personal_model"]
     assert found["rounds"] == [4, 4]
@@ -97,7 +91,7 @@ def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(
 ) -> None:
     """The made-up AUC is best where accuracy is worst: at round 0."""
     by_accuracy = make_run("a", with_auc=True)
-    row = _row([by_accuracy], "fedsdg")["personal_model"]
+    row = row_of([by_accuracy], "fedsdg")["personal_model"]
     chosen = 1 - np.delete(expected("fedsdg", 4, "personal"), 2, axis=1)  # of clients 0, 1, 4, 5
     assert row["metrics"]["auc"]["mean"] == pytest.approx(chosen.mean())
     assert (row["clients"], row["metric_clients"]["auc"]) == ([5, 5], [4, 4])

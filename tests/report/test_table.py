@@ -13,19 +13,14 @@ from numpy.typing import NDArray
 
 from fedtailor.errors import InputError
 from fedtailor.report.comparison import compare
+from tests.report.conftest import row_of
 
 MakeRun = Callable[..., Path]
 Expected = Callable[[str, int, str], NDArray[np.float64]]
 
 
-def _row(paths: list[Path], label: str) -> dict[str, Any]:
-    rows = json.loads(compare(paths, as_json=True))["rows"]
-    found: dict[str, Any] = next(row for row in rows if row["label"] == label)
-    return found
-
-
 def test_costs_are_a_client_a_round(make_run: MakeRun) -> None:
-    row = _row([make_run()], "fedavg")
+    row = row_of([make_run()], "fedavg")
     assert (row["bytes_down"], row["bytes_up"]) == (4000, 2000)
     assert (row["trained"], row["communicated"], row["private"]) == (1500, 1000, 0)
     assert row["seconds"] == 8 * 2.0
@@ -57,7 +52,7 @@ def test_one_seed_has_no_spread(make_run: MakeRun) -> None:
     text = compare([make_run(seeds=(0,), methods=("local",))])
     assert "±" not in text
     assert "clients and 1 seed: " in " ".join(text.split())
-    assert _row([make_run("b", seeds=(0,), methods=("local",))], "local")["global_model"] is None
+    assert row_of([make_run("b", seeds=(0,), methods=("local",))], "local")["global_model"] is None
 
 
 def test_seeds_at_different_rounds_are_told_apart(make_run: MakeRun) -> None:
@@ -65,12 +60,12 @@ def test_seeds_at_different_rounds_are_told_apart(make_run: MakeRun) -> None:
     where = path / "methods/fedavg/seed-1/commit.json"
     commit = json.loads(where.read_text())
     where.write_text(json.dumps(commit | {"finished": False, "round": 7}))
-    assert _row([path], "fedavg")["progress"] == "seed 1: round 7 of 8"
+    assert row_of([path], "fedavg")["progress"] == "seed 1: round 7 of 8"
 
 
 def test_language_models_are_compared_by_loss(make_run: MakeRun, expected: Expected) -> None:
     path = make_run(is_lm=True)
-    row = _row([path], "fedavg")["personal_model"]
+    row = row_of([path], "fedavg")["personal_model"]
     loss = 3.0 - expected("fedavg", 4, "personal")  # [seeds, clients]
     assert row["rounds"] == [4, 4]
     assert row["mean"]["mean"] == pytest.approx(loss.mean())
@@ -115,7 +110,7 @@ def test_novel_clients_have_a_column_of_their_own(make_run: MakeRun) -> None:
         return [record, {**record, "model": "novel"}] if record["model"] == "personal" else [record]
 
     _rewrite(path, change)
-    row = _row([path], "fedsdg")
+    row = row_of([path], "fedsdg")
     assert row["novel_clients"] == row["personal_model"]
     assert "novel" in compare([path])
 
@@ -123,7 +118,7 @@ def test_novel_clients_have_a_column_of_their_own(make_run: MakeRun) -> None:
 def test_without_validation_examples_the_last_round_is_shown_and_said(make_run: MakeRun) -> None:
     path = make_run(tail=b"")
     _drop(path, "validation")
-    assert _row([path], "fedavg")["personal_model"]["rounds"] == [8, 8]
+    assert row_of([path], "fedavg")["personal_model"]["rounds"] == [8, 8]
     assert "round: the last evaluated one" in " ".join(compare([path]).split())
 
 
@@ -143,7 +138,7 @@ def test_a_diverged_client_makes_json_null(make_run: MakeRun) -> None:
     commit = json.loads(where.read_text())
     commit["bytes"]["clients"] = len(text)
     where.write_text(json.dumps(commit))
-    found = _row([path], "local")
+    found = row_of([path], "local")
     assert found["personal_model"]["mean"]["mean"] is None
     assert found["bytes_down"] is None
     assert math.isclose(found["trained"], 1500)

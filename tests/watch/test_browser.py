@@ -101,8 +101,7 @@ def test_a_round_is_shown_within_two_seconds_after_its_commit(tmp_path: Path, op
     assert max(delays.values()) < 2000, delays
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1400, "light")])
 def test_charts_and_table_are_drawn_and_nothing_is_wider_than_the_window(
     make_run: MakeRun, opened: Any, width: int, theme: str
 ) -> None:
