@@ -9,9 +9,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ..errors import InputError
+from ..report.numbers import bare
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
-from ..store.metrics import higher_is_better, is_percentage, unit_of
+from ..store.metrics import higher_is_better, unit_of
 from ..temporary_folder import temporary_folder
 from .advise import MOST, Advice
 from .measured import ALONE
@@ -63,8 +64,7 @@ def lines(
     in `Advice.lines`."""
     metric, sign = best.metric, 1 if higher_is_better(best.metric) else -1
     order = sorted(best.scores, key=lambda label: -sign * best.scores[label])
-    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
-    cells = [[label, f"{factor * best.scores[label]:.{digits}f}"] for label in order]
+    cells = [[label, bare(metric, best.scores[label])] for label in order]
     header = ["method", f"{metric} on validation data{unit_of(metric)}"]
     after = "1 round" if rounds == 1 else f"{rounds} rounds"
     table = tabulate(cells, headers=header, colalign=("left", "right"), disable_numparse=True)

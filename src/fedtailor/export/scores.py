@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
+from ..report.numbers import bare
 from ..runs.trained import TrainedMethod
 from ..store.read import Trial, read
 from ..store.records import Evaluation, Partition
@@ -98,14 +99,11 @@ class ModelScores:
         of = "the global model of " if client is None else ""
         at = "" if client is None else f" at {client}"
         answer = "the most frequent class" if score.answer is None else repr(score.answer)
+        ours, theirs = (bare("accuracy", value) for value in (score.accuracy, score.majority))
         return (
-            f"on test examples {of}{label}{at} ({_percent(score.accuracy)}) is no better than "
-            f"always answering {answer} ({_percent(score.majority)})"
+            f"on test examples {of}{label}{at} ({ours} %) is no better than always answering "
+            f"{answer} ({theirs} %)"
         )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _joined_scores(joined: Onboarded) -> list[SplitScore]:

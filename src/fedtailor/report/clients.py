@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..store.metrics import Metric, higher_is_better, is_percentage, sizes_of, unit_of, values_of
+from ..store.metrics import Metric, higher_is_better, sizes_of, unit_of, values_of
 from ..store.records import Evaluation, Partition
 from .majority import majority_accuracy
+from .numbers import bare
 from .select import Entry, reported
 from .text import TextTable
 
@@ -124,15 +125,9 @@ def _chunks(rows: Sequence[ClientRow], has_majority: bool) -> Iterator[list[str]
     yield labels
 
 
-def _number(value: float | None, metric: Metric) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f}" if is_percentage(metric) else f"{value:.3f}"
-
-
 def _cells(row: ClientRow, labels: Sequence[str], has_majority: bool, metric: Metric) -> list[str]:
-    base = [_number(row.majority, "accuracy")] * has_majority
-    results = [_number(row.results[label], metric) for label in labels]
+    base = [bare("accuracy", row.majority)] * has_majority
+    results = [bare(metric, row.results[label]) for label in labels]
     return [row.client, f"{row.train:,}", f"{row.test:,}", *base, *results]
 
 
@@ -149,7 +144,7 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
             for client in worst_clients(test, metric, shown):
                 cells.append([
                     entry.label, str(trial.seed), partition.name(client),
-                    _number(results[client], metric), _number(majority[client], "accuracy"),
+                    bare(metric, results[client]), bare("accuracy", majority[client]),
                     f"{partition.train[client]:,}", f"{partition.test[client]:,}",
                 ])  # fmt: skip
     header = [

@@ -114,7 +114,7 @@ class RunState:
 
     def score(self, score: RoundScore | None) -> str:
         """A score as text; ``-`` for none."""
-        return "-" if score is None else bare(self.metric, score.value)
+        return bare(self.metric, None if score is None else score.value)
 
     @property
     def share(self) -> str:
