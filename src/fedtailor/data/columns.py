@@ -146,7 +146,7 @@ def find_column(
     name: str | None,
     usual: Sequence[str],
     option: str,
-    is_flag: Callable[[str], bool],
+    is_flag: Callable[[str], bool] = lambda name: False,
     hint: str = ";",
 ) -> str:
     """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
@@ -158,7 +158,7 @@ def find_column(
     for candidate in usual if name is None else (name,):
         if candidate in columns:
             return candidate
-    listed = ", ".join(columns)
+    listed = ", ".join(map(str, columns))
     if name is not None:
         raise InputError(f"no column {name!r} for {option}; columns: {listed}")
     if len(flags := [column for column in columns if is_flag(column)]) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,6 @@ class Data:
         ['a', 'b']
         """
         objective = objective_of(task)
-        columns = [str(column) for column in frame.columns]
         if text is None:
             texts = [str(name) for name in frame if frame[name].dtype.kind not in "biufcmM"]
             check_no_pair(texts, usual_column(TEXT_NAMES, texts), "text=")
@@ -82,27 +82,29 @@ class Data:
             values = [value for value in frame[name].tolist() if not _is_missing(value)]
             return all(isinstance(v, str | int | float) for v in values) and are_flags(values)
 
-        names: list[str | None] = [
-            find_column(columns, text, TEXT_NAMES, "text=", lambda name: False), None, None,
-        ]  # fmt: skip
+        find = partial(find_column, [*frame.columns], is_flag=is_flag)
+        names = {"inputs": find_column([*frame.columns], text, TEXT_NAMES, "text=")}
         if objective.reads_targets:
-            names[1] = find_column(columns, label, objective.target_names, "label=", is_flag)
+            names["labels"] = find(label, objective.target_names, "label=")
         if client is not None:
-            names[2] = find_column(columns, client, (), "client=", is_flag)
+            names["clients"] = find(client, (), "client=")
 
         def examples(rows: pd.DataFrame) -> _Arrays:
-            if absent := [name for name in names if name is not None and name not in rows]:
+            if absent := [name for name in names.values() if name not in rows]:
                 listed = ", ".join(map(str, rows.columns))
                 raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
-            values = [None if name is None else rows[name].tolist() for name in names]
-            _check_texts(_values(values[0] or [], places[0], rows.index), places[0], rows.index)
-            return _Arrays.of(values, places, rows.index)
+            values = {
+                role: _values(rows[name].tolist(), f"column {name!r}", rows.index)
+                for role, name in names.items()
+            }
+            _check_texts(values["inputs"], f"column {names['inputs']!r}", rows.index)
+            return _Arrays(**values)
 
-        places = [f"column {name!r}" for name in names]
-        both = train = examples(frame)
+        both = examples(frame)
         if test is not None:
-            both = train.joined(examples(test))
-        return cls._in_memory(both, len(frame), objective.name, classes, places[1:])
+            both = both.joined(examples(test))
+        places = f"column {names.get('labels')!r}", f"column {names.get('clients')!r}"
+        return cls._in_memory(both, len(frame), objective.name, classes, places)
 
     @classmethod
     def from_arrays(
@@ -193,20 +195,19 @@ class Data:
         num_train: int,
         task: str,
         classes: Sequence[str],
-        places: Sequence[str] = ("labels", "clients"),
+        places: tuple[str, str] = ("labels", "clients"),
     ) -> Data:
         inputs = rows.inputs
 
-        def read(rows: Indices) -> Any:
-            return [inputs[row] for row in rows] if isinstance(inputs, list) else inputs[rows]
+        def read(some: Indices) -> Any:
+            return [inputs[row] for row in some] if isinstance(inputs, list) else inputs[some]
 
+        num_test = len(inputs) - num_train
         columns = Columns(
-            read, num_train, len(inputs) - num_train, rows.labels, clients=rows.clients,
-            places=(places[0], places[1]),
-        )  # fmt: skip
-        return cls(
-            {"name": FROM_PYTHON + _digest(rows, num_train), **_stated(task, classes)}, columns
+            read, num_train, num_test, rows.labels, clients=rows.clients, places=places
         )
+        name = FROM_PYTHON + _digest(rows, num_train)
+        return cls({"name": name, **_stated(task, classes)}, columns)
 
     def config(self, config: DataConfig) -> DataConfig:
         """An experiment's ``[data]`` with this source; the length of texts and limits stay."""
@@ -226,28 +227,22 @@ class _Arrays:
     """Inputs, labels and clients of the same length."""
 
     inputs: list[Any] | NDArray[Any]
-    labels: list[Any] | None
-    clients: list[Any] | None
+    labels: list[Any] | None = None
+    clients: list[Any] | None = None
 
     @staticmethod
-    def of(
-        columns: Sequence[Any],
-        places: Sequence[str] = ("inputs", "labels", "clients"),
-        index: Any = None,
-    ) -> _Arrays:
-        """Take inputs, labels and clients; ``index`` is that of the DataFrame they come from."""
-        inputs = _inputs(columns[0])
-        others: list[list[Any] | None] = [None, None]
-        for at, (place, column) in enumerate(zip(places[1:], columns[1:], strict=False)):
+    def of(values: Sequence[Any]) -> _Arrays:
+        """Take inputs, labels and clients; labels and clients may be absent."""
+        inputs, others = _inputs(values[0]), {}
+        for name, column in zip(("labels", "clients"), values[1:], strict=False):
             if column is not None:
-                values = column if index is not None else np.asarray(column).tolist()
-                others[at] = values = _values(values, place, index)
-                if len(values) != len(inputs):
+                others[name] = _values(np.asarray(column).tolist(), name)
+                if len(others[name]) != len(inputs):
                     raise InputError(
-                        f"{place} has {len(values)} entries for {len(inputs)} inputs; "
+                        f"{name} has {len(others[name])} entries for {len(inputs)} inputs; "
                         "there must be one for each"
                     )
-        return _Arrays(inputs, *others)
+        return _Arrays(inputs, **others)
 
     def joined(self, test: _Arrays) -> _Arrays:
         for name in ("labels", "clients"):
