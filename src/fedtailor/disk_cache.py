@@ -5,8 +5,9 @@ A folder of the cache appears when it is complete, so that no reader sees half o
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ from .temporary_folder import temporary_folder
 def cache_dir() -> Path:
     """Return the cache's folder: ``$FEDTAILOR_CACHE``, or ``~/.cache/fedtailor``."""
     return Path(os.environ.get("FEDTAILOR_CACHE") or Path("~/.cache/fedtailor").expanduser())
+
+
+def hash_of(head: bytes, parts: Iterable[bytes]) -> str:
+    """Return a hash, 32 hexadecimal digits, over ``head`` and each of ``parts`` with its length."""
+    digest = hashlib.sha256(head)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:32]
 
 
 def save(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

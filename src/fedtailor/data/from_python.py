@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..disk_cache import hash_of
 from ..errors import InputError
 from ..objectives import objective_of
 from ..user_code import FROM_PYTHON
@@ -206,7 +207,7 @@ class Data:
         columns = Columns(
             read, num_train, num_test, rows.labels, clients=rows.clients, places=places
         )
-        name = FROM_PYTHON + _digest(rows, num_train)
+        name = FROM_PYTHON + _hash(rows, num_train)
         return cls({"name": name, **_stated(task, classes)}, columns)
 
     def config(self, config: DataConfig) -> DataConfig:
@@ -327,14 +328,9 @@ def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:
     return {**fields, "classes": tuple(classes)} if classes else fields
 
 
-def _digest(rows: _Arrays, num_train: int) -> str:
-    digest = hashlib.sha256(repr((num_train, rows.labels, rows.clients)).encode())
+def _hash(rows: _Arrays, num_train: int) -> str:
+    head = repr((num_train, rows.labels, rows.clients)).encode()
     if isinstance(rows.inputs, list):
-        for text in rows.inputs:
-            data = text.encode("utf-8", "surrogatepass")
-            digest.update(len(data).to_bytes(8, "little"))
-            digest.update(data)
-    else:
-        digest.update(repr((rows.inputs.shape, rows.inputs.dtype.str)).encode())
-        digest.update(np.ascontiguousarray(rows.inputs).data)
-    return digest.hexdigest()[:32]
+        return hash_of(head, (text.encode("utf-8", "surrogatepass") for text in rows.inputs))
+    head += repr((rows.inputs.shape, rows.inputs.dtype.str)).encode()
+    return hashlib.sha256(head + np.ascontiguousarray(rows.inputs).tobytes()).hexdigest()[:32]

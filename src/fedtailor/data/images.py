@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +58,9 @@ def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
 
     wanted = table.features[column].mode
     table = table.select_columns([column]).cast_column(column, Image(decode=False))
-    folder = cache / "images" / _key(table, column, wanted)
+    head = bytes([_FORMAT]) + str(wanted).encode()
+    key = disk_cache.hash_of(head, (data for _, data in _encoded(table, column)))
+    folder = cache / "images" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(f".{folder.name}-", folder.parent) as stage:
@@ -82,14 +83,6 @@ def _encoded(table: Any, column: str) -> Iterator[tuple[str, bytes]]:
             yield name, Path(str(path)).read_bytes() if data is None else data
         except OSError as error:
             raise InputError(f"{name}: can't read {path}: {error.strerror}") from None
-
-
-def _key(table: Any, column: str, wanted: str | None) -> str:
-    digest = hashlib.sha256(bytes([_FORMAT]) + str(wanted).encode())
-    for _, data in _encoded(table, column):
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()[:32]
 
 
 def _write(table: Any, column: str, wanted: str | None, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -91,12 +90,8 @@ def _key(
     content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
     end = tokenizer.eos_token_id if ends else None
     parts = [_FORMAT, max_length, ends, end, _filler(tokenizer), content]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()[:32]
+    head = json.dumps(parts, sort_keys=True).encode()
+    return disk_cache.hash_of(head, (text.encode("utf-8", "surrogatepass") for text in texts))
 
 
 def _arrays(
