@@ -90,11 +90,10 @@ class Survey:
         Raises:
             InputError: there is none.
         """
-        for column in self.columns:
-            if column.name == name:
-                return column
-        names = [column.name for column in self.columns]
-        raise unknown("column", name, names, where=self.path, kind="columns")
+        by_name = {column.name: column for column in self.columns}
+        if name not in by_name:
+            raise unknown("column", name, by_name, where=self.path, kind="columns")
+        return by_name[name]
 
     def roles(self, text: str | None, label: str | None, client: str | None) -> Roles:
         """Return the columns to use: those that are named, and guesses for the others. A label or
@@ -105,9 +104,9 @@ class Survey:
                 class or a client has a name that can't be shown.
         """
         source = self._source(text)
-        named = None if client in (None, "none") else self._client(str(client))
         if label == "none" and self.column(source).kind != "text":
             raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
+        named = None if client in (None, "none") else self._client(str(client))
         label = None if label == "none" else self._label(label, {source, named})
         named_roles = [name for name in (source, label, named) if name is not None]
         if len(set(named_roles)) < len(named_roles):
@@ -119,7 +118,7 @@ class Survey:
             named = self._guessed_client({source, label})
         for kind, name in (("class", label), ("client", named)):
             if name is not None:
-                check_names(kind, self.counts(name), f"column {name!r} of {self.path}")
+                check_names(kind, self.counts(name), self._place(name))
         return Roles(source, label, named)
 
     def source_candidates(self) -> list[Column]:
@@ -163,20 +162,24 @@ class Survey:
         tokens = self.column(name).long / _WORDS * _TOKENS
         return next((size for size in (32, 64, 128) if tokens <= size), 256)
 
-    def _source(self, name: str | None) -> str:
-        if name is None:
-            found = self.source_candidates()
-            if not found:
-                hint = other_tasks.of_lists([c.name for c in self.columns if c.kind == "other"])
-                raise InputError(
-                    f"{self.path} has no text or picture column{hint}: {self._listed()}"
-                )
-            self._check_one_source(found)
-            return found[0].name
-        if self.column(name).kind not in ("text", "picture"):
-            kind = self.column(name).kind
-            raise InputError(f"column {name!r} of {self.path} holds {kind}s, not texts or pictures")
+    def _place(self, name: str) -> str:
+        return f"column {name!r} of {self.path}"
+
+    def _check_kind(self, name: str, kinds: Sequence[Kind], allowed: str) -> str:
+        if (kind := self.column(name).kind) not in kinds:
+            raise InputError(f"{self._place(name)} holds {kind}s; {allowed}")
         return name
+
+    def _source(self, name: str | None) -> str:
+        if name is not None:
+            allowed = "the model reads texts or pictures"
+            return self._check_kind(name, ("text", "picture"), allowed)
+        found = self.source_candidates()
+        if not found:
+            hint = other_tasks.of_lists([c.name for c in self.columns if c.kind == "other"])
+            raise InputError(f"{self.path} has no text or picture column{hint}: {self._listed()}")
+        self._check_one_source(found)
+        return found[0].name
 
     def _check_one_source(self, found: Sequence[Column]) -> None:
         """Raise InputError where several columns are as likely the input as the first one."""
@@ -212,20 +215,18 @@ class Survey:
         others = [c for c in self.columns if c.kind in ("number", "other") and c.name not in taken]
         for column in [] if is_named else others:
             if _is_called(column.name, _LABELS) or column.name.lower() in _ANSWERS:
-                place = f"column {column.name!r} of {self.path}"
-                check_labels(place, self._values(column.name))
+                check_labels(self._place(column.name), self._values(column))
 
     def _words(self, name: str) -> int:
         """How many words a text of the column has: the median of those that differ."""
         words = sorted(len(str(text).split()) for text in self.counts(name))
         return words[len(words) // 2] if words else 0
 
-    def _values(self, name: str) -> list[Any]:
+    def _values(self, column: Column) -> list[Any]:
         """The values that occur in a column; a list for lists and objects."""
-        column = self.column(name)
         if column.kind == "other":
             return [[]] if column.missing < self.rows else []
-        return list(self.counts(name))
+        return list(self.counts(column.name))
 
     def _may_be_label(self, column: Column) -> bool:
         """Whether it holds words or whole numbers, which may be written 1.0."""
@@ -244,26 +245,20 @@ class Survey:
                     f"{self._listed()}"
                 )
             name = found[0].name
-        column = self.column(name)
-        if column.kind in ("date", "picture"):
-            raise InputError(
-                f"column {name!r} of {self.path} holds {column.kind}s; labels are words or whole "
-                "numbers"
-            )
-        check_labels(f"column {name!r} of {self.path}", self._values(name))
+        others: tuple[Kind, ...] = ("text", "integer", "number", "other")
+        self._check_kind(name, others, "labels are words or whole numbers")
+        column, place = self.column(name), self._place(name)
+        check_labels(place, self._values(column))
         values = self.counts(name)
         if len(values) < 2:
             only = ", ".join(map(repr, values)) or "nothing"
+            raise InputError(f"{place} holds one class only ({only}); classification needs two")
+        present = self.rows - column.missing
+        check_few_classes(place, column.distinct, present)
+        if column.distinct == present:
             raise InputError(
-                f"column {name!r} of {self.path} holds one class only ({only}); classification "
-                "needs two"
-            )
-        place = f"column {name!r} of {self.path}"
-        check_few_classes(place, column.distinct, self.rows - column.missing)
-        if column.distinct == self.rows - column.missing:
-            raise InputError(
-                f"column {name!r} of {self.path} has another value in each row; a label has a few "
-                "values, each in many rows"
+                f"{place} has another value in each row; a label has a few values, each in many "
+                "rows"
             )
         return name
 
@@ -290,13 +285,7 @@ class Survey:
         return None
 
     def _client(self, name: str) -> str:
-        column = self.column(name)
-        if column.kind not in ("text", "integer"):
-            raise InputError(
-                f"column {name!r} of {self.path} holds {column.kind}s; clients are words or whole "
-                "numbers"
-            )
-        return name
+        return self._check_kind(name, ("text", "integer"), "clients are words or whole numbers")
 
     def _listed(self) -> str:
         return ", ".join(f"{c.name} ({c.kind}, {c.distinct} values)" for c in self.columns)
