@@ -14,15 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
-from typing import Any, get_args
+from typing import Any
 
 import fedtailor as ft
 from fedtailor.report.paired import Paired, paired
 from fedtailor.store.metrics import ATTACK_SUCCESS
-from fedtailor.uploads.attacks import AttackConfig, Kind
 from fedtailor.uploads.rules import Robust
 
-from .cross_cells import SYSTEMS
 from .markdown import markdown_table
 from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved
 
@@ -98,10 +96,6 @@ class Results:
     def __init__(self) -> None:
         self._lines = {line["digest"]: line for line in lines() if "results" in line}
 
-    def has(self, run: Run) -> bool:
-        """Whether a run has ended."""
-        return _digest(run) in self._lines
-
     def outcome(self, runs: Sequence[Run], clean: Sequence[Run], model: str) -> Outcome | None:
         """The outcome of the seeds that have ended; None if there is none."""
         scores, beside, success = [], [], []
@@ -173,9 +167,7 @@ def rows() -> Sequence[Row]:
 def page() -> str:
     """The page, as Markdown."""
     found = rows()
-    results = Results()
-    missing = _missing([run for run in planned([MANIFEST]) if results.has(run)])
-    parts = [_TITLE, *findings(found), missing, _HEAD]
+    parts = [_TITLE, *findings(found), "", _HEAD]
     for preset, title in _TITLES.items():
         of = [row for row in found if row.preset == preset and row.method != "local"]
         first = [row for row in of if row.method == "fedavg"]
@@ -277,11 +269,6 @@ def _of_rules(rows: Sequence[Row]) -> str:
     )
 
 
-def _all(names: Sequence[str]) -> str:
-    """Name all of them, however many, as `in_prose` doesn't."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def _of_alignment(rows: Sequence[Row]) -> str:
     """What FedSDG loses with its alignment weights and with equal ones, under the same attacks."""
     pairs = [
@@ -297,32 +284,6 @@ def _of_alignment(rows: Sequence[Row]) -> str:
         f"- **FedSDG's alignment weights {verb} clients' own models.** With equal weights "
         f"(`fedsdg-uniform`) these models lose less under {less} of {len(pairs)} attacks."
     )
-
-
-def _missing(runs: Sequence[Run]) -> str:
-    """What these runs don't cover: kinds of attack, shares of attackers, and systems."""
-    usual = AttackConfig.fraction
-    shares, methods = dict[str, set[float]](), dict[str, set[str]]()
-    for run in runs:
-        kind = _experiment(run).attack.kind
-        shares.setdefault(kind, set()).add(_experiment(run).attack.fraction)
-        methods.setdefault(kind, set()).add(undefended(run).method)
-    said = [f"{kind} was not run" for kind in get_args(Kind) if kind not in shares]
-    more = {kind: sorted(of - {usual}) for kind, of in shares.items() if of - {usual}}
-    if more:
-        also = [
-            f"{kind} with {_all([f'{100 * x:.0f} %' for x in of])}" for kind, of in more.items()
-        ]
-        said.append(
-            f"all attacks were run with {100 * usual:.0f} % of attackers, {_all(also)}, none with "
-            "other shares"
-        )
-    narrow: dict[str, list[str]] = {}
-    for kind, of in methods.items():
-        if kind != "none" and not set(SYSTEMS) <= of:
-            narrow.setdefault(_all(sorted(of)), []).append(kind)
-    said += [f"only {of} was run under {_all(kinds)}" for of, kinds in narrow.items()]
-    return f"- **Not run:** {'; '.join(said)}.\n"
 
 
 def _rows(runs: Sequence[Run], results: Results) -> list[Row]:

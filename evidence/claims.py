@@ -123,8 +123,8 @@ def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
 
 HEAD = """# What the papers claim
 
-Do the claims of the five papers at the centre of this library hold here? We ran them again with
-smaller networks and fewer examples, so compare which method is ahead, and not the numbers.
+Do the claims of this library's five main papers hold here? We ran them again with smaller networks
+and fewer examples, so compare which method is ahead, and not the numbers.
 
 COUNTS
 
@@ -149,8 +149,8 @@ A claim **holds** if this is so:
   points on either side" between -N and N;
 - one value a seed, such as the decile or rounds: the difference favours the method with every seed;
 - two gains: the first interval lies above the second;
-- a number: its mean is within a tolerance of the paper's number, or reaches a bound. Both stand in
-  brackets, and are ours where the paper has no number.
+- a number: its mean is within a tolerance of the paper's, or reaches a bound, as in brackets. They
+  are ours where the paper has no number.
 
 It **holds in direction** if only the mean difference is as claimed, or with one seed alone; a
 number, if it is within twice the tolerance or beyond a weaker bound (`beyond` in

@@ -38,7 +38,7 @@ def budget(found: Found) -> str:
                 "brackets."
             )
     trial = f"with a seed that no table has: {in_prose(counts)}. Trials vary the learning rate."
-    first = "Each method's settings are the best of the same number of trials on validation data,"
+    first = "Each method's are the best of the same number of trials on validation data,"
     return " ".join([first, trial, *said])
 
 
@@ -149,10 +149,9 @@ def gates(found: Found) -> str:
     return (
         f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default, which was "
         f"chosen later. On validation data the two came to {scores[used]:.1f} % and "
-        f"{scores[default]:.1f} % with 20 clients at Dirichlet 0.1 (one seed), and to "
-        f"{alike[used]:.1f} % and {alike[default]:.1f} % in the quickstart. So FedSDG may do "
-        "better than its rows say where clients differ much; at Dirichlet 0.3 it did not "
-        "(`experiments/map.toml`)."
+        f"{scores[default]:.1f} % at Dirichlet 0.1 (20 clients, one seed), and to "
+        f"{alike[used]:.1f} % and {alike[default]:.1f} % in the quickstart: where clients differ "
+        "much FedSDG may do better than its rows say."
     )
 
 

@@ -321,7 +321,7 @@ on your own validation data. [Fifteen methods on four data sets](cross.md) has o
 - **Settings.** {budget}
 - **Rates** were searched in two settings alone: 20 Newsgroups, with half the rounds, and
   Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. All others use these rates,
-  Reuters R8 those of newsgroups, so a method may look worse than it is. {edges}
+  so a method may look worse than it is. {edges}
 - {gates}
 - {head_passes}
 - {absent}
