@@ -79,7 +79,6 @@ NOTES = {
     "fedala": "FedALA's FLOPs are those of round 2, in which a client learns the weights in "
     "`start_passes` = 10 passes over its sample; later rounds take one.",
     "fedmd": f"FedMD's scores are those of {PUBLIC} public pictures.",
-    "fedsq": "FedSQ's masks are cached; filling the cache is not counted.",
     "heterofl": "HeteroFL's client has r = 0.25.",
     "pfedgate": "What pFedGate sends depends on the blocks that the client's batches use.",
 }
