@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from fedtailor.data.columns import Columns
-from fedtailor.data.one_client import columns_of_client, dataset_of_client
-from fedtailor.data.table import Dataset, Tokens
+from fedtailor.data.one_client import columns_of_client
 from fedtailor.errors import InputError
 
 TEXTS = ["a", "b", "c", "d", "e"]
@@ -38,22 +35,3 @@ def test_rows_of_other_clients_alone_are_refused() -> None:
     tested = ["haifa", "haifa", "haifa", "oslo", "oslo"]
     with pytest.raises(InputError, match=r"no test rows of client 'haifa', but of oslo \(2\)"):
         columns_of_client(columns(tested), "haifa", "new.csv")
-
-
-def test_a_data_set_keeps_the_clients_sequences_and_labels() -> None:
-    tokens = Tokens(np.array([1, 2, 2, 3, 3, 3]), np.array([0, 1, 3, 6]), np.array([2]))
-    dataset = Dataset(
-        tokens, 2, "classification", labels=np.array([0, 1, 0]), classes=("no", "yes"),
-        groups=np.array([1, 0, 1]), client_names=("haifa", "oslo"),
-    )  # fmt: skip
-    own = dataset_of_client(dataset, "oslo", "the data set")
-    assert isinstance(own.inputs, Tokens)
-    assert own.inputs.values.tolist() == [1, 3, 3, 3]
-    assert own.inputs.offsets.tolist() == [0, 1, 4]
-    assert own.inputs.cut is not None
-    assert own.inputs.cut.tolist() == [1]
-    assert own.labels is not None
-    assert (own.labels.tolist(), own.num_train, own.groups) == ([0, 0], 1, None)
-    assert own.digest != dataset.digest
-    unnamed = replace(dataset, client_names=None)
-    assert dataset_of_client(unnamed, "oslo", "the data set") is unnamed

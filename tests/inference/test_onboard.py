@@ -159,9 +159,10 @@ def test_of_rows_of_several_clients_the_new_ones_are_taken(run: Path) -> None:
     named = replace(NEW, groups=owners, client_names=("lagos", "oslo"), digest="named")
     inputs, words = NEW.inputs.values, [("lagos", "oslo")[owner] for owner in owners]
     arrays = ft.Data.from_arrays(inputs, NEW.labels, words)
-    for name, data in (("lagos", named), ("oslo", arrays)):
-        result = onboard(run, "ditto", data, name, backbone=digits_backbone())
-        assert sum(result.num_examples.values()) == len(NEW.inputs) / 2
+    result = onboard(run, "ditto", arrays, "oslo", backbone=digits_backbone())
+    assert sum(result.num_examples.values()) == len(NEW.inputs) / 2
+    with pytest.raises(InputError, match="has rows of lagos, too; give those of 'oslo' alone"):
+        onboard(run, "ditto", named, "oslo", backbone=digits_backbone(), overwrite=True)
     with pytest.raises(InputError, match=r"no rows of client 'rome', but of lagos \(25\), oslo"):
         onboard(run, "ditto", arrays, "rome", backbone=digits_backbone())
 

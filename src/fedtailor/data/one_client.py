@@ -14,7 +14,7 @@ from ..errors import InputError, listed, spelt
 from ..objectives.cells import trimmed
 from .columns import Columns
 from .omissions import Omission, of_rows
-from .table import Dataset, Images, Indices, Tokens
+from .table import Indices
 
 
 def columns_of_client(
@@ -45,26 +45,8 @@ def columns_of_client(
         clients=None,
         numbers=(1 + np.where(rows < columns.num_train, rows, rows - columns.num_train)).tolist(),
     )
-    return own, _others(len(columns.clients), rows)
-
-
-def dataset_of_client(dataset: Dataset, client: str, where: str) -> Dataset:
-    """The same as `columns_of_client` of a data set; ``omissions`` are the other clients' rows."""
-    names, groups, labels = dataset.client_names, dataset.groups, dataset.labels
-    if names is None or groups is None:
-        return dataset
-    clients = [names[group] for group in groups.tolist()]
-    rows = _rows(clients, client, where, dataset.num_train)
-    return replace(
-        dataset,
-        inputs=_selected(dataset.inputs, rows),
-        num_train=int(np.searchsorted(rows, dataset.num_train)),
-        digest="",
-        labels=None if labels is None else labels[rows],
-        groups=None,
-        client_names=None,
-        omissions=_others(len(groups), rows),
-    )
+    others = np.setdiff1d(np.arange(len(clients)), rows)
+    return own, tuple(of_rows("other-client", others, "of other clients, left out", None, None))
 
 
 def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> Indices:
@@ -80,17 +62,3 @@ def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> In
             "--client, or leave out the column of clients"
         )
     return rows
-
-
-def _others(count: int, rows: Indices) -> tuple[Omission, ...]:
-    others = np.setdiff1d(np.arange(count), rows)
-    return tuple(of_rows("other-client", others, "of other clients, left out", None, None))
-
-
-def _selected(inputs: Tokens | Images, rows: Indices) -> Tokens | Images:
-    if isinstance(inputs, Images):
-        return Images(inputs.values[rows])
-    ends = np.cumsum(inputs.lengths(rows))
-    values = [inputs.values[inputs.offsets[row] : inputs.offsets[row + 1]] for row in rows]
-    cut = None if inputs.cut is None else np.flatnonzero(np.isin(rows, inputs.cut))
-    return Tokens(np.concatenate(values), np.concatenate([[0], ends]), cut)

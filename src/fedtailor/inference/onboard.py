@@ -14,7 +14,7 @@ import torch
 from .. import random
 from ..data import Data, DataConfig
 from ..data.federation import Federation, Split
-from ..data.one_client import columns_of_client, dataset_of_client
+from ..data.one_client import columns_of_client
 from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
 from ..data.tables import local_table
@@ -24,7 +24,7 @@ from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
@@ -102,8 +102,9 @@ def onboard(
     Args:
         run: the run directory.
         method: the method's label in the experiment; None: the run has one.
-        data: the client's file, with the columns and classes of the run's data; or a `Data` or
-            a `Dataset`. Where a column says whose rows they are, this client's are taken.
+        data: the client's file, with the columns and classes of the run's data; or a `Data`, or
+            a `Dataset` of its rows alone. Where a column says whose rows they are, this client's
+            are taken.
         client: the client's new name.
         seed: None: the experiment's first.
         which: the client joins the models of the reported round, or of the last one.
@@ -187,7 +188,11 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
     """The new client's data, like the federation's."""
     wanted = trained.data
     if isinstance(data, Dataset):
-        data = dataset_of_client(data, client, "the data set")
+        if others := sorted({*(data.client_names or ())} - {client}):
+            raise InputError(
+                f"the data set has rows of {listed(others)}, too; give those of {client!r} alone, "
+                "or make it with fedtailor.Data, of which they are taken"
+            )
     else:
         data = _loaded(trained, data, client)
     check_ids(data.inputs, trained.task.backbone)
