@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import fedtailor as ft
-from fedtailor.data.overlap import label_counts, label_overlap
+from fedtailor.data.labels import label_counts, label_overlap
 from fedtailor.engine.client import Training
 from fedtailor.engine.costs import count_flops
 from fedtailor.engine.executors.work import ClientRequest

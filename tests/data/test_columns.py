@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedtailor.data.columns import Columns, encode_clients
+from fedtailor.data.columns import Columns, columns_of_client, encode_clients
 from fedtailor.errors import InputError
 from tests.data.labels import encode_labels
 
@@ -149,3 +149,31 @@ def test_an_empty_cell_names_no_client(clients):
 def test_train_only_drops_the_test_rows():
     without = columns([0, 1], [2], clients=[4, 5, 6]).train_only()
     assert (without.labels, without.clients, without.num_test) == ([0, 1], [4, 5], 0)
+
+
+TEXTS = ["a", "b", "c", "d", "e"]
+CLIENTS = ["oslo", "haifa", None, "haifa", "oslo"]
+
+
+def owned(clients):
+    return Columns(lambda rows: [TEXTS[row] for row in rows], 3, 2, [0, 1, 2, 3, 4], (), clients)
+
+
+def test_columns_keep_the_clients_rows_alone() -> None:
+    own, omissions = columns_of_client(owned(CLIENTS), "haifa", "new.csv")
+    assert own.read(np.arange(2)) == ["b", "d"]
+    assert (own.num_train, own.num_test, own.labels, own.clients) == (1, 1, [1, 3], None)
+    assert [one.text for one in omissions] == ["3 rows of other clients, left out"]
+    assert columns_of_client(owned(None), "haifa", "new.csv")[0].num_train == 3
+
+
+def test_rows_of_other_clients_alone_are_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        columns_of_client(owned(CLIENTS), "rome", "new.csv")
+    assert str(caught.value) == (
+        "new.csv has no rows of client 'rome', but of haifa (2), oslo (2); name one of these with "
+        "--client, or leave out the column of clients"
+    )
+    tested = ["haifa", "haifa", "haifa", "oslo", "oslo"]
+    with pytest.raises(InputError, match=r"no test rows of client 'haifa', but of oslo \(2\)"):
+        columns_of_client(owned(tested), "haifa", "new.csv")

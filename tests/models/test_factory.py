@@ -88,7 +88,7 @@ def test_a_run_keeps_the_file_and_is_opened_by_it(folder: Path) -> None:
             {"factory": "{}/net.py:number"},
             "returns a int; it must return an nn.Module",
         ),
-        ({"factory": "{}/net.py:sized"}, "needs width; it is called without arguments"),
+        ({"factory": "{}/net.py:sized"}, "without arguments: missing a required argument: .width"),
         ({"factory": "{}/net.py:broken"}, r"net\.py.*: TypeError"),
         ({"factory": "{}/net.py:net", "pooling": "mean"}, "model.pooling = 'mean' does not apply"),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from ..data.federation import Federation
-from ..data.overlap import label_counts, label_overlap
+from ..data.labels import label_counts, label_overlap
 from ..method import FineTuning
 from ..methods import METHODS
 from ..objectives import OBJECTIVES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,10 @@ from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..task.backbone import Backbone
 from ..task.batch_norm import BatchNormMode
+from ..user_code import load, own_faults
 from .blocks import find_blocks, find_head
 from .cnn import Network
 from .config import MOST_SIDE, ModelConfig
-from .factory import call_factory
 from .inputs import ImageInputs, ModuleInputs, Prepare
 from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
@@ -306,3 +307,34 @@ def _network(
         argument="input",
     )
     return network((channels, *size), num_classes, config.width), inputs
+
+
+def call_factory(factory: str) -> nn.Module | Backbone:
+    """Call the function that ``factory`` names, as ``file.py:function``.
+
+    Raises:
+        InputError: no such file or function, a mistake in it, or it needs arguments or returns
+            something else.
+
+    >>> call_factory("net.py:build")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: no file net.py; give FILE.py:NAME or package.module:NAME
+    """
+    function = load(factory)
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InputError(
+            f"model.factory = {factory!r} is called without arguments: {error}; give each of them "
+            "a default"
+        ) from None
+    except ValueError:  # what has no signature
+        pass
+    with own_faults():
+        made = function()
+    if not isinstance(made, nn.Module | Backbone):
+        raise InputError(
+            f"model.factory = {factory!r} returns a {type(made).__name__}; it must return an "
+            f"nn.Module, or a backbone of fedtailor.from_module"
+        )
+    return made

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..data.federation import Federation
-from ..data.majority import majority_class
+from ..data.labels import majority_class
 from ..errors import InputError
 from ..store.files import make_folder, write_atomically
 from ..store.format import FORMAT, check_there, checksum, has_commit, seal_json

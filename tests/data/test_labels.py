@@ -1,7 +1,7 @@
 import numpy as np
 
 from fedtailor.data.federation import Federation
-from fedtailor.data.majority import majority_class
+from fedtailor.data.labels import majority_class
 from fedtailor.data.table import Partition, Shares
 from tests.data.small import table
 

@@ -1,23 +1,36 @@
-"""How alike the clients of a federation are: what their labels have in common."""
+"""The labels of clients: their most frequent classes, and what they have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .federation import Federation
+from .federation import Federation, Split
+from .table import Indices
 
+_SPLITS: tuple[Split, Split] = ("train", "test")
 _MOST = 300  # clients that are compared with each other
 
 
-def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
-    """Count each client's examples by class, over its three splits.
+def majority_class(federation: Federation, clients: Sequence[int]) -> tuple[Indices, Indices]:
+    """Return the most frequent class of some clients' own training examples (of equals the first),
+    and how many of their test examples have it, each ``[K]``; -1 for all other clients."""
+    dataset = federation.dataset
+    assert dataset.class_numbers is not None
+    majority = np.full(federation.num_clients, -1)
+    correct = np.full(federation.num_clients, -1)
+    for client in clients:
+        train, test = (dataset.class_numbers[federation.rows(client, at)] for at in _SPLITS)
+        majority[client] = np.bincount(train).argmax()
+        correct[client] = np.count_nonzero(test == majority[client])
+    return majority, correct
 
-    Returns:
-        ``[K, classes]``.
-    """
+
+def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
+    """Count each client's examples by class, over its three splits: ``[K, classes]``."""
     dataset = federation.dataset
     assert dataset.class_numbers is not None
     return federation.partition.counts(dataset.class_numbers, dataset.num_classes, slice(None))
