@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence.claims import PAGE, claims, commands, page, repeated
+from evidence.claims import PAGE, claims, commands, main, page, repeated
 from evidence.rates import TUNED
 from evidence.run import EXPERIMENTS, Run, execute, lines, planned
 from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outcome, runs
@@ -36,6 +36,17 @@ def test_every_run_of_a_paper_s_experiment_is_on_the_page() -> None:
 def test_a_claim_has_a_name_of_its_own() -> None:
     names = [claim["id"] for claim in claims()]
     assert len(set(names)) == len(names) >= 25
+
+
+def test_a_row_s_commands_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["claims", "fedsq-4"])
+    main()
+    claim = next(claim for claim in claims() if claim["id"] == "fedsq-4")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1:-1] == commands(claim)
+    assert printed[-1].startswith("page: 30 against 25; ")
 
 
 CLAIM = {"file": "a.toml", "ours": "x", "theirs": "y", "seeds": [0, 1]}
