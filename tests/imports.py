@@ -111,7 +111,8 @@ def calls() -> int:
     def profile(frame: FrameType, event: str, arg: object) -> None:
         nonlocal count
         callee, caller = frame.f_code.co_filename, frame.f_back and frame.f_back.f_code.co_filename
-        if event == "call" and callee.startswith(watched) and caller != callee:
+        is_import = frame.f_code.co_name == "<module>"
+        if event == "call" and callee.startswith(watched) and caller != callee and not is_import:
             count += 1
         if event == "call" and frame.f_code.co_name == "next_round":
             sys.setprofile(None)

@@ -18,8 +18,8 @@ from flwr.supercore.control import ControlHttpClient
 
 from ..errors import InputError
 from ..runs.experiment import read_toml
-from ..store.files import read_json, write_atomically
-from ..store.format import damaged, seal_json
+from ..store.files import read_json, write_json
+from ..store.format import damaged
 from .folder import Deployment
 from .subprocesses import CONNECTION, ask
 
@@ -58,7 +58,7 @@ def register(deployment: Deployment, env: dict[str, str]) -> None:
         command = ["supernode", "register", str(paths[name]), CONNECTION, "--name", name]
         node_ids[name] = str(ask(command, env)["node-id"])
     content = {name: {"node": node} for name, node in node_ids.items()}
-    write_atomically(deployment.server / REGISTERED, seal_json(content))
+    write_json(deployment.server / REGISTERED, content)
 
 
 def has_keys(deployment: Deployment) -> bool:

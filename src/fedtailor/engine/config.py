@@ -166,3 +166,7 @@ class Plan:
         return federation.evaluation_clients(
             self.evaluate.clients, self.cohort.novel, self.attackers(federation)
         )
+
+    def evaluated_and_novel(self, federation: Federation) -> tuple[int, ...]:
+        """The clients whose models are evaluated, ascending; novel ones among them."""
+        return tuple(sorted({*self.evaluated(federation), *federation.novel(self.cohort.novel)}))

@@ -37,8 +37,7 @@ from ..runs.build import (
 from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..store.committed import MOST_ROLL_BACKS
-from ..store.files import write_atomically
-from ..store.format import seal_json
+from ..store.files import write_json
 from ..task.backbone import Backbone
 from .codec import FAULTS, Limits, holds, pack, unpack
 from .messages import (
@@ -189,7 +188,7 @@ class Site:
         before = [(_part(self.folder / name, message), up_to) for name, up_to in message.before]
         if message.kind == "keep":
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
-            write_atomically(path, seal_json(data_manifest(self._federation(message.seed))))
+            write_json(path, data_manifest(self._federation(message.seed)))
             path.replace(folder / "data.json")
         results: list[ClientReply] = []
         sent: list[Params] = []
@@ -215,7 +214,7 @@ class Site:
         message, payloads = unpack(content, JoinRequest, limits)
         session, folder = self._opened(message)
         manifest = data_manifest(self._federation(message.seed))
-        write_atomically(folder / "data.json", seal_json(manifest))
+        write_json(folder / "data.json", manifest)
         if len(payloads) != len(message.clients):
             raise InputError(
                 f"the message has {len(payloads)} payloads for {len(message.clients)} new clients; "

@@ -16,8 +16,8 @@ from ..params import Params, add_prefix
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, open_trained
 from ..store.committed import Count, read_commit
-from ..store.files import read_record, write_atomically
-from ..store.format import has_commit, seal_json, trial_folder
+from ..store.files import read_record, write_json
+from ..store.format import has_commit, trial_folder
 from ..store.run_directory import locked
 from ..task.backbone import Backbone
 from .codec import Limits, WireError, pack, unpack, words
@@ -180,7 +180,7 @@ def _read_joined(folder: Path, number: int) -> list[int]:
 
 def _record(folder: Path, number: int, clients: Sequence[int]) -> None:
     joined = sorted({*_read_joined(folder, number), *clients})
-    write_atomically(folder / _JOINED, seal_json(asdict(ClientsOfRound(number, joined))))
+    write_json(folder / _JOINED, asdict(ClientsOfRound(number, joined)))
 
 
 def _warn(line: str) -> None:

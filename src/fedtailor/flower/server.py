@@ -34,8 +34,8 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.trials import TrialRun, commit_rounds, run_trials
 from ..store.committed import read_server
-from ..store.files import read_record, record, write_atomically
-from ..store.format import damaged, seal_json
+from ..store.files import read_record, record, write_json
+from ..store.format import damaged
 from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -158,8 +158,9 @@ def _serve(
     def is_done(trial: TrialRun) -> bool:
         return trial.store.last.finished and not clients_without_model(trial)
 
-    summary = start_summary(inputs, rounds_left(experiment, out))
-    run_trials(experiment, federations, out, run_trial, is_done, summary=summary)
+    left = rounds_left(experiment, out)
+    summary = start_summary(inputs, left)
+    run_trials(experiment, federations, out, run_trial, is_done, left=left, summary=summary)
     joining.join_all()
     return out
 
@@ -228,7 +229,7 @@ def _hand_over(trial: TrialRun, task: Task, executor: GridExecutor) -> None:
     models = ClientsOfRound(commit.best_round, everyone)
     path = folder / FLOWER_FILE
     found = replace(read_record(FlowerRecord, path), models=asdict(models))
-    write_atomically(path, seal_json(asdict(found)))
+    write_json(path, asdict(found))
     without = [client for client in clients if client not in kept]
     if without:
         print(
@@ -270,12 +271,12 @@ def _names(store: TrialStore) -> FlowerRecord:
     if not path.exists():
         if commit.round:
             raise InputError(f"{store.path} was not begun over Flower; choose another --out")
-        write_atomically(path, seal_json({"run": uuid.uuid4().hex}))
+        write_json(path, {"run": uuid.uuid4().hex})
     names = read_record(FlowerRecord, path)
     if len(names.before) != len(names.up_to):
         raise damaged(path, "before and up_to must have one entry for each earlier name")
     if len(names.before) < len(commit.rolled_back):
         before, up_to = (names.run, *names.before), (commit.round, *names.up_to)
         names = FlowerRecord(uuid.uuid4().hex, before=before, up_to=up_to)
-        write_atomically(path, seal_json(asdict(names)))
+        write_json(path, asdict(names))
     return names

@@ -18,8 +18,7 @@ from ..errors import DivergedError, InputError
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
-from ..store.files import write_atomically
-from ..store.format import seal_json
+from ..store.files import write_json
 from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
 from .schema import Form, any_size, check_form, form_of
 from .states import States
@@ -92,7 +91,7 @@ class Session:
             training, request, candidates, client=f"client-{client}", label=message.label
         )
         States(folder).keep(client, state)
-        write_atomically(folder / f"client-{client}" / RESULT_FILE, seal_json(asdict(result)))
+        write_json(folder / f"client-{client}" / RESULT_FILE, asdict(result))
         print(result, flush=True)
         return result.kept
 

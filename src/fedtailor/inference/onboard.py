@@ -30,8 +30,7 @@ from ..params import Params, aligned, clone, to_device
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
-from ..store.files import read_record, save_tensors, write_atomically
-from ..store.format import seal_json
+from ..store.files import read_record, save_tensors, write_json
 from ..store.run_directory import locked
 from ..store.trained_rows import read_trained_before
 from ..task.backbone import Backbone
@@ -137,7 +136,7 @@ def onboard(
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir()
         save_tensors(stage / STATE_FILE, clone(to_device(state, torch.device("cpu"))))
-        write_atomically(stage / RESULT_FILE, seal_json(asdict(result)))
+        write_json(stage / RESULT_FILE, asdict(result))
         _put(stage, place, old)
     return result
 

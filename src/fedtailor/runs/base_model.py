@@ -19,8 +19,7 @@ from ..models.config import ModelConfig
 from ..models.packages import BUILTIN
 from ..models.source import locate
 from ..store.checked import record
-from ..store.files import read_record, write_atomically
-from ..store.format import seal_json
+from ..store.files import read_record, write_json
 from ..user_code import FROM_PYTHON, origin_of
 
 MODEL_FILE = "model.json"
@@ -56,7 +55,7 @@ def record_model(config: ModelConfig, out: Path) -> None:
     if found := _files(config):
         files = {name: asdict(_hash(file)) for name, file in found.items()}
         content = asdict(ModelFiles(files, _commit(found)))
-        write_atomically(out / MODEL_FILE, seal_json(content))
+        write_json(out / MODEL_FILE, content)
 
 
 def fingerprint(config: ModelConfig, out: Path | None = None) -> dict[str, str] | None:

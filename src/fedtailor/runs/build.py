@@ -149,13 +149,15 @@ def named(
 ) -> Experiment:
     """The experiment, with the names of the ``data`` and the ``backbone`` that stand in for its
     own."""
+    names: dict[str, Any] = {}
     if isinstance(data, Data):
-        experiment = replace(experiment, data=data.config(experiment.data))
+        names["data"] = data.config(experiment.data)
     elif data is not None:
-        experiment = replace(experiment, data=DataConfig(name=FROM_PYTHON + data.digest))
+        names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
     if backbone is not None:
-        experiment = replace(experiment, model=ModelConfig(name=FROM_PYTHON + backbone.name))
-    return experiment
+        names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
+    is_named = all(getattr(experiment, section) == value for section, value in names.items())
+    return experiment if is_named else replace(experiment, **names)
 
 
 def dataset_of(

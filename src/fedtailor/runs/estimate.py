@@ -24,7 +24,6 @@ from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
 from .experiment import Experiment
-from .manifest import evaluated_clients
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
 
 _MANY = 100  # clients, whose evaluation may take long
@@ -68,7 +67,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         train=_size_summary(federation.partition.train.sizes()),
         test=_size_summary(federation.partition.test.sizes()),
         cohort=cohort,
-        evaluated=len(evaluated_clients(experiment, federation)),
+        evaluated=len(experiment.plan.evaluated_and_novel(federation)),
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
         parameters=parameters,
@@ -119,7 +118,7 @@ def _long_evaluation(
     methods = [experiment.methods[label] for label in labels]
     steps = [_round_steps(experiment, method, federation) for method in methods]
     training, scoring = (sum(values) for values in zip(*steps, strict=True))
-    clients = len(evaluated_clients(experiment, federation))
+    clients = len(experiment.plan.evaluated_and_novel(federation))
     if clients < _MANY or scoring < training:
         return []
     share = scoring / (training + scoring)
@@ -145,7 +144,7 @@ def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
     evaluate, labels = experiment.evaluate, federation.dataset.class_numbers
     if "auc" not in evaluate.metrics or labels is None or federation.remote:
         return []
-    clients, lines = evaluated_clients(experiment, federation), []
+    clients, lines = experiment.plan.evaluated_and_novel(federation), []
     splits: tuple[Split, ...] = ("validation", "test")
     for split in splits:
         classes = [len(np.unique(labels[federation.rows(one, split)])) for one in clients]
@@ -247,7 +246,7 @@ def _round_steps(
     sizes = parts.train.sizes()
     steps = float(local.steps or np.mean(local.epochs * -(-sizes // local.batch_size)))
     cohort = len(draw_cohort(method, federation, plan, 1))
-    evaluated = len(evaluated_clients(experiment, federation))
+    evaluated = len(experiment.plan.evaluated_and_novel(federation))
     held_out = float(np.mean(parts.validation.sizes() + parts.test.sizes()))
     models = 1 + evaluate.global_model
     batches = models * held_out / plan.local.batch_size

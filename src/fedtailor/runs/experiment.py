@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +98,7 @@ class Experiment:
                 "public.skip that is at least as large"
             )
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """What the engine needs of it."""
         return Plan(
@@ -128,7 +129,7 @@ class Experiment:
         plain["evaluate"]["metrics"] = [portable(metric) for metric in self.evaluate.metrics]
         return plain
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, Origin]:
         """The user's own code, by its place in a run directory such as ``factory/net.py``; that of
         a package by its module. A metric's or a model's that is not on this machine is left out:
@@ -158,7 +159,7 @@ class Experiment:
             found[place] = own
         return found
 
-    @property
+    @cached_property
     def origins(self) -> dict[str, Origin]:
         """Where the methods that are not the package's own are defined, by label."""
         return {

@@ -18,7 +18,7 @@ import torch
 from ..data.federation import Federation
 from ..data.labels import majority_class
 from ..errors import InputError
-from ..store.files import make_folder, write_atomically
+from ..store.files import make_folder, write_atomically, write_json
 from ..store.format import FORMAT, check_there, checksum, has_commit, seal_json
 from ..store.read import read_data_manifest as read_data_manifest
 from ..store.read import read_experiment as read_experiment
@@ -203,15 +203,15 @@ def write_manifest(
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
     if not (out / "environment.json").exists():
-        write_atomically(out / "environment.json", seal_json(_environment()))
+        write_json(out / "environment.json", _environment())
     make_folder(out / "partitions")
     for seed, path in paths.items():
         if not path.exists():
-            clients = evaluated_clients(experiment, federations[seed])
+            clients = experiment.plan.evaluated_and_novel(federations[seed])
             holdings = _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
             trained = write_trained_rows(federations[seed], out, seed)
             stated = {"holdings": holdings, "trained": trained}
-            write_atomically(path, seal_json({"seed": seed, **manifests[seed], **stated}))
+            write_json(path, {"seed": seed, **manifests[seed], **stated})
 
 
 def copies(experiment: Experiment) -> dict[str, bytes]:
@@ -310,13 +310,6 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
     }
 
 
-def evaluated_clients(experiment: Experiment, federation: Federation) -> tuple[int, ...]:
-    """The clients whose models are evaluated, ascending; novel ones among them."""
-    novel = experiment.cohort.novel
-    clients = experiment.plan.evaluated(federation)
-    return tuple(sorted({*clients, *federation.novel(novel)}))
-
-
 def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]) -> str:
     """Who holds how much, a row a client; a part of the clients at a time. Of those that are
     ``evaluated``, what their most frequent class would get right. Returns the file's checksum."""
@@ -362,4 +355,5 @@ def _environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "versions": {name: version(name) for name in PACKAGES},
+        "id": os.urandom(8).hex(),
     }

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import InputError, naming
 from ..store.committed import read_commit
-from ..store.files import write_atomically
-from ..store.format import has_commit, seal_json, stored_parts, trial_folder
+from ..store.files import write_json
+from ..store.format import has_commit, stored_parts, trial_folder
 from ..temporary_folder import temporary_folder
 from .base_model import MODEL_FILE, same_models
 from .experiment import by_label, parse
@@ -69,7 +69,7 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     with temporary_folder(f".{place.name}-merging-", place.parent) as stage:
         fresh = stage / "run"
         _copy(opened, parts, fresh)
-        write_atomically(fresh / "experiment.json", seal_json(experiment))
+        write_json(fresh / "experiment.json", experiment)
         fresh.replace(place)
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..errors import naming
 from ..store.metrics import Metric, summarise
-from ..store.run_directory import log_line
+from ..store.run_directory import log_lines
 from ..units import in_words
 
 _REFRESH = 0.2  # seconds between two looks of the bar
@@ -93,19 +93,14 @@ class Progress:
             "[{elapsed}<{left}{postfix}]",
         )
 
-    def say(self, line: str, *, only_log: bool = False) -> None:
-        """Write a line to stderr, above the bar, and into the log."""
+    def say(self, *lines: str, only_log: bool = False) -> None:
+        """Write lines to stderr, above the bar, and into the log."""
         with naming(Path(self._log.name)):
-            self._log.write(log_line(line))
+            self._log.write(log_lines(lines))
             self._log.flush()
         self._last_line = time.monotonic()
         if not only_log:
-            tqdm.write(line, file=sys.stderr)
-
-    def say_all(self, lines: Iterable[str]) -> None:
-        """`say` several lines."""
-        for line in lines:
-            self.say(line)
+            tqdm.write("\n".join(lines), file=sys.stderr)
 
     def begin(self, stage: Stage, done: int) -> None:
         """The next part begins, or goes on after round ``done``."""

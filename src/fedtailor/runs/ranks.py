@@ -21,6 +21,7 @@ from ..engine.executors.work import Work
 from ..engine.malloc import keep_freed_memory
 from ..engine.prepare import as_trained, client_works
 from ..errors import InputError
+from ..store.committed import model_seed
 from .build import Inputs
 from .manifest import PACKAGES, data_manifest
 from .trials import TrialRun
@@ -34,7 +35,8 @@ class LeadingRank:
 
     def begin(self, trial: TrialRun) -> None:
         """Tell the other ranks which trial is next."""
-        self._group.broadcast((trial.seed, trial.label, trial.model_seed))
+        seed = model_seed(trial.store.path, trial.seed)
+        self._group.broadcast((trial.seed, trial.label, seed))
 
     def executor(self, works: Mapping[str, Work]) -> RankExecutor:
         """What shares a trial's work over all ranks."""

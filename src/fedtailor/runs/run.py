@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -22,6 +22,7 @@ from ..errors import DivergedError, InputError
 from ..objectives import objective_of
 from ..objectives.objective import MetricFunction
 from ..profiling import Trace
+from ..store.committed import model_seed
 from ..store.run_directory import check_removable, remove_run
 from ..task.backbone import Backbone
 from .build import Inputs, device_of, named, with_metrics
@@ -95,13 +96,14 @@ def run(
         DivergedError: no method with any seed kept a finite loss.
     """
     experiment, out = open_experiment(experiment, out, settings)
-    experiment = with_metrics(experiment, metrics or {})
+    experiment = with_metrics(experiment, metrics) if metrics else experiment
+    experiment = named(experiment, data, backbone)
     trials = chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
     if is_leader and overwrite:
         check_removable(out)
     elif is_leader:
-        _check_same(experiment, data, backbone, out)
+        _check_same(experiment, data, out)
     in_files = data is None and backbone is None and not metrics and group is None
     may_end = in_files and not overwrite and is_as_it_was(experiment, out, trials)
     if may_end and nothing_left(experiment, out, trials):
@@ -110,9 +112,9 @@ def run(
             for line in unused_bounds(experiment.as_dict(), out):
                 print(line, file=sys.stderr)
         return out
-    _check_settings(named(experiment, data, backbone), data, metrics or {})
+    _check_settings(experiment, data, metrics or {})
     if is_leader:
-        check_old_parts(named(experiment, data, backbone), out, trials, anew=overwrite)
+        check_old_parts(experiment, out, trials, anew=overwrite)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
@@ -125,7 +127,7 @@ def run(
         remove_run(out)
         write_copies(files, out)
     if group is None:
-        return _run_trials(inputs, out, trace, on_round, part, summary, scores)
+        return _run_trials(inputs, out, trace, on_round, trials, summary, scores)
     check_ranks(inputs, group, device)
     if not group.is_leader:
         follow_trials(inputs, group)
@@ -133,7 +135,7 @@ def run(
     leader = LeadingRank(group, inputs.experiment.plan, device)
     try:
         ranks = leader.executor, leader.begin, group.size
-        _run_trials(inputs, out, trace, on_round, part, summary, scores, *ranks)
+        _run_trials(inputs, out, trace, on_round, trials, summary, scores, *ranks)
     except DivergedError:  # every trial has ended, so the other ranks wait for the next one
         leader.end()
         raise
@@ -141,13 +143,11 @@ def run(
     return out
 
 
-def _check_same(
-    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None, out: Path
-) -> None:
+def _check_same(experiment: Experiment, data: Data | Dataset | None, out: Path) -> None:
     """Raise InputError if ``out`` holds another experiment. If this one names a file or a column
     that is not there, the error says so instead."""
     try:
-        check_same(named(experiment, data, backbone), out)
+        check_same(experiment, out)
     except InputError:
         if data is None and experiment.data.path is not None:
             read_columns(experiment.data, cache_dir())
@@ -201,18 +201,16 @@ def _run_trials(
     out: Path,
     trace: Trace | None,
     on_round: OnRound | None,
-    portion: str | None,
+    trials: Sequence[tuple[int, str]],
     summary: bool,
     scores: bool,
     make_executor: MakeExecutor | None = None,
     begin: Callable[[TrialRun], None] = lambda trial: None,
     ranks: int = 1,
 ) -> Path:
-    """Run every trial of the portion; ``begin`` is called before each."""
+    """Run ``trials``, pairs (seed, label); ``begin`` is called before each."""
     _advise(inputs)
-    experiment = inputs.experiment
-    trials = chosen(experiment.seeds, list(experiment.methods), portion)
-    left = rounds_left(experiment, out, trials)
+    left = rounds_left(inputs.experiment, out, trials)
     start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
 
     def run_trial(trial: TrialRun) -> None:
@@ -223,10 +221,11 @@ def _run_trials(
         begin(trial)
         _run_trial(inputs, trial, trace, on_round, make_executor, start)
 
-    return run_trials(
-        inputs.experiment, inputs.federations, out, run_trial, portion=portion, summary=start,
+    run_trials(
+        inputs.experiment, inputs.federations, out, run_trial, left=left, summary=start,
         scores=scores,
     )  # fmt: skip
+    return out
 
 
 def _shared(before: Before | None, group: ProcessGroup | None) -> Before:
@@ -255,13 +254,14 @@ def dry_run(
         InputError: bad input, or a different run in ``out``.
     """
     experiment, out = open_experiment(experiment, out, settings)
+    experiment = named(experiment, data, backbone)
     trials = chosen(experiment.seeds, list(experiment.methods), part)
     if overwrite:
         check_removable(out)
     else:
-        _check_same(experiment, data, backbone, out)
-    _check_settings(named(experiment, data, backbone), data, {})
-    check_old_parts(named(experiment, data, backbone), out, trials, anew=overwrite)
+        _check_same(experiment, data, out)
+    _check_settings(experiment, data, {})
+    check_old_parts(experiment, out, trials, anew=overwrite)
     inputs = Inputs.load(experiment, data, backbone)
     inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
     inputs.check()
@@ -282,7 +282,8 @@ def _run_trial(
 ) -> None:
     """Run the rounds that are left, from ``start`` if none is done."""
     plan, method, federation = inputs.experiment.plan, trial.method, trial.federation
-    task, store = inputs.task(method, trial.model_seed), trial.store
+    store = trial.store
+    task = inputs.task(method, model_seed(store.path, trial.seed))
     if store.has_begun:
         check_private_states(method, task, store.path, store.last)
     states = store.open_states(method, task, federation)

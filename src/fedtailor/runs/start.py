@@ -25,8 +25,8 @@ from ..method import Method, Server
 from ..params import Params, to_device
 from ..store.bounds import shown
 from ..store.committed import START_FILE, StartRecord, model_seed
-from ..store.files import write_atomically
-from ..store.format import dotted, has_commit, seal_json, trial_folder
+from ..store.files import write_json
+from ..store.format import dotted, has_commit, trial_folder
 from ..task.task import Task
 from ..user_code import origin_of
 from .base_model import check_model
@@ -86,7 +86,7 @@ class Start:
             model_seed=model_seed(trained.folder, trained.seed),
             clients=int((self.clients >= 0).sum()),
         )
-        write_atomically(folder / START_FILE, seal_json(asdict(content)))
+        write_json(folder / START_FILE, asdict(content))
 
 
 def open_start(inputs: Inputs, label: str, seed: int) -> Start:

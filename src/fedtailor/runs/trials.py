@@ -12,20 +12,19 @@ from ..engine.participants import draw_cohort
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
-from ..store.bounds import changed_bounds
-from ..store.committed import START_FILE, StartRecord, model_seed, read_commit
+from ..store.bounds import BOUNDS, changed_bounds
+from ..store.committed import START_FILE, StartRecord, read_commit
 from ..store.files import read_record
 from ..store.format import has_commit, trial_folder
 from ..store.metrics import Metric
 from ..store.read import read_trial
-from ..store.run_directory import LOG, give_id, locked
-from ..store.selection import headline, selection_metric
+from ..store.run_directory import LOG, locked
+from ..store.selection import headline
 from ..store.trial import TrialStore
 from ..uploads.norms import about_norms
 from .callbacks import CommittedRound, OnRound, wants_stop
-from .estimate import rounds_left
+from .estimate import Left
 from .experiment import Experiment
-from .extend import bounds_of
 from .manifest import write_manifest
 from .progress import Progress, Stage
 from .summary import StartSummary
@@ -44,11 +43,6 @@ class TrialRun:
     progress: Progress
     bounds: Mapping[str, Any] = field(default_factory=dict)  # the settings in `BOUNDS`
     is_asynchronous: bool = False
-
-    @property
-    def model_seed(self) -> int:
-        """The seed of the values that the model begins with."""
-        return model_seed(self.store.path, self.seed)
 
     @property
     def title(self) -> str:
@@ -96,12 +90,14 @@ def run_trials(
     out: Path,
     run_trial: Callable[[TrialRun], None],
     is_done: Callable[[TrialRun], bool] = has_ended,
-    portion: str | None = None,
+    *,
+    left: Left,
     summary: StartSummary | None = None,
     scores: bool = True,
-) -> Path:
-    """Run every trial that is not done, into ``out``; returns it. With ``portion``, only those that
-    are `chosen`.
+) -> None:
+    """Run every trial that is not done, into ``out``.
+
+    ``left`` has the rounds that are left of each, in the order in which they run.
 
     A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
     before the first trial, and without ``scores`` no trial's test result. All that is printed goes
@@ -112,25 +108,24 @@ def run_trials(
         DivergedError: every method has diverged with every seed.
     """
     ends: list[str | None] = []
-    todo = chosen(experiment.seeds, list(experiment.methods), portion)
+    todo = [(seed, label) for label, seed in left]
+    cohort, chosen_by = experiment.cohort, experiment.evaluate.select
+    bounds = {name: getattr(cohort, name) for name in BOUNDS}
     with locked(out):
-        bounds, buffer = bounds_of(experiment.as_dict()), experiment.cohort.buffer
         write_manifest(experiment, federations, out, todo)
-        give_id(out)
-        left = rounds_left(experiment, out, todo)
         expected, once = (summary.expected(), summary.once()) if summary else ({}, {})
         done = len(todo) * experiment.rounds - sum(left.values())
         with Progress(out / LOG, left, expected, once, done) as progress:
             if summary is not None and any(left.values()):
-                progress.say_all(summary.lines())
+                progress.say(*summary.lines())
             for seed, label in todo:
                 federation, method = federations[seed], experiment.methods[label]
-                select = selection_metric(experiment.as_dict(), federation.dataset.objective)
+                select = chosen_by or federation.dataset.objective.selects
                 place = trial_folder(out, label, seed)
                 store = TrialStore(place, experiment.rounds, select, federation.names)
                 trial = TrialRun(
                     label, seed, method, federation, store, select, progress, bounds,
-                    is_asynchronous=buffer is not None,
+                    is_asynchronous=cohort.buffer is not None,
                 )  # fmt: skip
                 if not is_done(trial):
                     progress.begin(_stage(trial, experiment), store.last.round)
@@ -138,7 +133,6 @@ def run_trials(
                 ends.append(store.last.diverged)
     if all(ends):
         raise DivergedError(ends[0])
-    return out
 
 
 def nothing_left(experiment: Experiment, out: Path, trials: Iterable[tuple[int, str]]) -> bool:

@@ -20,8 +20,9 @@ from torch import Tensor
 from ..engine.private_states import PrivateStates
 from ..errors import InputError
 from ..params import Params
+from .files import sync_folder
 from .format import combined_checksum
-from .row_file import RowFile, sync_folder
+from .row_file import RowFile
 
 SEEN = "__seen__"  # uint8 [K]: 1 for a client whose row has been written
 KEPT = "__kept__"  # uint8 [K], in the file of the best round: where a client's state of then is

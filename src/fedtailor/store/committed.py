@@ -11,13 +11,12 @@ from ..params import Params, aligned, strip_prefix
 from .checked import Count as Count
 from .checked import Seed
 from .client_states import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, staged_path
-from .files import load_tensors, read_record, write_atomically
+from .files import load_tensors, read_record, write_atomically, write_json
 from .format import (
     REFUSED_FILE,
     check_committed,
     combined_checksum,
     damaged,
-    seal_json,
     trial_of,
     whole_lines,
 )
@@ -62,7 +61,7 @@ def write_commit(folder: Path, commit: Commit) -> Commit:
     for name in ("in_flight", "rolled_back"):
         if not content[name]:
             del content[name]
-    write_atomically(folder / "commit.json", seal_json(content))
+    write_json(folder / "commit.json", content)
     return commit
 
 
@@ -153,11 +152,6 @@ def model_seed(folder: Path, seed: int) -> int:
     the part's own, or that of the run it goes on from, since frozen values have to stay."""
     path = folder / START_FILE
     return read_record(StartRecord, path).model_seed if path.exists() else seed
-
-
-def is_going_back(commit: Commit) -> bool:
-    """Whether `finish_roll_back` may have something to do: no round is committed since."""
-    return bool(commit.rolled_back) and commit.stopped and commit.round == commit.best_round
 
 
 def finish_roll_back(folder: Path, commit: Commit) -> None:

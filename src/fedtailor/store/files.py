@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -13,8 +15,7 @@ from ..params import Params, encode
 from .checked import read_json as read_json
 from .checked import read_record as read_record
 from .checked import record as record
-from .format import check_tensors, damaged, seal_tensors
-from .row_file import sync_folder
+from .format import check_tensors, damaged, seal_json, seal_tensors
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
@@ -27,6 +28,11 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         fresh.replace(path)
         sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file with a checksum, as `write_atomically` does."""
+    write_atomically(path, seal_json(content))
 
 
 def make_folder(path: Path) -> None:
@@ -54,3 +60,10 @@ def load_tensors(path: Path) -> Params:
     except SafetensorError as error:
         raise damaged(path, str(error)) from None
     return tensors
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names of new files in ``folder`` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

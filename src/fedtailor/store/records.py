@@ -27,7 +27,7 @@ class Environment:
     threads: Count
     gpu: str | None
     versions: Mapping[str, str]
-    id: str | None = None  # given when the first round begins
+    id: str | None = None  # tells it from another run that began in the same second
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ class Commit:
     def ended(self) -> bool:
         """Whether a run would not go on with it by itself: it has finished, or diverged."""
         return self.finished or self.diverged is not None
+
+    @property
+    def is_going_back(self) -> bool:
+        """Whether a roll-back may have something to do: no round is committed since."""
+        return bool(self.rolled_back) and self.stopped and self.round == self.best_round
 
     @property
     def has_model(self) -> bool:

@@ -24,7 +24,6 @@ from .committed import (
     Commit,
     CommittedStates,
     expected_files,
-    is_going_back,
     private_files,
     read_commit,
     read_server,
@@ -44,7 +43,7 @@ from .logs import LOGS, read_log
 from .read import read_experiment
 from .records import Round
 from .row_file import RowFile
-from .run_directory import LOG, locked, log_line
+from .run_directory import LOG, locked, log_lines
 from .trial import TrialStore
 
 
@@ -76,7 +75,7 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
     with locked(out):
         todo, problems, lines = [], [], list[str]()
         for trial in _trials(experiment, out, label, seed):
-            if is_going_back(trial.commit):  # and a kill may have cut it short
+            if trial.commit.is_going_back:  # and a kill may have cut it short
                 TrialStore(trial.folder, trial.commit.rounds)
                 lines.append(f"{trial.title}: is rolled back to round {trial.commit.round}")
             elif trial.commit.diverged is None and label is None:
@@ -93,7 +92,7 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
             for trial in todo:
                 said = trial.about()
                 trial.roll_back()
-                log.writelines(map(log_line, said))
+                log.write(log_lines(said))
                 log.flush()
                 lines += said
     return [*lines, *problems]

@@ -204,13 +204,6 @@ class RowFile:
             os.fsync(self._descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring the names of new files in ``folder`` to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
 def _widest_first(row: Params) -> Params:
     """The tensors in an order in which every one is aligned."""
     return dict(sorted(row.items(), key=lambda item: -item[1].element_size()))

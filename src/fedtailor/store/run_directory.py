@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO
 
 from ..errors import InputError
-from .files import make_folder, read_json, write_atomically
-from .format import seal_json
-from .read import read_environment
+from .files import make_folder, read_json
 
 LOG = "run.log"
 
@@ -49,18 +47,10 @@ def _release_locks() -> None:
 os.register_at_fork(after_in_child=_release_locks)
 
 
-def log_line(text: str) -> str:
-    """A line of run.log, with the time."""
+def log_lines(texts: Iterable[str]) -> str:
+    """Lines of run.log, with the time."""
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return f"{now}  {text}\n"
-
-
-def give_id(out: Path) -> None:
-    """Give the run directory ``out`` a random ``id`` in environment.json, which it keeps."""
-    path = out / "environment.json"
-    content = read_environment(out)
-    if "id" not in content:
-        write_atomically(path, seal_json({**content, "id": os.urandom(8).hex()}))
+    return "".join(f"{now}  {text}\n" for text in texts)
 
 
 def check_removable(out: Path) -> None:

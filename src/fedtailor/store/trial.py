@@ -42,7 +42,6 @@ from .committed import (
     check_states,
     expected_files,
     finish_roll_back,
-    is_going_back,
     load_state,
     read_commit,
     read_server,
@@ -50,7 +49,7 @@ from .committed import (
     state_path,
     write_commit,
 )
-from .files import make_folder, save_tensors, write_atomically
+from .files import make_folder, save_tensors, write_json
 from .format import (
     REFUSED_FILE,
     as_json,
@@ -59,7 +58,6 @@ from .format import (
     end_last_line,
     has_commit,
     held_checksum,
-    seal_json,
 )
 from .lines import clients_line, confusion_of, history_line, timings_line
 from .logs import LOGS, read_log
@@ -96,10 +94,10 @@ class TrialStore:
         if has_commit(path):
             self.last = read_commit(path)
             check_committed(expected_files(path, self.last))
-        if is_going_back(self.last):
-            finish_roll_back(path, self.last)  # which a kill may have cut short
-        if self.last.ended or is_going_back(self.last):
-            self._drop_states()
+            if self.last.is_going_back:
+                finish_roll_back(path, self.last)  # which a kill may have cut short
+            if self.last.ended or self.last.is_going_back:
+                self._drop_states()
         if self.last.finished:
             if self.last.rounds >= rounds:
                 return
@@ -129,6 +127,8 @@ class TrialStore:
         """What the log says of the last ``count`` committed rounds."""
         path = self._log(log)
         length, checksum = self.last.bytes[log], self.last.checksums.get(log)
+        if not length:
+            return []
         lines = committed_bytes(path, length, checksum).splitlines()[-count:]
         return [record(kind, load_json(line, str(path)), str(path)) for line in lines]
 
@@ -138,14 +138,15 @@ class TrialStore:
     def _cut(self, log: str) -> None:
         path, length = self._log(log), self.last.bytes[log]
         path.touch()
-        committed = committed_bytes(path, length, self.last.checksums.get(log))
-        self._logged[log].update(committed)
+        if length:
+            committed = committed_bytes(path, length, self.last.checksums.get(log))
+            self._logged[log].update(committed)
         os.truncate(path, length)
 
     @property
     def has_begun(self) -> bool:
         """Whether a round is committed."""
-        return has_commit(self.path) and self.last.has_model
+        return self.last.has_model
 
     def open_states(self, method: Method, task: Task, federation: Federation) -> FileStates:
         """The file of the clients' private states."""
@@ -196,7 +197,8 @@ class TrialStore:
 
     def history(self) -> list[RoundLine]:
         """All committed rounds."""
-        return read_log(RoundLine, self._log("history"), self.last)
+        there = self.last.bytes["history"]
+        return read_log(RoundLine, self._log("history"), self.last) if there else []
 
     def bounds(self) -> Mapping[str, Any]:
         """The settings that bounded the norms of uploads in the last committed round; empty before
@@ -261,7 +263,7 @@ class TrialStore:
         for name, values in tensors.items():
             save_tensors(self.path / name, values)
         if done.costs is not None and not self.has_costs:
-            write_atomically(self.path / COSTS_FILE, seal_json(asdict(done.costs)))
+            write_json(self.path / COSTS_FILE, asdict(done.costs))
         once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
         files: dict[str, str | None] = {name: held_checksum(self.path / name) for name in tensors}
         return {**files, once: None} if once is not None and self._has(once) else files
