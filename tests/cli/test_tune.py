@@ -10,12 +10,12 @@ import pytest
 from fedtailor.cli import main
 
 
-def test_trials_as_json_and_the_chosen_settings_as_a_file(
+def test_candidates_as_json_and_the_chosen_settings_as_a_file(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text("[tune.space.local]\noptimiser.lr = [0.001, 0.02]\n")
-    out = tmp_path / "trials"
+    out = tmp_path / "candidates"
     command = ["tune", str(file), "--grid", str(grid), "--out", str(out), "--json"]
     assert main([*command, "--set", 'methods=["local"]', "--set", "rounds=1"]) == 0
     rows = json.loads(capfd.readouterr().out)

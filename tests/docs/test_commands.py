@@ -30,7 +30,7 @@ targets = ["blocks.*.proj"]
 [methods.local]
 [methods.fedsdg]
 [tune]
-trials = 2
+candidates = 2
 space.all.optimiser.lr = [0.03, 0.1]
 END
 """

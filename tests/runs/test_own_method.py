@@ -83,7 +83,7 @@ trainable = "lora"
 rank = 2
 optimiser = {name = "adam", lr = 1e-3}
 [tune]
-trials = 2
+candidates = 2
 [tune.space.mine]
 times = [1, 2]
 """

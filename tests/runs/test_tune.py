@@ -1,4 +1,4 @@
-"""A search: as many trials for every method, kept, and nothing but validation decides."""
+"""A search: as many candidates for every method, kept, and nothing but validation decides."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def written(folder: Path, text: str = FILE) -> Path:
     return folder / "search.toml"
 
 
-def test_trials_are_kept_and_the_best_can_be_run(
+def test_candidates_are_kept_and_the_best_can_be_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     command = ["tune", str(written(tmp_path)), "--out", str(out)]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    rows = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "candidates.jsonl").read_text().splitlines()]
     assert [row["label"] for row in rows] == ["fedavg"] * 2 + ["near"] * 2
     assert {row["settings"]["optimiser.lr"] for row in rows[:2]} == {0.01, 0.3}  # a whole grid
     assert all(0.01 <= row["settings"]["mu"] <= 1 for row in rows[2:])
@@ -63,10 +63,11 @@ def test_trials_are_kept_and_the_best_can_be_run(
         assert optimiser.lr == winner["settings"]["optimiser.lr"]
     assert tuned.data == experiments.load(tmp_path / "search.toml").data
 
-    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+    logs = [*(out / "candidates").rglob("*.jsonl")]
+    before = {path: path.stat().st_mtime_ns for path in logs}
     assert main(command) == 0  # nothing is run again
     assert capsys.readouterr().out == printed
-    assert before == {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*.jsonl")}
+    assert before == {path: path.stat().st_mtime_ns for path in logs}
 
 
 def test_what_diverges_is_reported_and_never_chosen(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_what_diverges_is_reported_and_never_chosen(tmp_path: Path) -> None:
     failed = next(o for o in found if o.score is None)
     assert "round" in str(failed.diverged)
     assert best(found, "fedavg").settings["optimiser.lr"] == 0.01
-    with pytest.raises(InputError, match=r"all 1 trials of fedavg diverged; the last: .*round"):
+    with pytest.raises(InputError, match=r"all 1 candidates of fedavg diverged; the last: .*round"):
         best([failed], "fedavg")
 
 
@@ -90,21 +91,21 @@ def test_of_equals_the_first_is_chosen() -> None:
 
 def test_a_grid_file_goes_before_the_experiments_own(tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
-    grid.write_text("[tune]\ntrials = 1\n[tune.space.fedprox]\nmu = [0.5]\n")
+    grid.write_text("[tune]\ncandidates = 1\n[tune.space.fedprox]\nmu = [0.5]\n")
     tuning = load(written(tmp_path), grid=grid)
-    assert tuning.trials == 1
+    assert tuning.candidates == 1
     assert tuning.spaces["near"] == {"optimiser.lr": (0.01, 0.3), "mu": (0.5,)}
     grid.write_text("[other]\n")
     with pytest.raises(InputError, match=r"must hold \[tune\] and nothing else"):
         load(tmp_path / "search.toml", grid=grid)
 
 
-def test_as_many_trials_as_the_smallest_grid_has_points(tmp_path: Path) -> None:
+def test_as_many_candidates_as_the_smallest_grid_has_points(tmp_path: Path) -> None:
     path = written(tmp_path)
-    assert load(path).trials == 2
-    assert load(path, ["tune.trials=1"]).trials == 1
+    assert load(path).candidates == 2
+    assert load(path, ["tune.candidates=1"]).candidates == 1
     ranges = ["tune.space.all.optimiser.lr={low=0.01, high=0.1}"]
-    assert load(path, ranges).trials == 8
+    assert load(path, ranges).candidates == 8
     assert load(path, ranges).spaces["fedavg"] == {"optimiser.lr": Range(0.01, 0.1)}
 
 
@@ -116,7 +117,9 @@ def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
 
 def test_a_range_of_whole_numbers_is_searched_for_whole_numbers(tmp_path: Path) -> None:
     text = FILE.replace("optimiser.lr = [0.01, 0.3]", "rank = {low = 1, high = 64, log = true}")
-    tuning = load(written(tmp_path, text[: text.index("[tune.space.fedprox]")]), ["tune.trials=3"])
+    tuning = load(
+        written(tmp_path, text[: text.index("[tune.space.fedprox]")]), ["tune.candidates=3"]
+    )
     found = [o.settings["rank"] for o in search(tuning, tmp_path / "out") if o.label == "fedavg"]
     assert all(isinstance(rank, int) and 1 <= rank <= 64 for rank in found)
     assert len(set(found)) > 1
@@ -138,17 +141,17 @@ def test_a_result_that_is_no_number_is_never_chosen(
 ) -> None:
     monkeypatch.setattr("fedtailor.runs.tune.metric_of", lambda runs: "loss")
     monkeypatch.setattr("fedtailor.runs.tune.summary", lambda *_: SimpleNamespace(mean=math.nan))
-    with pytest.raises(InputError, match="all 2 trials of fedavg diverged; the last: loss on val"):
+    with pytest.raises(InputError, match="all 2 candidates of fedavg diverged; the last: loss"):
         list(search(load(written(tmp_path)), tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("tune.trials=9", "fedavg has 2 settings to try; every method gets as many trials"),
-        ("tune.trials=0", "tune.trials = 0: .*greater than 0"),
-        ("tune.trails=3", "unknown key 'trails' in tune; did you mean 'trials'"),
-        ("tune.grid=3", "unknown key 'grid' in tune; allowed: sampler, seed, space, trials"),
+        ("tune.candidates=9", "fedavg has 2 settings to try; every method gets as many candidates"),
+        ("tune.candidates=0", "tune.candidates = 0: .*greater than 0"),
+        ("tune.candidate=3", "unknown key 'candidate' in tune; did you mean 'candidates'"),
+        ("tune.grid=3", "unknown key 'grid' in tune; allowed: candidates, sampler, seed, space"),
         ("tune.sampler=\"grid\"", "near has a range; name its values"),
         ("split.validation=0", "split.validation is 0"),
         ("tune.space={}", "tune.space names no field"),
@@ -181,7 +184,7 @@ def test_the_baselines_grids_are_searched_for_those_methods_that_are_there(tmp_p
     text += "[methods.near]\nname = 'fedprox'\n[methods.apfl]\n[methods.fedavg]\n"
     tuning = load(written(tmp_path, text), grid=grid)
     assert tuning.spaces.keys() == {"near", "apfl"}
-    assert tuning.trials == 4
+    assert tuning.candidates == 4
     named = set(re.findall(r"tune.space.(.*)\]", grid.read_text()))
     every = "".join(f"[methods.{name}]\n" for name in named)
     everything = load(written(tmp_path, FILE[: FILE.index("[methods.fedavg]")] + every), grid=grid)
@@ -197,4 +200,4 @@ def test_the_shipped_grids_fit_their_methods(tmp_path: Path, name: str) -> None:
     text = FILE[: FILE.index("[tune.space.all]")].replace("[methods.fedavg]", f"[methods.{name}]")
     tuning = load(written(tmp_path, text), grid=Path(name))
     assert len(tuning.spaces[name]) >= 2
-    assert tuning.trials >= 6
+    assert tuning.candidates >= 6

@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="GRID.toml",
         help="a [tune] that goes first: a file, or a built-in grid",
     )
-    parser.add_argument("--out", type=Path, help="where trials go (default: runs/NAME-tune)")
-    add_json(parser, "the trials")
+    parser.add_argument("--out", type=Path, help="where candidates go (default: runs/NAME-tune)")
+    add_json(parser, "the candidates")
     parser.set_defaults(command=_tune)
 
 
@@ -38,7 +38,7 @@ def _tune(options: argparse.Namespace) -> None:
     for outcome in search(tuning, out):
         outcomes.append(outcome)
         score = outcome.diverged or f"{outcome.score:.4f} on validation"
-        print(f"{outcome.label}, trial {outcome.number + 1}: {score}", file=sys.stderr)
+        print(f"{outcome.label}, candidate {outcome.number + 1}: {score}", file=sys.stderr)
     chosen = [best(outcomes, label) for label in tuning.spaces]
     if options.json:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]

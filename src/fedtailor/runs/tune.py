@@ -1,4 +1,4 @@
-"""Search for hyper-parameters: as many trials for every method, scored on validation alone."""
+"""Search for hyper-parameters: as many candidates for every method, scored on validation alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .settings import Settings, set_dotted
 if TYPE_CHECKING:
     import optuna
 
-_DEFAULT_TRIALS = 8  # where some range has no end of values
+_DEFAULT_CANDIDATES = 8  # where some range has no end of values
 
 Values = list[Any] | dict[str, Any]
 Bound = Annotated[float, Ge(-1e12), Le(1e12)]
@@ -41,7 +41,7 @@ Bound = Annotated[float, Ge(-1e12), Le(1e12)]
 class TuneConfig:
     """The fields of ``[tune]`` beside ``space``."""
 
-    trials: Few | None = None  # a method; None: its grid's size, or 8
+    candidates: Few | None = None  # a method; None: its grid's size, or 8
     sampler: Literal["auto", "grid", "random", "tpe"] = "auto"  # grid for lists, tpe for ranges
     # of the runs and the search; None: the first seed
     seed: Annotated[int, Ge(0), Lt(2**63)] | None = None
@@ -65,7 +65,7 @@ Space = dict[str, tuple[Any, ...] | Range]  # of one method, by dotted field
 
 @dataclass(frozen=True)
 class Outcome:
-    """One trial: its settings, and the best mean over clients on validation, at ``round``:
+    """One candidate: its settings, and the best mean over clients on validation, at ``round``:
     accuracy, or minus the loss for language modelling; None if it ``diverged``."""
 
     label: str
@@ -86,15 +86,15 @@ class Tuning:
 
     @property
     def seed(self) -> int:
-        """The seed of every trial's run, and of the search."""
+        """The seed of every candidate's run, and of the search."""
         return self.experiment.seeds[0] if self.config.seed is None else self.config.seed
 
     @property
-    def trials(self) -> int:
-        """How many trials every method gets."""
+    def candidates(self) -> int:
+        """How many candidates every method gets."""
         sizes = [_grid_size(space) for space in self.spaces.values()]
         grids = [size for size in sizes if size is not None]
-        return self.config.trials or min([*grids, *([] if grids else [_DEFAULT_TRIALS])])
+        return self.config.candidates or min([*grids, *([] if grids else [_DEFAULT_CANDIDATES])])
 
 
 def load(path: str | Path, settings: Settings = (), grid: Path | None = None) -> Tuning:
@@ -106,7 +106,7 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
 
     Raises:
         InputError: nothing to search, unknown names or fields, values that a field doesn't take, a
-            grid with fewer points than trials, no validation data.
+            grid with fewer points than candidates, no validation data.
     """
     content = read(path, settings)
     tune = dict(content.pop("tune", {}))
@@ -229,21 +229,21 @@ def _check_size(tuning: Tuning, label: str, space: Space) -> None:
         if tuning.config.sampler == "grid":
             raise InputError(f"tune.sampler = 'grid': {label} has a range; name its values")
         return
-    if size < tuning.trials:
+    if size < tuning.candidates:
         raise InputError(
-            f"tune.trials = {tuning.trials}, but {label} has {size} settings to try; every method "
-            f"gets as many trials: lower tune.trials or give it more values"
+            f"tune.candidates = {tuning.candidates}, but {label} has {size} settings to try; every "
+            "method gets as many candidates: lower tune.candidates or give it more values"
         )
 
 
 def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
-    """Run every trial into ``out``, one after the other; those that are there are not run again.
+    """Run every candidate into ``out``, one after the other; what is there is not run again.
 
-    ``out/trials.jsonl`` holds all outcomes and ``out/best.toml`` the experiment with the best
+    ``out/candidates.jsonl`` holds all outcomes and ``out/best.toml`` the experiment with the best
     settings of each method, both in the end.
 
     Raises:
-        InputError: bad input in a trial, or a method of which all trials diverged.
+        InputError: bad input in a candidate, or a method of which all candidates diverged.
     """
     outcomes: list[Outcome] = []
     for label in tuning.spaces:
@@ -252,7 +252,7 @@ def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
             yield outcome
     chosen = {label: best(outcomes, label) for label in tuning.spaces}
     lines = [as_json({**o.__dict__, "chosen": o is chosen[o.label]}) + "\n" for o in outcomes]
-    write_atomically(out / "trials.jsonl", "".join(lines).encode())
+    write_atomically(out / "candidates.jsonl", "".join(lines).encode())
     write_atomically(out / "best.toml", _best_file(tuning, chosen).encode())
 
 
@@ -260,13 +260,13 @@ def best(outcomes: Sequence[Outcome], label: str) -> Outcome:
     """The outcome of the highest score; the earliest of equals.
 
     Raises:
-        InputError: every trial of the method diverged.
+        InputError: every candidate of the method diverged.
     """
     of_label = [o for o in outcomes if o.label == label]
     finite = [o for o in of_label if o.score is not None]
     if not finite:
         raise InputError(
-            f"all {len(of_label)} trials of {label} diverged; the last: {of_label[-1].diverged}"
+            f"all {len(of_label)} candidates of {label} diverged; the last: {of_label[-1].diverged}"
         )
     return max(finite, key=lambda o: (o.score, -o.number))
 
@@ -282,12 +282,12 @@ def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
         settings = {
             key: _suggest(trial, key, values, key in whole) for key, values in space.items()
         }
-        folder = out / "trials" / label / f"{trial.number:03d}"
+        folder = out / "candidates" / label / f"{trial.number:03d}"
         outcome = _evaluate(tuning, label, trial.number, settings, folder)
         done.append(outcome)
         return math.nan if outcome.score is None else outcome.score  # Optuna's word for failed
 
-    for _ in range(tuning.trials):
+    for _ in range(tuning.candidates):
         study.optimize(objective, n_trials=1)
         yield done[-1]
 
