@@ -191,7 +191,7 @@ def test_the_pause_between_tries_grows_up_to_a_limit(
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    pauses = {"_FIRST_PAUSE": 0.0625, "_LAST_PAUSE": 0.25, "_MAX_REFUSAL": 1.0}
+    pauses = {"_FIRST_PAUSE": 0.0625, "_LAST_PAUSE": 0.25, "_MAX_REFUSAL": 4.0}
     for name, seconds in pauses.items():
         monkeypatch.setattr(launch, name, seconds)
     with pytest.raises(InputError, match="flower-supernode ended with code 3"):

@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..store.files import make_folder, write_atomically, write_json
 from ..store.format import FORMAT, check_there, checksum, has_commit, seal_json
 from ..store.read import read_data_manifest as read_data_manifest
+from ..store.read import read_environment
 from ..store.read import read_experiment as read_experiment
 from ..store.row_file import RowFile
 from ..store.trained_rows import write_trained_rows
@@ -202,7 +203,9 @@ def write_manifest(
         record_model(experiment.model, out)
     if not file.exists() or file.read_bytes() != content:
         write_atomically(file, content)
-    if not (out / "environment.json").exists():
+    if (out / "environment.json").exists():
+        read_environment(out)  # which is checked
+    else:
         write_json(out / "environment.json", _environment())
     make_folder(out / "partitions")
     for seed, path in paths.items():
