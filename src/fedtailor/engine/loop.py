@@ -111,12 +111,8 @@ class Loop:
         self, server: Server, cohort: Cohort, members: Sequence[Member], clock: Clock
     ) -> tuple[CohortResults, NextState]:
         """Train the members and aggregate the uploads that count, those of the cohort; they are
-        forgotten with that.
-
-        Raises:
-            InputError: too few updates are usable (DivergedError: because they, or the server's
-                next state, are not finite).
-        """
+        forgotten with that. Raises InputError where too few updates are usable (DivergedError:
+        because they, or the server's next state, are not finite)."""
         while True:
             uploads = self._empty(cohort, members)
             with clock.phase("train"):

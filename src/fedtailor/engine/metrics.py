@@ -63,11 +63,8 @@ class Metrics:
 
     @cached_property
     def functions(self) -> tuple[MetricFunction, ...]:
-        """The functions of `names`; those in files are loaded.
-
-        Raises:
-            InputError: there is no such metric, file or function.
-        """
+        """The functions of `names`; those in files are loaded. Raises InputError where there is no
+        such metric, file or function."""
         return tuple(self._function(spec) for spec in self.config.metrics)
 
     def _function(self, spec: str) -> MetricFunction:

@@ -170,11 +170,8 @@ def public_batch(federation: Federation, task: Task) -> Batch:
 def with_least_batch(
     method: Method, task: Task, federation: Federation, batch_size: int
 ) -> Federation:
-    """``federation`` without batches that are too small for the method or the model.
-
-    Raises:
-        InputError: there are no others.
-    """
+    """``federation`` without batches that are too small for the method or the model. Raises
+    InputError where there are no others."""
     inputs, least = federation.dataset.inputs, method.min_batch_size
     if federation.remote and isinstance(inputs, Images):
         inputs = Images(np.zeros((1, *inputs.values.shape[1:]), np.uint8))
@@ -197,11 +194,7 @@ def with_least_batch(
 
 def as_trained(method: Method, task: Task, federation: Federation, plan: Plan) -> Federation:
     """``federation`` without batches that are too small, and with what the method works out once an
-    example, if it fits into memory.
-
-    Raises:
-        InputError: all batches are too small.
-    """
+    example, if it fits into memory. Raises InputError where all batches are too small."""
     federation = with_least_batch(method, task, federation, plan.local.batch_size)
     engine = plan.engine
     if engine.cache_mb == 0 or federation.remote:

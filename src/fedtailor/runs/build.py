@@ -124,11 +124,8 @@ class Inputs:
 
 
 def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
-    """Check that the model's table of embeddings has a row for each token.
-
-    Raises:
-        InputError: it has not.
-    """
+    """Check that the model's table of embeddings has a row for each token. Raises InputError where
+    it has not."""
     model: Any = backbone.model.encoder if isinstance(backbone.model, Pooled) else backbone.model
     as_they_are = isinstance(backbone.prepare, TextInputs | ModuleInputs)
     if not (isinstance(inputs, Tokens) and as_they_are and hasattr(model, "get_input_embeddings")):
@@ -250,11 +247,7 @@ def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: in
 
 
 def device_of(engine: EngineConfig) -> torch.device:
-    """The configured device.
-
-    Raises:
-        InputError: it is not there.
-    """
+    """The configured device. Raises InputError where it is not there."""
     cuda = torch.cuda.is_available()
     device = engine.device
     if device == "auto":

@@ -106,11 +106,7 @@ class EarlyStopping:
 
 
 def wants_stop(on_round: OnRound, done: CommittedRound) -> bool:
-    """Call ``on_round``.
-
-    Raises:
-        InputError: it returned something else than None or `STOP`.
-    """
+    """Call ``on_round``. Raises InputError where it returned something else than None or `STOP`."""
     answer: object = on_round(done)
     if answer is not None and answer is not STOP:
         raise InputError(f"on_round returned {answer!r}; allowed: None, or fedtailor.STOP to stop")

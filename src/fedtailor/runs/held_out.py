@@ -30,11 +30,7 @@ def start_seed(config: StartConfig, seeds: Sequence[int], seed: int) -> int:
 def rows_trained_before(experiment: Experiment, out: Path, *, anew: bool = False) -> Before:
     """The rows that the models of ``start_from`` were trained on, ascending, by the seed that goes
     on from them in ``out``. A seed that has begun there needs the old run no more, unless it begins
-    ``anew``.
-
-    Raises:
-        InputError: there is no such run.
-    """
+    ``anew``. Raises InputError where there is no such run."""
     config, before = experiment.start_from, {}
     for seed in experiment.seeds if config.run is not None else ():
         if (out / "partitions" / f"seed-{seed}.json").exists() and not anew:

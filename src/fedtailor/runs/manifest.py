@@ -136,11 +136,8 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
     """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
 
     The user's own methods, model and metrics come from the copies of their files that it holds.
-
-    Raises:
-        InputError: ``out`` is no run directory, or another version of fedtailor wrote it; code of
-            the user's own can't be loaded, or has changed.
-    """
+    Raises InputError where ``out`` is no run directory, or another version of fedtailor wrote it;
+    code of the user's own can't be loaded, or has changed."""
     content = read_experiment(out)
     del content["format"]
     _name_copies(content, out)
@@ -189,11 +186,8 @@ def write_manifest(
     parts: Sequence[tuple[int, str]],
 ) -> None:
     """Write what is fixed before the first round of ``parts``, pairs (seed, label).
-    ``experiment.json`` marks a run; what is needed to open it is there before.
-
-    Raises:
-        InputError: ``out`` holds a different run, or one of other data.
-    """
+    ``experiment.json`` marks a run; what is needed to open it is there before. Raises InputError
+    where ``out`` holds a different run, or one of other data."""
     content = seal_json(check_same(experiment, out, parts))
     manifests = check_data(federations, out)
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
@@ -219,11 +213,7 @@ def write_manifest(
 
 def copies(experiment: Experiment) -> dict[str, bytes]:
     """The user's own files, by their place in the run directory, with those that they import from
-    their folders.
-
-    Raises:
-        InputError: two files would have the same place.
-    """
+    their folders. Raises InputError where two files would have the same place."""
     found: dict[str, bytes] = {}
     for place, own in experiment.sources.items():
         if own.path is not None:
@@ -248,11 +238,8 @@ def write_copies(files: Mapping[str, bytes], out: Path) -> None:
 
 
 def check_data(federations: Mapping[int, Federation], out: Path) -> dict[int, dict[str, Any]]:
-    """The `data_manifest` of each seed.
-
-    Raises:
-        InputError: ``out`` holds a run of other data, or lacks a file that says which data it had.
-    """
+    """The `data_manifest` of each seed. Raises InputError where ``out`` holds a run of other data,
+    or lacks a file that says which data it had."""
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     for seed, manifest in manifests.items():
         path = out / "partitions" / f"seed-{seed}.json"

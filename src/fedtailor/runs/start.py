@@ -90,12 +90,9 @@ class Start:
 
 
 def open_start(inputs: Inputs, label: str, seed: int) -> Start:
-    """Open what a method of the experiment goes on from with a seed.
-
-    Raises:
-        InputError: there is no such finished method; its model, classes, clients or shapes are not
-            those of the experiment.
-    """
+    """Open what a method of the experiment goes on from with a seed. Raises InputError where there
+    is no such finished method, or its model, classes, clients or shapes are not those of the
+    experiment."""
     experiment, federation = inputs.experiment, inputs.federations[seed]
     run, old_label, old_seed = _old_part(experiment, label, seed)
     method = experiment.methods[label]
@@ -111,11 +108,8 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
 
 
 def _old_part(experiment: Experiment, label: str, seed: int) -> tuple[Path, str, int]:
-    """The finished run that a method goes on from with a seed, and its label and seed there.
-
-    Raises:
-        InputError: there is no such finished method, or it is of another model.
-    """
+    """The finished run that a method goes on from with a seed, and its label and seed there. Raises
+    InputError where there is no such finished method, or it is of another model."""
     config = experiment.start_from
     assert config.run is not None
     run = Path(config.run)
@@ -226,11 +220,8 @@ def _check_model(old: Experiment, old_label: str, new: Experiment, label: str, r
 
 
 def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
-    """Whether both have a model of one's own, and the same.
-
-    Raises:
-        InputError: its file is not as it was.
-    """
+    """Whether both have a model of one's own, and the same. Raises InputError where its file is not
+    as it was."""
     if old.model.factory is None or new.model.factory is None:
         return False
     stored, file = origin_of(old.model.factory), origin_of(new.model.factory)

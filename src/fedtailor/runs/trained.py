@@ -90,11 +90,8 @@ class TrainedMethod:
 
     @cached_property
     def federation(self) -> Federation:
-        """The clients with their examples, which are loaded for this.
-
-        Raises:
-            InputError: the data can't be loaded, or are not those of the run.
-        """
+        """The clients with their examples, which are loaded for this. Raises InputError where the
+        data can't be loaded, or are not those of the run."""
         experiment = named(self.experiment, self.dataset, self.backbone)
         inputs = Inputs.load(experiment, self.dataset, self.backbone)
         inputs = leave_out(inputs, rows_trained_before(experiment, self.run))
@@ -108,20 +105,14 @@ class TrainedMethod:
 
     @cached_property
     def committed_states(self) -> CommittedStates:
-        """What the clients keep that have trained up to ``round``.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """What the clients keep that have trained up to ``round``. Raises InputError where a file
+        is damaged."""
         return CommittedStates(self.folder, self.round, self.commit)
 
     def number(self, client: str | int) -> int:
         """The number of a client of the federation, from its name or its number; see
-        `data.names.client_number`.
-
-        Raises:
-            InputError: there is no such client. Those that joined afterwards are listed.
-        """
+        `data.names.client_number`. Raises InputError where there is no such client. Those that
+        joined afterwards are listed."""
         joined = [name for name in self.joined if name != client]
         try:
             return client_number(client, self.data["clients"], self.data.get("names"), joined)
@@ -156,11 +147,8 @@ class TrainedMethod:
         return pick(state, like) if fits else {}
 
     def global_state(self) -> Params:
-        """The global model's tensors.
-
-        Raises:
-            InputError: the method has no global model; a file is missing.
-        """
+        """The global model's tensors. Raises InputError where the method has no global model, or
+        a file is missing."""
         server = self.server
         if self.global_round != self.round:
             server = read_server(self.folder, self.commit, self.global_round)
@@ -171,11 +159,8 @@ class TrainedMethod:
 
     def private_state(self, client: str | int) -> Params:
         """The tensors that a client keeps, of its last training up to ``round``; its first ones if
-        it had not trained.
-
-        Raises:
-            InputError: there is no such client; a file is missing.
-        """
+        it had not trained. Raises InputError where there is no such client, or a file is
+        missing."""
         number, method = self.number(client), self.method
         check_private_states(method, self.task, self.folder, self.commit)
         private = self.committed_states.read(number)
@@ -191,12 +176,8 @@ class TrainedMethod:
         What is worked out for an evaluation is worked out again, on the client's training data, as
         in that of ``round``: where the method fine-tunes a state before use, and what a novel
         client keeps. The values are those that were evaluated, up to the rounding of another
-        executor or device.
-
-        Raises:
-            InputError: there is no such client; a file is missing; the data can't be loaded; the
-                last model is wanted of a client that joined afterwards.
-        """
+        executor or device. Raises InputError where there is no such client, a file is missing, the
+        data can't be loaded, or the last model is wanted of a client that joined afterwards."""
         if (onboarded := self.onboarded(client)) is not None:
             if self.which == "last":
                 raise InputError(
@@ -290,11 +271,8 @@ def open_trained(
 
 
 def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Commit:
-    """The last commit of a method with a seed of a run.
-
-    Raises:
-        InputError: there is no such seed, it is unfinished, or it diverged in its first round.
-    """
+    """The last commit of a method with a seed of a run. Raises InputError where there is no such
+    seed, it is unfinished, or it diverged in its first round."""
     if seed not in experiment.seeds:
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")

@@ -257,11 +257,8 @@ def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
 
 
 def best(outcomes: Sequence[Outcome], label: str) -> Outcome:
-    """The outcome of the highest score; the earliest of equals.
-
-    Raises:
-        InputError: every candidate of the method diverged.
-    """
+    """The outcome of the highest score; the earliest of equals. Raises InputError where every
+    candidate of the method diverged."""
     of_label = [o for o in outcomes if o.label == label]
     finite = [o for o in of_label if o.score is not None]
     if not finite:

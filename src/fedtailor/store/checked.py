@@ -31,11 +31,8 @@ _LARGEST = 1e60  # of a loss or a metric; squares and sums stay finite
 
 
 def load_json(content: bytes, source: str) -> Any:
-    """Return the values of a JSON text.
-
-    Raises:
-        InputError: it is not JSON, too deep, or has text that can't be written.
-    """
+    """Return the values of a JSON text. Raises InputError where it is not JSON, too deep, or has
+    text that can't be written."""
     try:
         values = json.loads(content.decode())
         if b"\\ud" in content.lower():  # half of a character, perhaps, which nobody could print
@@ -48,11 +45,8 @@ def load_json(content: bytes, source: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, without its checksum.
-
-    Raises:
-        InputError: no such file, or it holds no JSON object, or is damaged.
-    """
+    """Return the object in a JSON file, without its checksum. Raises InputError where there is no
+    such file, or it holds no JSON object, or is damaged."""
     try:
         values = load_json(path.read_bytes(), str(path))
     except FileNotFoundError:
@@ -64,20 +58,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Return what a JSON file says, as `record` does.
-
-    Raises:
-        InputError: as `read_json` and `record`.
-    """
+    """Return what a JSON file says, as `record` does. Raises InputError as `read_json` and
+    `record`."""
     return record(kind, read_json(path), str(path))
 
 
 def record(kind: type[Record], values: Any, source: str) -> Record:
     """Return a dataclass from plain values of the types of its fields; other keys are left out.
-
-    Raises:
-        InputError: a field is missing, or a value is of another type or out of range.
-    """
+    Raises InputError where a field is missing, or a value is of another type or out of range."""
     if not isinstance(values, Mapping):
         raise InputError(f"{source} must hold an object, not {type(values).__name__}")
     needed = [
@@ -93,11 +81,8 @@ def record(kind: type[Record], values: Any, source: str) -> Record:
 
 
 def check_results(values: Results, clients: int, source: str) -> None:
-    """Check that there is one result for each of the clients, and none beyond all measure.
-
-    Raises:
-        InputError: there are more or fewer, or one is.
-    """
+    """Check that there is one result for each of the clients, and none beyond all measure. Raises
+    InputError where there are more or fewer, or one is."""
     if len(values) != clients:
         raise InputError(f"{source} has {len(values)} values for {clients} clients")
     numbers = np.array([0.0 if value is None else value for value in values])

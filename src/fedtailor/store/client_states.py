@@ -255,11 +255,8 @@ def best_path(store: Path, round_: int) -> Path:
 
 def bring_back(store: Path, round_: int) -> None:
     """Put the states of the best round, ``round_``, into the place of later ones, after the commit
-    of a roll-back to it. After a kill it is done again; otherwise nothing is to be done.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    of a roll-back to it. After a kill it is done again; otherwise nothing is to be done. Raises
+    InputError where a file is missing or damaged."""
     path = best_path(store, round_)
     if not path.exists():
         return

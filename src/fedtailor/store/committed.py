@@ -67,11 +67,7 @@ def write_commit(folder: Path, commit: Commit) -> Commit:
 
 def check_states(path: Path, checksum: str, commit: Commit) -> None:
     """Check that a file of private states, whose rows have this ``checksum`` together, is the one
-    that was committed.
-
-    Raises:
-        InputError: it is not.
-    """
+    that was committed. Raises InputError where it is not."""
     if commit.checksums.get(path.name) not in (None, checksum):
         staged = staged_path(path.with_name(PRIVATE_FILE), commit.round).name
         or_else = "" if commit.finished else f", or {staged} is missing"
@@ -81,10 +77,7 @@ def check_states(path: Path, checksum: str, commit: Commit) -> None:
 def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
     """The files that the folder of one method with one seed must have, and the checksums that they
     must hold, where they are known. One that is missing is not read as if it had never been there.
-
-    Raises:
-        InputError: the log that names some of them is damaged.
-    """
+    Raises InputError where the log that names some of them is damaged."""
     files: dict[Path, str | None] = {folder / f"{log}.jsonl": None for log in LOGS}
     for timing in read_log(Timing, folder / "timings.jsonl", commit):
         files |= timing.files_in(folder)
@@ -124,11 +117,8 @@ def last_state_path(folder: Path, commit: Commit) -> Path:
 
 
 def load_state(path: Path, commit: Commit) -> Params:
-    """The tensors in a file of the server's state.
-
-    Raises:
-        InputError: it is missing or damaged, or not the file that was committed.
-    """
+    """The tensors in a file of the server's state. Raises InputError where it is missing or
+    damaged, or not the file that was committed."""
     state = load_tensors(path)
     check_committed({path: commit.checksums.get(path.name)})
     return state
@@ -136,11 +126,7 @@ def load_state(path: Path, commit: Commit) -> Params:
 
 def read_server(folder: Path, commit: Commit, number: int) -> Server:
     """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
-    one.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    one. Raises InputError where it is missing or damaged."""
     last = number == commit.round
     path = last_state_path(folder, commit) if last else state_path(folder, number)
     state = load_state(path, commit)
@@ -158,10 +144,7 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
     """Do what is left to do in the folder of a part once ``commit`` says that it went back to its
     best round: put the private states of that round into their places, and remove what later rounds
     have written for good, with the refusals in them. A kill loses nothing: it can be done again.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    Raises InputError where a file is missing or damaged."""
     bring_back(folder / PRIVATE_FILE, commit.round)
     for path in folder.glob("*-*.safetensors"):
         match = re.fullmatch(r"(diagnostics|confusion)-(\d+)", path.stem)
@@ -174,11 +157,8 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
 
 
 def refusals_until(folder: Path, number: int) -> bytes:
-    """The refusals in the folder of a part up to round ``number``.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """The refusals in the folder of a part up to round ``number``. Raises InputError where the file
+    is damaged."""
     path = folder / REFUSED_FILE
     lines = whole_lines(path) if path.exists() else []
     return b"".join(line for line in lines if read_refused(line, path).round <= number)
@@ -189,21 +169,15 @@ class CommittedStates:
     best, of the part in ``folder``."""
 
     def __init__(self, folder: Path, number: int, commit: Commit) -> None:
-        """Open the files that are there.
-
-        Raises:
-            InputError: one is damaged, or not the one that was committed.
-        """
+        """Open the files that are there. Raises InputError where one is damaged, or not the one
+        that was committed."""
         store = folder / PRIVATE_FILE
         self._best = _opened(best_path(store, number), commit)
         self._last = _opened(store, commit)
 
     def read(self, client: int) -> Params:
-        """A client's tensors; empty if it had not trained.
-
-        Raises:
-            InputError: they are damaged.
-        """
+        """A client's tensors; empty if it had not trained. Raises InputError where they are
+        damaged."""
         if self._best is not None:
             row = self._best.read(client)
             if (where := row.pop(KEPT)) != IN_STORE:

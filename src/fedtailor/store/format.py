@@ -83,11 +83,8 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
 
 
 def check_folder_name(what: str, name: str) -> None:
-    """Check that a run's name or a method's label can name a folder, and be printed.
-
-    Raises:
-        InputError: it can't.
-    """
+    """Check that a run's name or a method's label can name a folder, and be printed. Raises
+    InputError where it can't."""
     fits = name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME
     if not fits or "/" in name or name.startswith("."):
         raise InputError(
@@ -107,11 +104,7 @@ def missing(path: Path) -> InputError:
 
 
 def check_there(*paths: Path) -> None:
-    """Check that all files are there.
-
-    Raises:
-        InputError: one is not.
-    """
+    """Check that all files are there. Raises InputError where one is not."""
     for path in paths:
         try:
             is_there = path.exists()
@@ -123,11 +116,7 @@ def check_there(*paths: Path) -> None:
 
 def check_committed(files: Mapping[Path, str | None]) -> None:
     """Check that all files are there, and that each safetensors file is the one that was committed:
-    it holds this checksum; None: any will do.
-
-    Raises:
-        InputError: one is not.
-    """
+    it holds this checksum; None: any will do. Raises InputError where one is not."""
     check_there(*files)
     for path, committed in files.items():
         if committed is not None and held_checksum(path) != committed:
@@ -135,11 +124,8 @@ def check_committed(files: Mapping[Path, str | None]) -> None:
 
 
 def held_checksum(path: Path) -> str | None:
-    """Return the checksum that a safetensors file holds of itself; None if it holds none.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Return the checksum that a safetensors file holds of itself; None if it holds none. Raises
+    InputError where the file is missing or damaged."""
     header = _header(path)
     return None if header is None else header[_AT:_END].decode(errors="replace")
 
@@ -177,11 +163,8 @@ def trial_of(folder: Path) -> tuple[str | None, int | None]:
 
 def check_belongs(path: Path, what: str, stated: str | int | None, here: str | int | None) -> None:
     """Check that the file at ``path`` is that of the method, or of the seed, that it lies with; one
-    that does not say so, or lies with none, is any's.
-
-    Raises:
-        InputError: it is another one's.
-    """
+    that does not say so, or lies with none, is any's. Raises InputError where it is another
+    one's."""
     if None not in (stated, here) and stated != here:
         raise InputError(
             f"{path}: it belongs to {what} {stated}, not to {what} {here}; restore it from a copy"
@@ -208,11 +191,8 @@ def seal_json(content: Mapping[str, Any]) -> bytes:
 
 
 def unseal_json(content: Any, path: Path) -> Any:
-    """Return the ``content`` of the JSON file at ``path`` without its checksum.
-
-    Raises:
-        InputError: the checksum is not that of the content.
-    """
+    """Return the ``content`` of the JSON file at ``path`` without its checksum. Raises InputError
+    where the checksum is not that of the content."""
     if not isinstance(content, dict) or _KEY not in content:
         return content
     stated = content.pop(_KEY)
@@ -240,11 +220,8 @@ def end_last_line(path: Path) -> None:
 
 
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
-    """Return the first ``length`` bytes of the log at ``path``.
-
-    Raises:
-        InputError: it is missing or has fewer, or their checksum is not the ``stated`` one.
-    """
+    """Return the first ``length`` bytes of the log at ``path``. Raises InputError where it is
+    missing or has fewer, or their checksum is not the ``stated`` one."""
     check_there(path)
     with path.open("rb") as file:
         committed = file.read(length)
@@ -296,10 +273,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
     """Check a safetensors file against the checksums that it holds; return whether it holds any.
 
     In a file of rows, ``unsettled`` rows are not checked: a commit has not moved all of them yet.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    Raises InputError where the file is missing or damaged."""
     import numpy as np  # here: every command imports this module, and few of them need it
 
     header = _header(path)
@@ -316,11 +290,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
 
 def columns(path: Path) -> dict[str, Any]:
     """Return what the header of a file of rows says of each tensor: ``dtype``, ``shape`` and
-    ``data_offsets``.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    ``data_offsets``. Raises InputError where the file is missing or damaged."""
     header = _header(path)
     if header is None:
         with path.open("rb") as file:

@@ -63,20 +63,13 @@ def _check_lengths(line: DataclassInstance, source: str) -> None:
 
 
 def read_refused(line: bytes, path: Path) -> RefusedResult:
-    """Read a line of the refused.jsonl at ``path``.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Read a line of the refused.jsonl at ``path``. Raises InputError where it is damaged."""
     return record(RefusedResult, load_json(line, str(path)), str(path))
 
 
 def read_commit(folder: Path) -> Commit:
-    """Read how far the method and seed in ``folder`` are.
-
-    Raises:
-        InputError: the file is missing or damaged, or that of another method or seed.
-    """
+    """Read how far the method and seed in ``folder`` are. Raises InputError where the file is
+    missing or damaged, or that of another method or seed."""
     path = folder / "commit.json"
     content = read_json(path)
     names = {each.name for each in fields(Commit)}

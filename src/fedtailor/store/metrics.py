@@ -160,11 +160,8 @@ def unit_of(metric: Metric) -> str:
 
 
 def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
-    """Return the clients' values of ``metric``; None where it is undefined.
-
-    Raises:
-        InputError: the run has no such metric.
-    """
+    """Return the clients' values of ``metric``; None where it is undefined. Raises InputError where
+    the run has no such metric."""
     if metric in ("accuracy", "loss"):
         return evaluation.accuracy if metric == "accuracy" else evaluation.loss
     if metric not in evaluation.metrics:

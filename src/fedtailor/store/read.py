@@ -82,22 +82,15 @@ class Trial:
         return f"{stopped}round {self.commit.round} of {self.commit.rounds}"
 
     def confusion(self, number: int) -> dict[str, NDArray[Any]]:
-        """Read the clients' confusion matrices after round ``number``: ``MODEL/SPLIT``
-        ``[n, classes, classes]``, true class by predicted class, and ``MODEL/clients`` ``[n]``;
-        empty if the experiment keeps none.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Read the clients' confusion matrices after round ``number``: ``MODEL/SPLIT`` ``[n,
+        classes, classes]``, true class by predicted class, and ``MODEL/clients`` ``[n]``; empty if
+        the experiment keeps none. Raises InputError where the file is damaged."""
         path = self.folder / f"confusion-{number:06d}.safetensors"
         return tensors(path) if path.exists() else {}
 
     def diagnostics(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
-        """Read the method's diagnostics: (round, tensors by name) for committed rounds.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """Read the method's diagnostics: (round, tensors by name) for committed rounds. Raises
+        InputError where a file is damaged."""
         rounds = []
         for path in sorted(self.folder.glob("diagnostics-*.safetensors")):
             number = int(path.stem.removeprefix("diagnostics-"))
@@ -124,11 +117,8 @@ class Run:
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
-    """Read the directory of one method with one seed.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Read the directory of one method with one seed. Raises InputError where a file is missing or
+    damaged."""
     commit = read_commit(folder)
     costs = folder / "costs.json"
     timings = read_log(Timing, folder / "timings.jsonl", commit)
@@ -178,11 +168,8 @@ def attack_of(experiment: Mapping[str, Any]) -> Attack:
 
 
 def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
-    """Check the content of the experiment.json at ``path``: what readers rely on is there.
-
-    Raises:
-        InputError: it lacks something, or a value is of another type.
-    """
+    """Check the content of the experiment.json at ``path``: what readers rely on is there. Raises
+    InputError where it lacks something, or a value is of another type."""
     checked = record(ExperimentRecord, experiment, str(path))
     record(CohortRecord, checked.cohort, f"{path}: cohort")
     record(Attack, checked.attack, f"{path}: attack")
@@ -227,11 +214,8 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """Read what made the run in the directory ``run``.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Read what made the run in the directory ``run``. Raises InputError where the file is missing
+    or damaged."""
     path = run / "environment.json"
     content = read_json(path)
     record(Environment, content, str(path))
@@ -239,11 +223,8 @@ def read_environment(run: Path) -> dict[str, Any]:
 
 
 def read_data_manifest(path: Path) -> dict[str, Any]:
-    """Read what the data of a run with a seed are, from its file at ``path``.
-
-    Raises:
-        InputError: it is missing or damaged, or that of another seed.
-    """
+    """Read what the data of a run with a seed are, from its file at ``path``. Raises InputError
+    where it is missing or damaged, or that of another seed."""
     content = read_json(path)
     checked = record(DataManifest, content, str(path))
     _, seed = trial_of(path.with_suffix(""))

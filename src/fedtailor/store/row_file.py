@@ -40,11 +40,8 @@ class RowFile:
         self, path: Path, num_rows: int, example: Params, *, checksums: bool = True
     ) -> None:
         """Open the file; made, with all rows zero, if it is not there. Without ``checksums`` rows
-        are not checked.
-
-        Raises:
-            InputError: the file that is there is damaged, or of other rows.
-        """
+        are not checked. Raises InputError where the file that is there is damaged, or of other
+        rows."""
         self._path, self._rows = path, num_rows
         self._row = _widest_first(example)
         header, places = _header(num_rows, _with_checksums(example) if checksums else self._row)
@@ -62,11 +59,8 @@ class RowFile:
 
     @staticmethod
     def open(path: Path) -> RowFile:
-        """Open a file that is there, with rows as its header says.
-
-        Raises:
-            InputError: it is missing or damaged.
-        """
+        """Open a file that is there, with rows as its header says. Raises InputError where it is
+        missing or damaged."""
         found = columns(path)
         dtypes = {name: dtype for dtype, name in _NAMES.items()}
         example = {
@@ -85,11 +79,7 @@ class RowFile:
         fresh.replace(self._path)
 
     def read(self, index: int) -> Params:
-        """The tensors of one row.
-
-        Raises:
-            InputError: the row is damaged.
-        """
+        """The tensors of one row. Raises InputError where the row is damaged."""
         row = {n: torch.empty(like.shape, dtype=like.dtype) for n, like in self._row.items()}
         parts = {name: _bytes(value) for name, value in row.items()}
         for name, part in parts.items():

@@ -55,10 +55,7 @@ def log_lines(texts: Iterable[str]) -> str:
 
 def check_removable(out: Path) -> None:
     """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
-
-    Raises:
-        InputError: it is not, or it does.
-    """
+    Raises InputError where it is not, or it does."""
     if not (out / "experiment.json").is_file():
         if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock"}):
             raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
@@ -91,11 +88,8 @@ def _is_ours(path: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process alone.
-
-    Raises:
-        InputError: another process is writing there.
-    """
+    """Hold ``folder`` for this process alone. Raises InputError where another process is writing
+    there."""
     import fcntl
 
     make_folder(folder)

@@ -46,11 +46,8 @@ def _is_moved(folder: Path) -> bool:
 
 
 def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file: those of ``names``, or all if there are none.
-
-    Raises:
-        InputError: the file is missing, damaged, or lacks one of ``names``.
-    """
+    """Read the tensors of a safetensors file: those of ``names``, or all if there are none. Raises
+    InputError where the file is missing, damaged, or lacks one of ``names``."""
     with _opened(path) as file:
         if missing := set(names) - set(file.keys()):
             raise InputError(f"{path} lacks the tensors {', '.join(sorted(missing))}")
@@ -58,10 +55,7 @@ def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
 
 def tensor_names(path: Path) -> list[str]:
-    """Return the sorted names of a safetensors file's tensors, without reading the tensors.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Return the sorted names of a safetensors file's tensors, without reading the tensors. Raises
+    InputError where the file is missing or damaged."""
     with _opened(path) as file:
         return sorted(file.keys())

@@ -73,11 +73,8 @@ class Link:
 
     def gather(self, uploads: Uploads, at: UploadContext) -> Mapping[int, str | None]:
         """Change the uploads that are there, in place; the rows that are not used, and why: a
-        member with a reason doesn't count, and one with None has only not been selected.
-
-        Raises:
-            TooFewLeftError: too few would be left.
-        """
+        member with a reason doesn't count, and one with None has only not been selected. Raises
+        TooFewLeftError where too few would be left."""
         return {}
 
     def total(self, uploads: Params, at: UploadContext) -> Params:

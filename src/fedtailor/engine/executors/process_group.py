@@ -147,11 +147,7 @@ class ProcessGroup:
         return unpack(structure, lambda place: _view(bytes_[place.device], place))
 
     def check_consistent(self, mark: Mapping[str, Any]) -> None:
-        """Compare what must be the same on all ranks, by name.
-
-        Raises:
-            InputError: it isn't.
-        """
+        """Compare what must be the same on all ranks, by name. Raises InputError where it isn't."""
         wrong = None
         if self.is_leader:
             for rank in self.others:

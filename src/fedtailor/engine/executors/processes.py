@@ -117,11 +117,8 @@ class Processes:
         self._server_message = b""
 
     def map(self, name: str, server: Params, items: Iterable[T]) -> Iterator[tuple[T, Any]]:
-        """(item, result of work ``name``), in the order in which they get ready.
-
-        Raises:
-            ChildProcessError: a process has died.
-        """
+        """(item, result of work ``name``), in the order in which they get ready. Raises
+        ChildProcessError where a process has died."""
         self._publish(server)
         waiting = iter(items)
         busy: dict[Connection, tuple[_Child, T]] = {}

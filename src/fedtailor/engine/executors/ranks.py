@@ -41,11 +41,8 @@ class RankExecutor:
     def map(
         self, name: str, server: Params, items: Iterable[AnyItem]
     ) -> Iterator[tuple[AnyItem, Any]]:
-        """(item, result of work ``name``), in the order in which they get ready.
-
-        Raises:
-            ChildProcessError: a rank has ended.
-        """
+        """(item, result of work ``name``), in the order in which they get ready. Raises
+        ChildProcessError where a rank has ended."""
         self._in_use = True
         self._broadcast_server(name, server)
         queue, share = _SharedQueue(items), self._inner.concurrency
