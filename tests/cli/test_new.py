@@ -106,13 +106,6 @@ def test_names_that_differ_in_capital_letters_are_pointed_out(
     assert "classes that differ in capital letters alone count as different: Ok and ok" in said
 
 
-def test_one_row_without_a_label_is_told(visits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with visits.open("a") as file:
-        file.write("the ward was clean and kind,,oslo\n")
-    assert main(["new", str(visits)]) == 0
-    assert "\n1 row has no label: the run leaves it out\n" in capsys.readouterr().out
-
-
 def test_rows_without_a_client_are_left_out_by_new_and_by_run(
     visits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

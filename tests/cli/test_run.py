@@ -273,34 +273,6 @@ def test_without_a_terminal_a_log_gets_the_same_lines(file: Path, tmp_path: Path
     assert json.loads(commit.read_text())["finished"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wait", [0.0, 0.05])
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
-    file: Path, finished: Path, tmp_path: Path, wait: float
-) -> None:
-    out = tmp_path / "killed"
-    command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(out)]
-    history = out / "methods/fedsdg/seed-0/history.jsonl"
-    kills = 0
-    while kills < 3:
-        before = history.stat().st_size if history.exists() else 0
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        while process.poll() is None:
-            if history.exists() and history.stat().st_size != before:
-                time.sleep(wait)
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.001)
-        process.communicate()
-        kills += 1
-        if process.returncode == 0:
-            break
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    ours, theirs = contents(out), contents(finished)
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name] == theirs[name] for name in ours)
-
-
 def test_a_second_process_is_kept_out(finished: Path, file: Path) -> None:
     from fedtailor.store.run_directory import locked
 

@@ -40,20 +40,6 @@ def write(table, path):
     return str(path)
 
 
-def test_20_newsgroups(tokenizer, cache):
-    config = DataConfig(name="20newsgroups", max_length=16, limit=50, limit_test=20)
-    dataset = load_data(config, tokenizer, cache)
-    assert (len(dataset.inputs), dataset.num_train, dataset.num_classes) == (70, 50, 20)
-    assert dataset.task == "classification"
-    assert dataset.inputs.lengths(np.arange(70)).max() == 16
-    assert dataset.classes[0] == "alt.atheism"
-
-
-def test_r8_whole(r8):
-    assert (len(r8.inputs), r8.num_train, len(r8.labels)) == (7_674, 5_485, 7_674)
-    assert r8.classes == ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
-
-
 def test_chitchat_is_for_language_modelling(chitchat):
     assert chitchat.task == "causal-lm"
     assert chitchat.labels is None

@@ -24,8 +24,6 @@ from fedtailor.inference.rows import read_rows
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("latin-1"), "not UTF-8; save it as UTF-8"),
         ("a.csv", "note,label\ncaf\u00e9,ok\n".encode("utf-16"), "not UTF-8; save it as UTF-8"),
         ("a.jsonl", '{"note": "caf\u00e9"}\n'.encode("latin-1"), "not UTF-8; save it as UTF-8"),
-        ("a.csv", b"note,label\na,b\na,b,c,d\n", "line 3 has 4 cells, and the lines before it 2"),
-        ("a.jsonl", b"no json\n", "can't read"),
         ("a.csv", b"PK\x03\x04 cut short", "it is an Excel file or a zip archive"),
     ],
 )

@@ -129,16 +129,6 @@ def test_the_chain_can_be_cut_anywhere_and_changes_nothing_in_place(name: str) -
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_weights_follow_the_seed(name: str) -> None:
-    first, same, other = (
-        torch.cat([p.flatten() for p in network(name, seed=seed, width=0.1).model.parameters()])
-        for seed in (0, 0, 1)
-    )
-    assert first.equal(same)
-    assert not first.equal(other)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
 def test_both_executors_train_alike_in_float64(name: str) -> None:
     backbone = network(name, (1, 8, 8), width=0.05, image_size=16)
     backbone.model.double()
