@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from fedtailor.disk_cache import cache_dir
 from fedtailor.models import BUILTIN, ModelConfig, load_model, load_tokenizer
 from fedtailor.models.packages import minilm, smollm2
 from fedtailor.models.pooled import Pooled
@@ -30,7 +31,7 @@ def test_minilm_averages_the_real_tokens(mini: Backbone) -> None:
     assert (mini.head, mini.encoder_prefix) == (("head",), "encoder.")
     texts = ["A cat sits on the mat.", "Short."]
     logits = mini.logits(mini.model(**mini.prepare(encode(mini, texts))))
-    plain = AutoModel.from_pretrained(str(minilm(cache_dir())))
+    plain = AutoModel.from_pretrained(str(minilm()))
     for row, text in enumerate(texts):
         hidden = plain(**mini.tokenizer(text, return_tensors="pt")).last_hidden_state
         expected = mini.model.head(hidden[0].mean(0))
@@ -78,12 +79,12 @@ def perplexity(backbone: Backbone, texts: list[str]) -> Tensor:
 
 
 @pytest.mark.slow
-def test_smollm2_prefers_english(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cache = tmp_path_factory.mktemp("cache")
-    backbone = load_model(ModelConfig("smollm2-135m"), "causal-lm", 0, seed=0, cache=cache)
+def test_smollm2_prefers_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
+    backbone = load_model(ModelConfig("smollm2-135m"), "causal-lm", 0, seed=0)
     assert len(backbone.blocks) == 30
     assert (backbone.head, backbone.encoder_prefix) == ((), "")
-    tokenizer = load_tokenizer(ModelConfig("smollm2-135m"), cache)
+    tokenizer = load_tokenizer(ModelConfig("smollm2-135m"))
     assert tokenizer is not None
     assert tokenizer.pad_token is not None
     texts = [
@@ -92,10 +93,10 @@ def test_smollm2_prefers_english(tmp_path_factory: pytest.TempPathFactory) -> No
     ]
     english, shuffled = perplexity(backbone, texts)
     assert english < 15 < 100 < shuffled
-    classifier = load_model(ModelConfig("smollm2-135m"), "classification", 3, seed=0, cache=cache)
+    classifier = load_model(ModelConfig("smollm2-135m"), "classification", 3, seed=0)
     assert isinstance(classifier.model, Pooled)
     assert classifier.head == ("head",)
-    assert list((cache / "models").iterdir()) == [smollm2(cache)]
+    assert list((tmp_path / "models").iterdir()) == [smollm2()]
 
 
 def test_built_in_models_say_where_they_come_from() -> None:

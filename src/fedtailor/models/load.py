@@ -38,7 +38,6 @@ def load_model(
     num_classes: int,
     seed: int,
     modality: Modality = "text",
-    cache: Path | None = None,
     picture: Sequence[int] | None = None,
 ) -> Backbone:
     """Load the model that ``config`` names, in float32 and evaluation mode, ready for a task.
@@ -55,7 +54,6 @@ def load_model(
         num_classes: the number of classes, if the task has any.
         seed: of the new weights: the head's, or all if ``config.pretrained`` is False.
         modality: of the data.
-        cache: a folder for converted weights; None: ``cache_dir()``.
         picture: channels, height and width of the data's pictures; the built-in networks without
             weights are made for them.
 
@@ -77,7 +75,7 @@ def load_model(
     _check(config, builtin, objective, modality)
     outputs = objective.num_outputs(num_classes)
     network = None if builtin is None else builtin.network
-    source = "" if network else locate(config, cache)
+    source = "" if network else locate(config)
     new: frozenset[str] = frozenset()
     prepare: Prepare
     with torch.random.fork_rng(devices=[]), quiet():
@@ -110,15 +108,13 @@ def load_model(
         head=_trained_head(config, model, new),
         name=config.name,
         encoder_prefix="encoder." if isinstance(model, Pooled) else "",
-        tokenizer=load_tokenizer(config, cache) if modality == "text" else None,
+        tokenizer=load_tokenizer(config) if modality == "text" else None,
         pretrained=config.pretrained,
         batch_norm=config.batch_norm,
     )
 
 
-def load_tokenizer(
-    config: ModelConfig, cache: Path | None = None
-) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of the model that ``config`` names; its end-of-text token stands in for a
     missing padding token. None for a model that reads no text, and for a folder without a
     tokenizer's files.
@@ -141,7 +137,7 @@ def load_tokenizer(
         AutoTokenizer,
     )
 
-    source = locate(config, cache)
+    source = locate(config)
     kind = type(transformers_config(source, config))
     reads_text = (
         kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or kind in MODEL_FOR_CAUSAL_LM_MAPPING

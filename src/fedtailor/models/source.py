@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..disk_cache import cache_dir
 from ..errors import InputError, brief, unknown
 from ..user_code import FROM_PYTHON
 from .config import ModelConfig
@@ -17,7 +16,7 @@ from .packages import BUILTIN
 _TIMEOUT = 5.0  # seconds for the hub to answer
 
 
-def locate(config: ModelConfig, cache: Path | None) -> str:
+def locate(config: ModelConfig) -> str:
     """Return the model's path on this machine, or its hub name.
 
     Raises:
@@ -29,7 +28,7 @@ def locate(config: ModelConfig, cache: Path | None) -> str:
     check_revision(config)
     path = Path(name).expanduser()
     if name in BUILTIN:
-        found = BUILTIN[name].find(cache_dir() if cache is None else cache)
+        found = BUILTIN[name].find()
         if found is None:
             raise InputError(
                 f"model {name!r} isn't on this machine; get it with: {BUILTIN[name].get}"

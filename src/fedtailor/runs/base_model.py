@@ -162,7 +162,7 @@ def _files(config: ModelConfig) -> dict[str, Path]:
     if not has_files(config):
         return {}
     builtin = BUILTIN.get(config.name)
-    folder = Path(locate(config, None))
+    folder = Path(locate(config))
     if not folder.exists():  # a name of the hub
         from huggingface_hub import try_to_load_from_cache
 

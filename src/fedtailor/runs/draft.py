@@ -166,7 +166,7 @@ def _check_model(name: str, survey: Survey, roles: Roles) -> None:
     modality = "text" if survey.column(roles.source).kind == "text" else "image"
     builtin = BUILTIN.get(name)
     if builtin is None:
-        locate(ModelConfig(name), None)
+        locate(ModelConfig(name))
     elif builtin.modality != modality:
         raise InputError(
             f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
