@@ -147,8 +147,9 @@ def _write_trial(
     costs |= {"down": parts, "up": parts}
     _write(folder / "costs.json", costs | {"model": 100_000, "flops": 6000})
     if label == "fedsdg":
-        logits = np.linspace(-2, 2, K * BLOCKS).reshape(K, BLOCKS)[np.arange(K) != 2]
-        tensors = {"client/gates": 1 / (1 + np.exp(-logits)), "clients": np.array([0, 1, 3, 4, 5])}
+        clients = np.flatnonzero(np.arange(K) != 2)  # client 2 never took part
+        logits = np.linspace(-2, 2, K * BLOCKS).reshape(K, BLOCKS)[clients]
+        tensors = {"client/gates": 1 / (1 + np.exp(-logits)), "clients": clients}
         save_file(tensors, folder / f"diagnostics-{done:06d}.safetensors")
 
 
