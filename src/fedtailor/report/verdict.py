@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..store.metrics import Metric, higher_is_better, unit_of
+from ..store.metrics import Metric, higher_is_better, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round, metric_of, select_by
 from ..units import seconds_text, si
@@ -173,7 +173,7 @@ class _Judge:
         """Say which method is best on validation data, and from which ones it can't be told."""
         if len(self.entries) == 1:
             return f"{best} is the only method, so there is nothing to compare it with."
-        unit = " %" if "%" in unit_of(self.chosen_by) else ""
+        unit = " %" if is_percentage(self.chosen_by) else ""
         values = {name: f"{bare(self.chosen_by, x)}{unit}" for name, x in self.validation.items()}
         so_far = "" if self.is_finished else "So far, "
         name = f"{'training' if so_far else 'Training'} alone ({best})" if self.is_alone else best
