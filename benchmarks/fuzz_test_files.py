@@ -70,7 +70,7 @@ def test_files(folder: Path) -> Attempt:
         split = SplitConfig(None, "natural") if natural else SplitConfig(3, "dirichlet", alpha=9.0)
 
         def check() -> None:
-            data = load_data(config, tokenizer, folder / "cache")
+            data = load_data(config, tokenizer)
             parts = partition(data, split, rng.randrange(9))
             used = 0
             names = {row["site"] for row in trained} if form == other == "csv" else set()

@@ -12,24 +12,25 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(str(get_model_path()))
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
-def r8(tokenizer, cache) -> Dataset:
-    return load_data(DataConfig(name="reuters-r8", max_length=16), tokenizer, cache)
+def r8(tokenizer) -> Dataset:
+    return load_data(DataConfig(name="reuters-r8", max_length=16), tokenizer)
 
 
 @pytest.fixture(scope="session")
-def digits(cache) -> Dataset:
-    return load_data(DataConfig(name="digits"), cache=cache)
+def digits() -> Dataset:
+    return load_data(DataConfig(name="digits"))
 
 
 @pytest.fixture(scope="session")
-def chitchat(tokenizer, cache) -> Dataset:
-    return load_data(DataConfig(name="chitchat", max_length=16, limit=6000), tokenizer, cache)
+def chitchat(tokenizer) -> Dataset:
+    return load_data(DataConfig(name="chitchat", max_length=16, limit=6000), tokenizer)
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ def test_leafs_pictures_are_those_of_its_users(tmp_path: Path) -> None:
     leaf(tmp_path / "set/train/a.json", {"ann": ([pixels()] * 2, [0, 1])})
     leaf(tmp_path / "set/train/b.json", {"bob": ([pixels()[::-1]] * 2, [1, 0])})
     leaf(tmp_path / "set/test/a.json", {"ann": ([pixels()], [1]), "bob": ([pixels()], [0])})
-    roles = survey(str(tmp_path / "set"), tmp_path).roles(None, None, None)
+    roles = survey(str(tmp_path / "set")).roles(None, None, None)
     assert (roles.source, roles.label, roles.client) == ("image", "label", "user")
-    data = load_data(DataConfig(path=str(tmp_path / "set"), client="user"), cache=tmp_path)
+    data = load_data(DataConfig(path=str(tmp_path / "set"), client="user"))
     assert (data.num_train, len(data.inputs)) == (4, 6)
     assert data.client_names == ("ann", "bob")
     assert data.inputs.values.shape == (6, 1, 4, 4)
@@ -49,7 +49,7 @@ def test_leafs_pictures_are_those_of_its_users(tmp_path: Path) -> None:
 
 def test_leafs_colours_stand_side_by_side_in_a_pixel(tmp_path: Path) -> None:
     file = leaf(tmp_path / "a.json", {"ann": ([pixels(3)], [0])})
-    data = read_columns(DataConfig(path=str(file)), tmp_path).read(np.arange(1))
+    data = read_columns(DataConfig(path=str(file))).read(np.arange(1))
     right = np.rint(np.array(pixels(3)) * 255).reshape(4, 4, 3).transpose(2, 0, 1)
     assert np.array_equal(data[0], right)
 
@@ -72,14 +72,14 @@ def test_json_by_user_is_a_table(
 ) -> None:
     file = tmp_path / "table.json"
     file.write_text(json.dumps(content))
-    table = local_table(str(file), tmp_path)
+    table = local_table(str(file))
     assert (table.column_names, len(table)) == (columns, rows)
 
 
 def test_rows_in_lines_may_be_called_json(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     file.write_text('{"user": "ann", "text": "hi"}\n{"user": "bob", "text": "ho"}\n')
-    assert local_table(str(file), tmp_path)["user"][:] == ["ann", "bob"]
+    assert local_table(str(file))["user"][:] == ["ann", "bob"]
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_other_json_is_refused_in_one_line(content: str, message: str, tmp_path:
     file = tmp_path / "table.json"
     file.write_text(content)
     with pytest.raises(InputError, match=message) as error:
-        local_table(str(file), tmp_path)
+        local_table(str(file))
     assert "\n" not in str(error.value)

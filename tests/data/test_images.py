@@ -8,7 +8,6 @@ from PIL import Image as Picture
 
 from fedtailor.data import images
 from fedtailor.data.packages import fashion_mnist
-from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 from fedtailor.inference.examples import picture_examples
 
@@ -43,7 +42,7 @@ def test_bad_idx_files(name, data, message, tmp_path):
 
 
 def test_fashion_mnist_files_are_read_if_they_are_there():
-    columns = fashion_mnist(cache_dir())
+    columns = fashion_mnist()
     if columns is not None:
         assert (columns.num_train, columns.num_test) == (60_000, 10_000)
         assert columns.read(np.arange(3)).shape == (3, 1, 28, 28)
@@ -58,17 +57,17 @@ def table(pictures):
 def test_images_are_decoded_once_to_a_mapped_file(digits, tmp_path, monkeypatch):
     values = digits.inputs.values[:6]
     pictures = table([Picture.fromarray(value[0]) for value in values])
-    decoded = images.decode(pictures, "image", tmp_path)
+    decoded = images.decode(pictures, "image")
     assert np.array_equal(decoded, values)
     assert isinstance(decoded, np.memmap)
     monkeypatch.setattr(images, "_write", None)
-    assert np.array_equal(images.decode(pictures, "image", tmp_path), values)
+    assert np.array_equal(images.decode(pictures, "image"), values)
 
 
 def test_colour_has_three_channels_and_takes_grey(digits, tmp_path):
     grey = Picture.fromarray(digits.inputs.values[0, 0])
     colour = Picture.new("RGB", (8, 8), (1, 2, 3))
-    decoded = images.decode(table([colour, grey]), "image", tmp_path)
+    decoded = images.decode(table([colour, grey]), "image")
     assert decoded.shape == (2, 3, 8, 8)
     assert decoded[0, :, 0, 0].tolist() == [1, 2, 3]
     assert np.array_equal(decoded[1, 2], digits.inputs.values[0, 0])
@@ -83,7 +82,7 @@ def test_colour_has_three_channels_and_takes_grey(digits, tmp_path):
 )
 def test_images_of_different_sizes_are_refused(second, message, tmp_path):
     with pytest.raises(InputError, match=f"must have one size: {message}"):
-        images.decode(table([Picture.new("L", (8, 8)), second]), "image", tmp_path)
+        images.decode(table([Picture.new("L", (8, 8)), second]), "image")
     assert list((tmp_path / "images").iterdir()) == []
 
 
@@ -121,7 +120,7 @@ def saved(picture, path, **options):
 )
 def test_a_picture_of_any_mode_is_converted_by_its_range(name, picture, mean, tmp_path):
     path = str(saved(picture, tmp_path / name))
-    decoded = images.decode(table([path]), "image", tmp_path)
+    decoded = images.decode(table([path]), "image")
     assert abs(decoded.mean() - mean) < 0.5
     predicted = picture_examples([path], decoded.shape[1:]).values
     assert np.array_equal(predicted, decoded)
@@ -150,7 +149,7 @@ def test_a_picture_that_cannot_be_converted_is_refused_by_name(name, make, messa
     make(path)
     first = str(saved(GREY, tmp_path / "0.png"))
     for read in (
-        lambda: images.decode(table([first, str(path)]), "image", tmp_path),
+        lambda: images.decode(table([first, str(path)]), "image"),
         lambda: picture_examples([path], (1, 16, 16)),
     ):
         with pytest.raises(InputError, match=message) as error:
@@ -161,4 +160,4 @@ def test_a_picture_that_cannot_be_converted_is_refused_by_name(name, make, messa
 
 def test_a_row_without_a_picture_is_named(tmp_path):
     with pytest.raises(InputError, match="row 1 of column 'image' has no picture"):
-        images.decode(table([GREY, None]), "image", tmp_path)
+        images.decode(table([GREY, None]), "image")

@@ -81,8 +81,8 @@ def test_a_wild_name_is_told_with_its_column(
         wild = [tuple(f"{c}\x1b[2J" if at == number else c for at, c in enumerate(r)) for r in rows]
         path.write_text("\n".join(map(",".join, [("text", "label", "ward"), *wild])))
         for read in (
-            lambda: load_data(config, tokenizer, tmp_path / "cache"),
-            lambda: survey(str(path), tmp_path / "cache").roles("text", "label", "ward"),
+            lambda: load_data(config, tokenizer),
+            lambda: survey(str(path)).roles("text", "label", "ward"),
         ):
             with pytest.raises(InputError, match=rf"^{kind} '.*\\x1b\[2J' ") as caught:
                 read()
@@ -93,7 +93,7 @@ def test_a_wild_name_is_told_with_its_column(
         data.load(data.config(DataConfig()), tokenizer)
     path.write_text("text,label\x1b[2J\nx,y\n")
     with pytest.raises(InputError, match=r"^column 'label\\x1b\[2J' in .*t\.csv: "):
-        survey(str(path), tmp_path / "cache")
+        survey(str(path))
 
 
 def test_a_name_has_a_longest_length(digits: Dataset) -> None:

@@ -20,7 +20,7 @@ def load(tokenizer, tmp_path, **fields):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label", "site"), *ROWS])
     config = DataConfig(path=str(path), client="site", max_length=6, **fields)
-    return load_data(config, tokenizer, tmp_path)
+    return load_data(config, tokenizer)
 
 
 def test_a_file_with_gaps(tokenizer, tmp_path):
@@ -37,7 +37,7 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
 def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,site\na,x,b\na ,y,b\na,x,c\n,x,b\n,x,b\nd,y,c\n")
-    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
+    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer)
     assert len(dataset.inputs) == 6
     told = [one.text for one in dataset.omissions if one.kind == "repeated"]
     assert told == [
@@ -45,7 +45,7 @@ def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
         "one tested: b (1)"
     ]
     chat = DataConfig(path=str(path), client="site", task="causal-lm")
-    assert "repeated" not in {one.kind for one in load_data(chat, tokenizer, tmp_path).omissions}
+    assert "repeated" not in {one.kind for one in load_data(chat, tokenizer).omissions}
 
 
 def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
@@ -54,7 +54,7 @@ def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
     path.write_text(
         "text,label,site\n" + "".join(f"a b {n},{n % 2},{s}\n" for n, s in enumerate(sites))
     )
-    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer, tmp_path)
+    dataset = load_data(DataConfig(path=str(path), client="site"), tokenizer)
     assert dataset.client_names == ("berlin", "lagos")
     assert dataset.groups.tolist() == [0, 0, 1, 0]
     what = "with spaces around the client's name, which are ignored: berlin (2)"
@@ -64,7 +64,7 @@ def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):
 def test_blanks_around_a_label_make_no_other_class(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na,good \nb,good\nc,poor\nd, \ne,\n")
-    dataset = load_data(DataConfig(path=str(path)), tokenizer, tmp_path)
+    dataset = load_data(DataConfig(path=str(path)), tokenizer)
     assert dataset.classes == ("good", "poor")
     counts = {one.kind: one.count for one in dataset.omissions}
     assert counts == {"label-blanks": 1, "no-label": 2}
@@ -74,13 +74,13 @@ def test_a_label_that_looks_like_none_is_told(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,site\na,good,x\nb,poor,x\nc,N/A,y\n")
     config = DataConfig(path=str(path), client="site")
-    (told,) = load_data(config, tokenizer, tmp_path).omissions
+    (told,) = load_data(config, tokenizer).omissions
     assert told.text == (
         "1 row with the label 'N/A', which counts as a class; if it means that there is no label, "
         "empty these cells: y (1)"
     )
     named = replace(config, classes=("N/A", "good", "poor"))
-    assert not load_data(named, tokenizer, tmp_path).omissions
+    assert not load_data(named, tokenizer).omissions
 
 
 def test_a_class_that_no_training_row_has_is_told(tokenizer, tmp_path):
@@ -89,7 +89,7 @@ def test_a_class_that_no_training_row_has_is_told(tokenizer, tmp_path):
     test.write_text("text,label\nthree,ebola\n")
     classes = ("cold", "ebola", "flu", "gout")
     config = DataConfig(path=str(train), test_path=str(test), classes=classes)
-    (told,) = load_data(config, tokenizer, tmp_path).omissions
+    (told,) = load_data(config, tokenizer).omissions
     assert (told.count, told.text) == (2, "no training row has the classes ebola, gout")
 
 
@@ -141,7 +141,7 @@ def test_names_and_omissions_are_no_part_of_the_digest(tokenizer, tmp_path):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label", "site"), *renamed])
     config = DataConfig(path=str(path), client="site", max_length=6)
-    again = load_data(config, tokenizer, tmp_path)
+    again = load_data(config, tokenizer)
     assert again.digest == whole.digest
     assert again.client_names == ("BERLIN", "LAGOS", "OSLO")
     assert np.array_equal(again.groups, whole.groups)

@@ -19,14 +19,14 @@ TWO = ["another text with many words", "some more words to read", "nothing to sa
 PAIR, SEVERAL, NUMBERS, LISTS = "pair of texts", "multi-label", "regression", "lists or objects"
 
 
-def outcomes(columns: dict[str, list[Any]], folder: Path, cache: Path, **named: str) -> list[str]:
+def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[str]:
     """What new, run and Python make of a table of 60 rows: the classes, or a message."""
     rows = {name: [values[i % len(values)] for i in range(60)] for name, values in columns.items()}
     frame, file = pd.DataFrame(rows), str(folder / "table.jsonl")
     frame.to_json(file, orient="records", lines=True)
     reads = (
-        lambda: survey(file, cache).roles(named.get("text"), named.get("label"), None).label,
-        lambda: encode_labels(read_columns(DataConfig(path=file, **named), cache))[1],
+        lambda: survey(file).roles(named.get("text"), named.get("label"), None).label,
+        lambda: encode_labels(read_columns(DataConfig(path=file, **named)))[1],
         lambda: encode_labels(Data.from_pandas(frame, **named).columns)[1],  # type: ignore[arg-type]
     )
     told = []
@@ -56,15 +56,15 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, cache: Path, **named: 
     ],
 )
 def test_a_kind_of_task_that_does_not_exist_is_told_by_name(
-    columns: dict[str, list[Any]], message: str, tmp_path: Path, cache: Path
+    columns: dict[str, list[Any]], message: str, tmp_path: Path
 ) -> None:
-    for told in outcomes(columns, tmp_path, cache):
+    for told in outcomes(columns, tmp_path):
         assert message in told
         assert "does not exist yet" in told
 
 
-def test_tags_of_words_are_told_by_name(tmp_path: Path, cache: Path) -> None:
-    new, run, _ = outcomes({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, tmp_path, cache)
+def test_tags_of_words_are_told_by_name(tmp_path: Path) -> None:
+    new, run, _ = outcomes({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, tmp_path)
     assert "a tag for each word" in new
     assert "a tag for each word" in run
 
@@ -81,23 +81,21 @@ def test_tags_of_words_are_told_by_name(tmp_path: Path, cache: Path) -> None:
     ],
 )
 def test_other_columns_beside_the_named_ones_change_nothing(
-    columns: dict[str, list[Any]], named: dict[str, str], tmp_path: Path, cache: Path
+    columns: dict[str, list[Any]], named: dict[str, str], tmp_path: Path
 ) -> None:
-    new, *classes = outcomes(columns, tmp_path, cache, **named)
+    new, *classes = outcomes(columns, tmp_path, **named)
     assert new == named.get("label", "label")
     labels = sorted({int(v) if isinstance(v, float) else v for v in columns[new]})
     assert classes == 2 * [str(tuple(map(str, labels)))]
 
 
-def test_two_columns_of_texts_without_a_usual_name_are_not_chosen_between(
-    tmp_path: Path, cache: Path
-) -> None:
-    new, *_ = outcomes({"left": ONE, "right": TWO, "label": [0, 1]}, tmp_path, cache)
+def test_two_columns_of_texts_without_a_usual_name_are_not_chosen_between(tmp_path: Path) -> None:
+    new, *_ = outcomes({"left": ONE, "right": TWO, "label": [0, 1]}, tmp_path)
     assert "may each be the input" in new
     assert "--text" in new
 
 
-def test_a_test_file_may_have_whole_numbers_as_floats(tmp_path: Path, cache: Path) -> None:
+def test_a_test_file_may_have_whole_numbers_as_floats(tmp_path: Path) -> None:
     """As pandas makes them; the same in a csv file, where a cell is 1.0."""
     train = pd.DataFrame({"text": ONE, "label": [-1, 1, 1]})
     test = train.assign(label=[1.0, -1.0, 1.0])
@@ -105,10 +103,10 @@ def test_a_test_file_may_have_whole_numbers_as_floats(tmp_path: Path, cache: Pat
         paths = [str(tmp_path / f"{name}{suffix}") for name in ("train", "test")]
         for frame, path in zip((train, test), paths, strict=True):
             getattr(frame, write)(path, index=False)
-        columns = read_columns(DataConfig(path=paths[0], test_path=paths[1]), cache)
+        columns = read_columns(DataConfig(path=paths[0], test_path=paths[1]))
         numbers, names = encode_labels(columns)
         assert (names, numbers.tolist()) == (("-1", "1"), [0, 1, 1, 1, 0, 1])
     test.assign(label=[1.5, 1.0, 1.0]).to_parquet(tmp_path / "test.parquet")
     paths = [str(tmp_path / f"{name}.parquet") for name in ("train", "test")]
     with pytest.raises(InputError, match="is int64 in the training split but float64"):
-        read_columns(DataConfig(path=paths[0], test_path=paths[1]), cache)
+        read_columns(DataConfig(path=paths[0], test_path=paths[1]))

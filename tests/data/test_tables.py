@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_read_is_told_once(
     path = tmp_path / name
     path.write_bytes(content)
     with caplog.at_level(logging.ERROR), pytest.raises(InputError, match=message) as caught:
-        local_table(str(path), tmp_path / "cache")
+        local_table(str(path))
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
     assert not caplog.records
@@ -49,14 +49,14 @@ def test_cells_may_be_separated_by_semicolons_or_tabs(tmp_path: Path, separator:
     path = tmp_path / "a.csv"
     rows = [("id", "note", "label"), ("1", "clean, kind, caf\u00e9", "ok")]
     path.write_text("\r\n".join(map(separator.join, rows)), encoding="utf-8-sig")
-    table = local_table(str(path), tmp_path / "cache")
+    table = local_table(str(path))
     assert list(table) == [{"id": "1", "note": "clean, kind, caf\u00e9", "label": "ok"}]
 
 
 def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\ufeffnote,label\nclean; kind; quiet\u00e9,ok\n", encoding="utf-8")
-    assert local_table(str(path), tmp_path / "cache")[0]["note"] == "clean; kind; quiet\u00e9"
+    assert local_table(str(path))[0]["note"] == "clean; kind; quiet\u00e9"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_readers_say_is_told_in_plain_words(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError) as caught:
-        local_table(str(tmp_path / name), tmp_path / "cache")
+        local_table(str(tmp_path / name))
     assert str(caught.value).startswith(f"can't read {str(tmp_path / name)!r}: {message}")
     assert "\n" not in str(caught.value)
 
@@ -92,21 +92,21 @@ def write(path: Path, *rows: str) -> str:
     return str(path)
 
 
-def load(path: str, tokenizer, tmp_path: Path, **settings) -> Dataset:
+def load(path: str, tokenizer, **settings) -> Dataset:
     config = DataConfig(path=path, max_length=8, client="site", **settings)
-    return load_data(config, tokenizer, tmp_path / "cache")
+    return load_data(config, tokenizer)
 
 
 def test_words_that_pandas_takes_for_gaps_are_words(tokenizer, tmp_path: Path) -> None:
     rows = ("a b,None,NA", "NA,mild,oslo", "e f,severe,null", "g h,,nan")
     path = write(tmp_path / "a.csv", *rows)
-    dataset = load(path, tokenizer, tmp_path)
+    dataset = load(path, tokenizer)
     assert dataset.classes == ("None", "mild", "severe")
     assert dataset.client_names == ("NA", "nan", "null", "oslo")
     assert {one.kind for one in dataset.omissions} == {"no-label", "label-like-none"}
     word = tokenizer("NA")["input_ids"]
     assert dataset.batch(np.array([1]))["input_ids"][0].tolist()[: len(word)] == word
-    found = survey(path, tmp_path / "cache")
+    found = survey(path)
     assert (found.column("label").missing, found.column("site").missing) == (1, 0)
     assert found.column("label").distinct == 3
     assert read_rows(path, DataConfig(path=path), images=False).inputs[1] == "NA"
@@ -114,12 +114,12 @@ def test_words_that_pandas_takes_for_gaps_are_words(tokenizer, tmp_path: Path) -
 
 def test_clients_keep_the_spelling_of_their_names(tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "a b,0,007", "c d,1,7", "e f,1,10")
-    assert load(path, tokenizer, tmp_path).client_names == ("007", "10", "7")
-    assert survey(path, tmp_path / "cache").counts("site") == {"007": 1, "7": 1, "10": 1}
+    assert load(path, tokenizer).client_names == ("007", "10", "7")
+    assert survey(path).counts("site") == {"007": 1, "7": 1, "10": 1}
     plain = write(tmp_path / "b.csv", "a b,0,10", "c d,1,7", "e f,1,7")
-    dataset = load(plain, tokenizer, tmp_path)
+    dataset = load(plain, tokenizer)
     assert (dataset.client_names, dataset.groups.tolist()) == (("7", "10"), [1, 0, 0])
-    both = load(plain, tokenizer, tmp_path, test_path=path)
+    both = load(plain, tokenizer, test_path=path)
     assert both.client_names == ("007", "10", "7")
 
 
@@ -143,7 +143,7 @@ def test_labels_are_class_numbers_or_names(
     tmp_path: Path,
 ) -> None:
     rows = [f"a b {number},{label},x" for number, label in enumerate(labels)]
-    dataset = load(write(tmp_path / "a.csv", *rows), tokenizer, tmp_path, classes=classes)
+    dataset = load(write(tmp_path / "a.csv", *rows), tokenizer, classes=classes)
     assert [dataset.classes[label] for label in dataset.labels] == (expected or labels)
 
 
@@ -157,26 +157,26 @@ def test_labels_are_class_numbers_or_names(
 )
 def test_what_a_csv_cant_mean(rows: list[str], message: str, tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        load(write(tmp_path / "a.csv", *rows), tokenizer, tmp_path)
+        load(write(tmp_path / "a.csv", *rows), tokenizer)
 
 
 def test_a_column_that_stands_twice_is_refused(tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label,label,site,\na b,0,1,x,\n")
     with pytest.raises(InputError, match="two columns are named 'label'; rename one"):
-        load(str(path), tokenizer, tmp_path)
+        load(str(path), tokenizer)
     path.write_text("text,label,site,,\na b,0,x,,\nc d,1,y,,\n")
-    assert len(load(str(path), tokenizer, tmp_path).labels) == 2
+    assert len(load(str(path), tokenizer).labels) == 2
 
 
 def test_a_file_of_the_same_time_and_size_is_read_anew(tokenizer, tmp_path: Path) -> None:
     rows = ("a b,x,1", "c d,y,2")
     path = Path(write(tmp_path / "a.csv", *rows))
-    assert load(str(path), tokenizer, tmp_path).classes == ("x", "y")
+    assert load(str(path), tokenizer).classes == ("x", "y")
     times = path.stat()
     write(path, *(row.replace("x", "z") for row in rows))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert load(str(path), tokenizer, tmp_path).classes == ("y", "z")
+    assert load(str(path), tokenizer).classes == ("y", "z")
 
 
 def test_very_many_columns_are_read(tokenizer, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_very_many_columns_are_read(tokenizer, tmp_path: Path) -> None:
     rows = [f"good word,{label},oslo,{','.join('1' * 200)}" for label in "xyxy"]
     path = tmp_path / "wide.csv"
     path.write_text("\n".join([f"text,label,site,{more}", *rows]) + "\n")
-    assert load(str(path), tokenizer, tmp_path).classes == ("x", "y")
-    assert len(survey(str(path), tmp_path / "cache").columns) == 203
+    assert load(str(path), tokenizer).classes == ("x", "y")
+    assert len(survey(str(path)).columns) == 203
     with pytest.raises(InputError, match="no column 'c200'"):
-        load(str(path), tokenizer, tmp_path, label="c200")
+        load(str(path), tokenizer, label="c200")

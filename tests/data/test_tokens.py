@@ -11,8 +11,8 @@ from fedtailor.errors import InputError
 TEXTS = ["Grain prices rose.", "", "oil " * 50]
 
 
-def test_sequences_are_the_tokenizer_s_and_cut(tokenizer, tmp_path):
-    tokens, rows = tokenise(TEXTS, tokenizer, 8, tmp_path)
+def test_sequences_are_the_tokenizer_s_and_cut(tokenizer):
+    tokens, rows = tokenise(TEXTS, tokenizer, 8)
     assert rows.tolist() == [0, 1, 2]
     assert tokens.lengths(rows).tolist() == [6, 2, 8]
     for row, text in enumerate(TEXTS):
@@ -24,16 +24,16 @@ def test_sequences_are_the_tokenizer_s_and_cut(tokenizer, tmp_path):
 
 
 def test_the_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
-    first, _ = tokenise(TEXTS, tokenizer, 8, tmp_path)
+    first, _ = tokenise(TEXTS, tokenizer, 8)
     tokenizer("changes the backend's truncation", truncation=True, max_length=3)
     monkeypatch.setattr(type(tokenizer), "__call__", None)
-    second, _ = tokenise(TEXTS, tokenizer, 8, tmp_path)
+    second, _ = tokenise(TEXTS, tokenizer, 8)
     assert np.array_equal(first.values, second.values)
 
 
 @pytest.mark.parametrize("change", ["texts", "joined", "length", "ends", "tokenizer"])
-def test_the_key_covers_what_the_result_depends_on(change, tokenizer, tmp_path):
-    tokenise(["ab", "c"], tokenizer, 8, tmp_path)
+def test_the_key_covers_what_the_result_depends_on(change, tokenizer, cache):
+    tokenise(["ab", "c"], tokenizer, 8)
     other = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"ab": 0, "c": 1, "?": 2}, unk_token="?"))
     )
@@ -41,10 +41,9 @@ def test_the_key_covers_what_the_result_depends_on(change, tokenizer, tmp_path):
         {"texts": ["ab", "d"], "joined": ["a", "bc"]}.get(change, ["ab", "c"]),
         other if change == "tokenizer" else tokenizer,
         9 if change == "length" else 8,
-        tmp_path,
         ends=change == "ends",
     )
-    assert len(list((tmp_path / "tokens").iterdir())) == 2
+    assert len(list((cache / "tokens").iterdir())) == 2
 
 
 def words(*, adds_end=False, **special) -> PreTrainedTokenizerFast:
@@ -64,17 +63,17 @@ def sequences(tokens) -> list[list[int]]:
 
 
 def test_a_text_without_tokens_is_its_first_special_one(tmp_path):
-    tokens, rows = tokenise(["", "a"], words(eos_token="[END]"), 8, tmp_path)
+    tokens, rows = tokenise(["", "a"], words(eos_token="[END]"), 8)
     assert rows.tolist() == [0, 1]
     assert sequences(tokens) == [[1], [2]]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("adds_end", [False, True])
-def test_a_text_to_learn_ends_once_unless_it_is_cut(adds_end, side, tmp_path):
+def test_a_text_to_learn_ends_once_unless_it_is_cut(adds_end, side):
     tokenizer = words(adds_end=adds_end, eos_token="[END]", truncation_side=side)
     texts = ["a b", "", " ", "a", "b a [END]", "a b a b", "a b a b a b"]
-    tokens, rows = tokenise(texts, tokenizer, 4, tmp_path, ends=True)
+    tokens, rows = tokenise(texts, tokenizer, 4, ends=True)
     assert rows.tolist() == [0, 3, 4, 5, 6]
     assert sequences(tokens) == [[2, 3, 1], [2, 1], [3, 2, 1], [2, 3, 2, 3], [2, 3, 2, 3]]
     assert tokens.cut.tolist() == [3, 4]
@@ -84,7 +83,7 @@ def test_a_text_to_learn_ends_once_unless_it_is_cut(adds_end, side, tmp_path):
 
 
 def test_without_an_end_of_text_token_texts_of_two_tokens_are_learnt(tmp_path):
-    tokens, rows = tokenise(["a", "a b"], words(unk_token="[UNK]"), 4, tmp_path, ends=True)
+    tokens, rows = tokenise(["a", "a b"], words(unk_token="[UNK]"), 4, ends=True)
     assert rows.tolist() == [1]
     assert sequences(tokens) == [[2, 3]]
 
@@ -94,11 +93,11 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     large = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))
     )
-    tokens, _ = tokenise(["w69999"], large, 8, tmp_path)
+    tokens, _ = tokenise(["w69999"], large, 8)
     assert tokens.values.tolist() == [69_999]
     assert tokens.values.dtype == np.uint32
 
 
 def test_a_slow_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="a fast tokenizer is needed"):
-        tokenise(TEXTS, object(), 8, tmp_path)
+        tokenise(TEXTS, object(), 8)

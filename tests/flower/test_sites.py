@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 import fedtailor as ft
 from fedtailor.data import packages
-from fedtailor.disk_cache import cache_dir
 from fedtailor.errors import InputError
 from fedtailor.flower import Timeouts, client_app, serve
 from fedtailor.runs import base_model
@@ -34,7 +33,7 @@ CLASSES = ["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "tra
 
 def news(count: int, ward: int) -> list[dict[str, str]]:
     """Real stories; of each ward other ones, and of other classes."""
-    columns = packages.tab_files("reuters-r8", cache_dir())
+    columns = packages.tab_files("reuters-r8")
     assert columns is not None
     assert columns.labels is not None
     rows = [

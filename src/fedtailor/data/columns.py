@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ class Columns:
         )
 
 
-def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> Columns:
+def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     """Return the columns of one or two ``datasets.Dataset``, the training rows and the official
     test split; where ``config`` names no columns, those with usual names are used.
 
@@ -94,7 +93,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig, cache: Path) -> 
     def read(rows: Indices) -> list[str] | NDArray[np.uint8]:
         selection = table.select(rows)
         if is_image:
-            return images.decode(selection, source, cache)
+            return images.decode(selection, source)
         return [text or "" for text in selection[source][:]]
 
     return Columns(

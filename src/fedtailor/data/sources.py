@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import random
-from ..disk_cache import cache_dir
 from ..errors import InputError, brief, listed, unknown
 from ..objectives import DEFAULT, CausalLM, objective_of
 from ..objectives.objective import Objective, Targets
@@ -54,7 +52,7 @@ class Builtin:
     modality: Literal["text", "image"]
     licence: str
     get: str  # the command that fetches it
-    read: Callable[[Path], Columns | None]  # from the cache's folder; None: not on this machine
+    read: Callable[[], Columns | None]  # None: it is not on this machine
     hub: DataConfig | None = None  # its name and columns on the hub
     client: str | None = None  # the word for its natural clients
 
@@ -109,7 +107,6 @@ BUILTIN: dict[str, Builtin] = {
 def load_data(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    cache: Path | None = None,
     columns: Columns | None = None,
 ) -> Dataset:
     """Load the data set that ``config`` names, ready for training.
@@ -121,7 +118,6 @@ def load_data(
     Args:
         config: a ``name`` or a ``path``, and the columns.
         tokenizer: a Hugging Face fast tokenizer; texts need one.
-        cache: a folder; None: ``cache_dir()``.
         columns: the rows, if they are in memory; ``config`` says the rest.
 
     Returns:
@@ -135,7 +131,6 @@ def load_data(
     >>> dataset.inputs.values.shape, dataset.num_classes
     ((1797, 1, 8, 8), 10)
     """
-    cache = cache_dir() if cache is None else cache
     objective = objective_of_data(config)
     if config.classes and not objective.has_classes:
         raise InputError(
@@ -145,7 +140,7 @@ def load_data(
         raise InputError(
             f"data.classes = {list(config.classes)}: a class occurs twice; name it once"
         )
-    columns = read_columns(config, cache) if columns is None else columns
+    columns = read_columns(config) if columns is None else columns
     if config.test_split is None:
         columns = columns.train_only()
     drawn = rows = _draw(columns, config)
@@ -158,7 +153,7 @@ def load_data(
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
         drawn = np.setdiff1d(drawn, nobodys)
     labelled, values = rows, columns.read(rows)
-    inputs, rows = _inputs(values, rows, objective, config, tokenizer, cache)
+    inputs, rows = _inputs(values, rows, objective, config, tokenizer)
     told = partial(of_rows, groups=groups, names=client_names)
     blanks = [
         np.intersect1d(drawn, source_columns.rows_with_blanks(one))
@@ -266,7 +261,7 @@ def objective_of_data(config: DataConfig) -> Objective:
     return objective_of(config.task or (None if builtin is None else builtin.task))
 
 
-def read_columns(config: DataConfig, cache: Path) -> Columns:
+def read_columns(config: DataConfig) -> Columns:
     """The rows of the source that ``config`` names, with its columns.
 
     Raises:
@@ -287,17 +282,17 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
                 f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
                 "out beside data.path"
             )
-        train, test = local_tables(config.path, config.test_path, config, cache)
-        return source_columns.of_tables(train, test, config, cache)
+        train, test = local_tables(config.path, config.test_path, config)
+        return source_columns.of_tables(train, test, config)
     if config.name in BUILTIN:
-        return _builtin(config, cache)
+        return _builtin(config)
     if not _HUB_NAME.fullmatch(str(config.name)):
         raise InputError(
             f"data.name = {brief(config.name)}: a hub data set is written owner/set, a file is "
             f"data.path; built-in: {', '.join(BUILTIN)}"
         )
     try:
-        return _hub(config, cache)
+        return _hub(config)
     except ConnectionError as error:
         if "/" not in str(config.name):
             names = [*BUILTIN]
@@ -308,7 +303,7 @@ def read_columns(config: DataConfig, cache: Path) -> Columns:
         ) from error
 
 
-def _hub(config: DataConfig, cache: Path) -> Columns:
+def _hub(config: DataConfig) -> Columns:
     """Raise ConnectionError if the hub can't be reached or has no such data set."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
@@ -321,7 +316,7 @@ def _hub(config: DataConfig, cache: Path) -> Columns:
         raise ConnectionError(message_of(error)) from error
     except (DatasetsError, ValueError, RuntimeError) as error:
         raise InputError(f"can't load {config.name!r}: {message_of(error)}") from error
-    return source_columns.of_tables(*train_and_test_split(splits, config), config, cache)
+    return source_columns.of_tables(*train_and_test_split(splits, config), config)
 
 
 def train_and_test_split(splits: Any, config: DataConfig) -> tuple[Any, Any | None]:
@@ -354,7 +349,7 @@ def _reach_hub() -> None:
     session.head(huggingface_hub.constants.ENDPOINT, timeout=_TIMEOUT)
 
 
-def _builtin(config: DataConfig, cache: Path) -> Columns:
+def _builtin(config: DataConfig) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
     for field in ("test_path", "subset", "revision", "text", "image", "label", "client"):
@@ -363,10 +358,10 @@ def _builtin(config: DataConfig, cache: Path) -> Columns:
             raise InputError(
                 f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
             )
-    columns = builtin.read(cache)
+    columns = builtin.read()
     if columns is None and builtin.hub is not None:
         try:
-            columns = _hub(replace(builtin.hub, task=config.task), cache)
+            columns = _hub(replace(builtin.hub, task=config.task))
         except ConnectionError as error:
             raise _missing(name, builtin) from error
     if columns is None:
@@ -402,7 +397,6 @@ def _inputs(
     objective: Objective,
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None,
-    cache: Path,
 ) -> tuple[Tokens | Images, Indices]:
     """Return the inputs and their rows; texts that are too short to learn from are left out."""
     if not isinstance(values, list):
@@ -410,5 +404,5 @@ def _inputs(
         return Images(values), rows
     if tokenizer is None:
         raise InputError("this data set holds text; it needs a model with a tokenizer")
-    tokens, texts = tokenise(values, tokenizer, config.max_length, cache, ends=objective.generates)
+    tokens, texts = tokenise(values, tokenizer, config.max_length, ends=objective.generates)
     return tokens, rows[texts]

@@ -6,10 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..disk_cache import cache_dir
 from ..errors import InputError, unknown
 from ..objectives.cells import trimmed
 from ..objectives.classification import NOT_YET, check_few_classes, check_labels
@@ -291,13 +289,13 @@ class Survey:
         return ", ".join(f"{c.name} ({c.kind}, {c.distinct} values)" for c in self.columns)
 
 
-def survey(path: str, cache: Path | None = None) -> Survey:
+def survey(path: str) -> Survey:
     """Look at a csv, jsonl, parquet or Arrow file.
 
     Raises:
         InputError: there is no such file, it can't be read, or it has no rows.
     """
-    table = local_table(path, cache_dir() if cache is None else cache)
+    table = local_table(path)
     if is_csv(path):
         table = with_all_numbers(table)
     arrow = table.with_format("arrow")[:]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ..disk_cache import cache_dir
 from ..errors import InputError, brief, missing_file
 from ..objectives import objective_of
 from .by_user import files_of, rows_by_user, splits_of
@@ -79,15 +80,13 @@ def message_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def local_tables(
-    train: str, test: str | None, config: DataConfig, cache: Path
-) -> tuple[Any, Any | None]:
+def local_tables(train: str, test: str | None, config: DataConfig) -> tuple[Any, Any | None]:
     """Read the training file and the test file, if there is one, as `local_table` does; columns of
     numbers in a csv file are numbers in both, or in neither. A folder may hold both, as LEAF's."""
     if test is None and (splits := splits_of(Path(train).expanduser())):
         train, test = map(str, splits)
     paths = [train] if test is None else [train, test]
-    tables = [local_table(path, cache) for path in paths]
+    tables = [local_table(path) for path in paths]
     of_csv = [number for number, path in enumerate(paths) if is_csv(path)]
     if of_csv:
         kinds = _kinds([tables[number] for number in of_csv], config)
@@ -96,7 +95,7 @@ def local_tables(
     return tables[0], None if test is None else tables[1]
 
 
-def local_table(name: str, cache: Path) -> Any:
+def local_table(name: str) -> Any:
     """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty;
     a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first.
 
@@ -111,7 +110,7 @@ def local_table(name: str, cache: Path) -> Any:
         table = rows_by_user(files, name)
     else:
         _check_file(path, name)
-        table = _csv_table(path, name) if is_csv(name) else _by_datasets(path, name, cache)
+        table = _csv_table(path, name) if is_csv(name) else _by_datasets(path, name)
     if not len(table):
         raise InputError(f"{name!r} has no rows; give a file with at least one row")
     check_names("column", table.column_names, name)
@@ -160,7 +159,7 @@ def check_text_file(path: Path, name: str) -> None:
         ) from None
 
 
-def _by_datasets(path: Path, name: str, cache: Path) -> Any:
+def _by_datasets(path: Path, name: str) -> Any:
     """Read a jsonl, parquet or arrow file."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
@@ -177,7 +176,9 @@ def _by_datasets(path: Path, name: str, cache: Path) -> Any:
             FORMATS[path.suffix],
             data_files=str(path.resolve()),
             split="train",
-            cache_dir=str(cache / "datasets" / digest),  # which itself goes by the file's time
+            cache_dir=str(
+                cache_dir() / "datasets" / digest
+            ),  # which itself goes by the file's time
         )
     except (DatasetsError, ValueError, OSError) as error:
         raise _unreadable(name, error.__cause__ or error) from None

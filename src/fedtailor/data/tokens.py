@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ def tokenise(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    cache: Path,
     *,
     ends: bool = False,
 ) -> tuple[Tokens, Indices]:
@@ -39,8 +37,6 @@ def tokenise(
         texts: N texts; an empty one consists of its special tokens.
         tokenizer: a Hugging Face fast tokenizer.
         max_length: tokens, more than 1; longer sequences are truncated.
-        cache: the folder below which ``tokens/HASH/`` has the result; the hash is over the
-            texts, the tokenizer's content and the lengths.
         ends: whether the texts are for language modelling. If not, a text without any token gets
             the tokenizer's first special token instead.
 
@@ -55,7 +51,7 @@ def tokenise(
         raise InputError(
             f"the tokenizer {type(tokenizer).__name__} is not fast; a fast tokenizer is needed"
         )
-    folder = cache / "tokens" / _key(texts, tokenizer, max_length, ends)
+    folder = disk_cache.cache_dir() / "tokens" / _key(texts, tokenizer, max_length, ends)
     if not folder.is_dir():
         sequences = (_to_learn if ends else _sequences)(texts, tokenizer, max_length)
         disk_cache.save(folder, _arrays(sequences, tokenizer))

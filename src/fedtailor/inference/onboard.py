@@ -18,7 +18,6 @@ from ..data.federation import Federation, Split
 from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
 from ..data.tables import local_table
-from ..disk_cache import cache_dir
 from ..engine.client import ClientEvaluation, Training
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
@@ -223,7 +222,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
         classes=tuple(trained.data["classes"]),
     )  # fmt: skip
     config = replace(config, client=config.client or _client_column(config, ours.client))
-    columns = source.columns or read_columns(config, cache_dir())
+    columns = source.columns or read_columns(config)
     where = config.path or "the data"
     columns, others = columns_of_client(columns, client, where)
     try:
@@ -241,7 +240,7 @@ def _client_column(config: DataConfig, name: str | None) -> str | None:
     """The run's column of clients, if the file has it."""
     if name is None or config.path is None:
         return None
-    return name if name in local_table(config.path, cache_dir()).column_names else None
+    return name if name in local_table(config.path).column_names else None
 
 
 def _federation(

@@ -26,7 +26,6 @@ from ..data.tables import (
     local_table,
     separator_of,
 )
-from ..disk_cache import cache_dir
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
 from ..objectives import CausalLM
 from ..objectives.classification import Prediction
@@ -90,11 +89,11 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
 
 def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
-    cache, image = cache_dir(), None if text else data.image
+    image = None if text else data.image
     # of such a task only the inputs are read
     config = DataConfig(path=source, text=text or data.text, image=image, task=CausalLM.name)
-    table = local_table(source, cache)
-    inputs = of_tables(table, None, config, cache).read(np.arange(len(table)))
+    table = local_table(source)
+    inputs = of_tables(table, None, config).read(np.arange(len(table)))
     if isinstance(inputs, list) == images:
         has, reads = ("texts", "pictures") if images else ("pictures", "texts")
         raise InputError(f"{source} has {has}, and this model reads {reads}")

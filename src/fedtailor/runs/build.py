@@ -17,7 +17,6 @@ from ..data.federation import Federation
 from ..data.sources import read_columns
 from ..data.table import Dataset, Images, Tokens
 from ..data.tokens import num_ids
-from ..disk_cache import cache_dir
 from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import Metrics
@@ -165,7 +164,7 @@ def dataset_of(
         return data
     source = Data({}) if data is None else data
     if source.columns is None:  # a wrong file or column shows before the tokenizer is loaded
-        source = replace(source, columns=read_columns(experiment.data, cache_dir()))
+        source = replace(source, columns=read_columns(experiment.data))
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     return source.load(experiment.data, tokenizer)
 

@@ -59,7 +59,7 @@ def findings() -> Iterator[Finding]:
     yield from _cache(cache_dir())
     yield _hub()
     yield from _models()
-    yield from _data(cache_dir())
+    yield from _data()
     yield _training_step()
 
 
@@ -148,9 +148,9 @@ def _models() -> Iterator[Finding]:
         yield Finding("models", "warning", text, entry.get)
 
 
-def _data(cache: Path) -> Iterator[Finding]:
+def _data() -> Iterator[Finding]:
     for name, entry in data.BUILTIN.items():
-        if entry.read(cache) is not None:
+        if entry.read() is not None:
             yield Finding("data", "ok", f"data set {name}")
         else:
             yield Finding("data", "warning", f"data set {name} is not on this machine", entry.get)

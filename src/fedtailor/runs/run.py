@@ -10,7 +10,6 @@ from typing import cast
 
 from ..data import Data, Dataset
 from ..data.sources import objective_of_data, read_columns
-from ..disk_cache import cache_dir
 from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.work import Executor, Work
@@ -150,7 +149,7 @@ def _check_same(experiment: Experiment, data: Data | Dataset | None, out: Path) 
         check_same(experiment, out)
     except InputError:
         if data is None and experiment.data.path is not None:
-            read_columns(experiment.data, cache_dir())
+            read_columns(experiment.data)
         raise
 
 
