@@ -122,7 +122,6 @@ class Advice:
 
     @property
     def _whose_settings(self) -> str:
-        """The end of a sentence: where the command's settings come from."""
         added = [label for label in self.labels() if label not in self.own]
         if not added:
             return ""

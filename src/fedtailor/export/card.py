@@ -131,7 +131,6 @@ def _yaml(text: str) -> str:
 
 
 def _origin(experiment: Experiment, about: Mapping[str, Any], joined: str | None) -> str:
-    """Who trained the model, in a sentence."""
     client = _client(about)
     together = f"{about['clients']} clients trained together, each on its own data, with federated"
     if experiment.methods[about["label"]].trains_alone:
@@ -172,7 +171,6 @@ def packages(about: Mapping[str, Any]) -> list[str]:
 
 
 def _use(about: Mapping[str, Any]) -> list[str]:
-    """What to type."""
     text = about["modality"] == "text"
     given, what = ('"some text"', "texts") if text else ("picture.png", "paths")
     has_own_code = about["network"]["kind"] in ("module", "pickled")
@@ -195,7 +193,6 @@ def _row(score: SplitScore, lm: bool) -> str:
 
 
 def _baseline(results: list[SplitScore]) -> list[str]:
-    """What the test result is worth."""
     for score in results:
         if score.split == "test" and score.majority is not None:
             answer = f", {markdown(score.answer)}," if score.answer else ""
@@ -209,7 +206,6 @@ def _baseline(results: list[SplitScore]) -> list[str]:
 
 
 def _uses(about: Mapping[str, Any]) -> list[str]:
-    """What else a reader should know of the form."""
     network = about["network"]
     if about["form"] == "plain" and network.get("source") == "." and "auto_class" in network:
         auto = network["auto_class"]

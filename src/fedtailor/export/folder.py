@@ -152,7 +152,6 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
 
 
 def _is_shared(trained: TrainedMethod, state: Params) -> bool:
-    """Whether a client's ``state`` is the one that all clients have."""
     method, task = trained.method, trained.task
     shared = method.global_state(task, trained.server)
     if shared is None or method.finetune_passes or shared.keys() != state.keys():
@@ -247,7 +246,6 @@ def _portable(model: ClientModel) -> Portable:
 
 
 def _is_smaller(tensors: Params, own: Params) -> bool:
-    """Whether any of the base model's tensors has fewer units."""
     return any(value.shape != own.get(name, value).shape for name, value in tensors.items())
 
 

@@ -183,7 +183,6 @@ def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
 
 
 def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: str) -> Dataset:
-    """The new client's data, like the federation's."""
     wanted = trained.data
     if isinstance(data, Dataset):
         if others := sorted({*(data.client_names or ())} - {client}):
@@ -237,7 +236,6 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
 
 
 def _client_column(config: DataConfig, name: str | None) -> str | None:
-    """The run's column of clients, if the file has it."""
     if name is None or config.path is None:
         return None
     return name if name in local_table(config.path).column_names else None

@@ -52,7 +52,6 @@ def _name(row: Row) -> str:
 
 
 def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
-    """Return the rows of the majority class, ``columns`` wide."""
     several = len(comparison.majority_class) > 1
     cells = []
     for one in comparison.majority_class:
@@ -142,7 +141,6 @@ def _columns(comparison: Table) -> Iterator[_Column]:
 
 
 def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int]:
-    """Return the positions of the best means; empty if all are equal."""
     sign = 1 if is_higher_better else -1
     means = {
         position: sign * value.mean
@@ -176,7 +174,6 @@ def _results(comparison: Table) -> TextTable:
 
 
 def _other_metrics(shown: Metric, results: Sequence[ModelResult]) -> list[Metric]:
-    """The metrics beside the one that is ``shown``."""
     names = dict.fromkeys(name for result in results for name in result.metrics)
     accuracy = [] if shown == "accuracy" else ["accuracy"]
     return [*accuracy, *(name for name in names if name != shown)]

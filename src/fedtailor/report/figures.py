@@ -83,7 +83,6 @@ def _rows(columns: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> list[J
 
 
 def _fixed(shown: Json) -> dict[str, list[Json]]:
-    """The data sets that charts of all methods share."""
     found = {name: _rows(shown[name], shown["methods"])
              for name in ("curves", "boxes", "costs", "ahead", "results")}  # fmt: skip
     for k, row in enumerate(found["results"]):
@@ -126,7 +125,6 @@ def _confusion(one: Json) -> list[Json]:
 
 
 def _picture(picture: Json, group: Json) -> list[Json]:
-    """The cells after the last round."""
     clients, columns = picture["clients"], picture["columns"]
     shape = len(picture["rounds"]), len(clients), len(columns)
     codes = np.frombuffer(base64.b64decode(picture["data"]), "<u2").reshape(shape)[-1]

@@ -102,7 +102,6 @@ def _partitions(runs: Sequence[Run]) -> list[str]:
 
 
 def _bounds(run: Run) -> list[str]:
-    """Return a note for each of `BOUNDS` that was not the same for all methods and rounds."""
     notes = []
     for name in BOUNDS:
         trials: dict[str, list[str]] = defaultdict(list)  # by the values in turn

@@ -81,7 +81,6 @@ def paired(
 def _differences(
     ours: Mapping[str, float | None], theirs: Mapping[str, float | None]
 ) -> dict[str, float]:
-    """The differences of the clients with two scores."""
     pairs = ((client, score, theirs.get(client)) for client, score in ours.items())
     return {client: x - y for client, x, y in pairs if x is not None and y is not None}
 
@@ -99,7 +98,6 @@ def _nested(
 
 
 def _means(values: Floats, draws: int, rng: np.random.Generator) -> Floats:
-    """The mean of a sample with replacement, ``draws`` times."""
     n = len(values)
     if n > _MANY:
         return np.asarray(rng.normal(values.mean(), values.std() / np.sqrt(n), draws))

@@ -50,7 +50,6 @@ class Spreads:
 
 
 def _spreads(summaries: Sequence[Summary]) -> dict[str, Spread]:
-    """Return the fields of `Spreads`."""
     names = (field.name for field in fields(Spreads))
     return {name: Spread.of(getattr(one, name) for one in summaries) for name in names}
 
@@ -142,7 +141,6 @@ def majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
 
 
 def _validation(entry: Entry, metric: Metric) -> Spread | None:
-    """The mean validation result of the personal models at the reported rounds."""
     found = [validated(trial, "personal", select_by(entry.run)) for trial in entry.trials]
     values = [summary(one[1], metric).mean for one in found if one is not None]
     known = [value for value in values if not math.isnan(value)]
@@ -184,7 +182,6 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
 
 
 def _before(entry: Entry, metric: Metric) -> Spread | None:
-    """The mean over clients of the test results before training."""
     if not goes_on(entry.run):
         return None
     tests = [by_round(trial, "personal", "test").get(0) for trial in entry.trials]

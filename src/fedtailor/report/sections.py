@@ -182,7 +182,6 @@ def name_of(text: str) -> str:
 
 
 def _of_method(position: int, entry: Entry, content: Json, id_: str) -> Iterator[Section]:
-    """Yield the method's picture, if it has one; its id begins with ``id_``."""
     if pictures := [one for one in content["pictures"] if one["method"] == position]:
         yield Section(
             f"{id_}-clients-by-round",

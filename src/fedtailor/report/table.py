@@ -69,7 +69,6 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
 
 
 def _undefined(results: Sequence[ModelResult]) -> list[str]:
-    """Notes on metrics that are not defined for every client."""
     most: dict[str, int] = {}
     for result in results:
         for name, clients in result.metric_clients.items():

@@ -242,7 +242,6 @@ class _Judge:
             yield f"{in_prose(poor)} did not learn: before you give up, {self._to_try()}."
 
     def _to_try(self) -> str:
-        """What may help methods that did not learn."""
         if any(2 * empty >= rounds for empty, rounds in self.empty_rounds.values()):
             return "see why so many rounds came to nothing"
         if self.attacks:
@@ -358,7 +357,6 @@ def _common_seeds(entries: Sequence[Entry]) -> list[int] | None:
 
 
 def _ties(best: Entry, chosen: Sequence[Entry], metric: Metric) -> Iterator[str]:
-    """The methods that validation data can't tell from the best."""
     ours = MethodResults.of(best, metric, "validation")
     for other in chosen:
         lead = ours.ahead(MethodResults.of(other, metric, "validation"))
@@ -367,7 +365,6 @@ def _ties(best: Entry, chosen: Sequence[Entry], metric: Metric) -> Iterator[str]
 
 
 def _worse_off(best: MethodResults, alone: MethodResults, metric: Metric) -> Iterator[str]:
-    """The clients that lose most against training alone, each with its difference."""
     clients = best.by_client(alone)
     several = len({seed for _, seed in clients}) > 1
     worst = sorted((value, *key) for key, value in clients.items() if value < 0)

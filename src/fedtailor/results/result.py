@@ -313,7 +313,6 @@ run = _returning_result(run_into_directory)
 
 
 def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
-    """The means over clients by round, for each model and split with examples."""
     means = {
         f"{model}_{split}": {
             number: summary(evaluation, metric).mean
@@ -326,7 +325,6 @@ def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
 
 
 def _flat(row: Row, metric: Metric) -> dict[str, Any]:
-    """A row of the comparison in plain columns."""
     personal = row.personal_model
     flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
     flat["seeds"] = tuple(row.seeds)

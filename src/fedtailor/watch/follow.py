@@ -41,7 +41,6 @@ class Follower:
         self._has_failed = False
 
     def _begin(self) -> None:
-        """Forget all that has been read."""
         self._opened: tuple[Mark | None, ...] = ()
         self._parts: list[FollowedPart] = []
         self._lines, self._log = Lines(self.run / "run.log", _TAIL), deque[str](maxlen=_LINES)
@@ -142,7 +141,6 @@ class Follower:
 
 
 def _state_of(parts: Set[State], *, is_running: bool) -> State:
-    """The state of a run from those of its parts."""
     if is_running and not parts:
         return State.WAITING
     if is_running and parts & {State.RUNNING, State.WAITING}:

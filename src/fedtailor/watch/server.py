@@ -127,7 +127,6 @@ class PageServer(ThreadingHTTPServer):
 
 
 def _content(state: RunState) -> dict[str, Any]:
-    """What the page shows."""
     labels = list(dict.fromkeys(part.method for part in state.parts))
     factor, digits = scale_of(state.metric)
     return state.as_dict() | {

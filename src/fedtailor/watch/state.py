@@ -147,7 +147,6 @@ class RunState:
 
 
 def _places(parts: Sequence[PartState], state: State) -> str:
-    """Where parts of this state stand."""
     places = [f"{p.title}: after round {p.round} of {p.rounds}" for p in parts if p.state == state]
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return "; ".join(places[:3]) + more if places else "the next method has not begun"

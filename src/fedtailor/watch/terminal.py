@@ -140,7 +140,6 @@ def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
 
 
 def _row(state: RunState, part: PartState, bars: int) -> dict[str, RenderableType]:
-    """What the table can show of a method with a seed, by column."""
     return {
         "method": part.method,
         "seed": str(part.seed),

@@ -150,7 +150,6 @@ def _results(
     of: Sequence[ClientGroup],
     place: Mapping[Division, int],
 ) -> Iterator[Json]:
-    """The test result of every shown client with every method."""
     factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
         for trial, selected in reported(entry):
@@ -167,7 +166,6 @@ def _results(
 
 
 def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """Percentiles over all clients and seeds, shown or not."""
     factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
         x = [
@@ -277,7 +275,6 @@ def _client_curves(
     of: Sequence[ClientGroup],
     place: Mapping[Division, int],
 ) -> Iterator[Json]:
-    """Every shown client's test results by round."""
     factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
         for trial in entry.trials:

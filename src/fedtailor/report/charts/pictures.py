@@ -233,7 +233,6 @@ def _content(
 
 
 def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> list[int]:
-    """Sort clients by true cluster, or else by their strongest column, or else by their mean."""
     filled = np.nan_to_num(last, nan=-1.0)
     if clusters is not None:
         keys = [(int(clusters[client]), client) for client in numbers]
@@ -268,7 +267,6 @@ def _centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple
 
 
 def _ends(x: Floats) -> list[float]:
-    """The lowest and the highest value; empty without values."""
     known = x[~np.isnan(x)]
     return [float(known.min()), float(known.max())] if len(known) else []
 

@@ -281,7 +281,6 @@ def losses(labels: Sequence[str]) -> Json:
 
 
 def _lines(name: str, labels: Sequence[str], axis: str, description: str, height: int) -> Json:
-    """A line a method, and nothing else."""
     words = tip(("method", "n", "method"), ("round", "q", "round"), ("value", "q", axis))
     places = {"x": by_round(), "y": _measure(axis)}
     own = {"color": _by(labels, _OF_LINES), "strokeDash": _by(labels, _OF_LINES, DASHES)}
