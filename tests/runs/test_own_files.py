@@ -238,7 +238,7 @@ def test_a_model_and_metrics_are_only_its_copies_too(
 
 
 def test_the_best_settings_name_the_files_where_they_are(file: Path, tmp_path: Path) -> None:
-    tune = "[tune]\ntrials = 1\n[tune.space.all]\noptimiser.lr = [0.1]\n"
+    tune = "[tune]\ncandidates = 1\n[tune.space.all]\noptimiser.lr = [0.1]\n"
     file.write_text(EXPERIMENT + tune)
     assert main(["tune", str(file), "--out", str(tmp_path / "tune")]) == 0
     best = load(tmp_path / "tune/best.toml")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 import fedtailor as ft
 from fedtailor.engine.config import CohortConfig, EngineConfig
@@ -31,16 +28,6 @@ def test_finished_runs_are_left_alone(finished: Path) -> None:
     run(finished)
     assert not (finished / FOLDER / "round-000002.safetensors").exists()
     assert (finished / FOLDER / "history.jsonl").read_bytes() == before
-
-
-def test_evaluating_very_many_clients_is_pointed_out(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.modules["fedtailor.runs.run"], "_MANY", 2)
-    run(finished)
-    assert (
-        "all 3 clients are evaluated each time; evaluate.clients = 1000" in capsys.readouterr().err
-    )
 
 
 def test_the_bound_on_norms_goes_on_from_the_rounds_before(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..models.config import ModelConfig
 from ..models.packages import BUILTIN
 from ..models.source import locate
-from ..store.checked import record
+from ..store.checked import records
 from ..store.files import read_record, write_json
 from ..user_code import FROM_PYTHON, origin_of
 
@@ -142,7 +142,7 @@ def pinned(config: ModelConfig, out: Path) -> ModelConfig:
 
 def _read(path: Path) -> tuple[ModelFiles, dict[str, FileHash]]:
     files = read_record(ModelFiles, path)
-    return files, {n: record(FileHash, one, str(path)) for n, one in files.files.items()}
+    return files, records(FileHash, files.files, f"{path}: files")
 
 
 def has_files(config: ModelConfig) -> bool:

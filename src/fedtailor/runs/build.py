@@ -171,6 +171,8 @@ def dataset_of(
 
 def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
     """The experiment, with the names of the ``metrics`` given from Python among its own."""
+    if not metrics:
+        return experiment
     present = experiment.evaluate.metrics
     names = (*present, *(name for name in metrics if name not in present))
     return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))

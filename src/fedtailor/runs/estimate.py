@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from ..data.federation import Federation, Split
+from ..data.federation import Federation
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
 from ..engine.participants import draw_cohort
 from ..engine.prepare import as_trained, first_steps
+from ..engine.scoring import SPLITS
 from ..errors import FEW
 from ..method import FineTuning, Method
 from ..store.committed import read_commit
 from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
 from ..user_code import portable
-from .build import Inputs
+from .build import Inputs, device_of
 from .experiment import Experiment
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
 
@@ -44,7 +44,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     """
     experiment = inputs.experiment
     federation = inputs.federations[experiment.seeds[0]]
-    dataset, plan = federation.dataset, experiment.plan
+    dataset, plan, data = federation.dataset, experiment.plan, experiment.data
     cohort = plan.cohort_size(federation)
     backbone = inputs.backbone(experiment.seeds[0])
     labels = [
@@ -57,7 +57,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         methods = [_method(inputs, label, left, ranks) for label in labels]
     return StartSummary(
         name=experiment.name,
-        data=_data(experiment, federation),
+        data="at the clients' sites" if federation.remote else str(data.name or data.path),
         rows=dataset.num_train,
         test_rows=len(dataset.inputs) - dataset.num_train,
         client_rows=len(federation.partition.rows),
@@ -71,14 +71,14 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
         parameters=parameters,
-        device=_device(experiment),
+        device=str(device_of(experiment.engine)),
         executor=_executor(plan, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,
         parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
         hints=[
-            *_hints(experiment, labels, backbone, parameters),
+            *_whole_models(experiment, labels, backbone, parameters),
             *_undefined_auc(experiment, federation),
             *_short_batches(methods),
             *_long_evaluation(experiment, labels, federation),
@@ -88,19 +88,18 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     )
 
 
-def _hints(
+def _whole_models(
     experiment: Experiment, labels: Sequence[str], backbone: Backbone, parameters: int
 ) -> list[str]:
     """Point out the methods that train all of a large model that could have an adapter."""
-    if not (backbone.pretrained and backbone.blocks) or parameters < _LARGE:
-        return []
-    methods = {label: experiment.methods[label] for label in labels}
     whole = [
         label
-        for label, method in methods.items()
-        if isinstance(method, FineTuning) and method.trainable == "full" and not method.layers
+        for label, method in experiment.methods.items()
+        if label in labels
+        and isinstance(method, FineTuning)
+        and (method.trainable, method.layers) == ("full", ())
     ]
-    if not whole:
+    if not (whole and backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
     what = "trains" if len(whole) == 1 else "train"
     return [
@@ -145,8 +144,7 @@ def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
     if "auc" not in evaluate.metrics or labels is None or federation.remote:
         return []
     clients, lines = experiment.plan.evaluated_and_novel(federation), []
-    splits: tuple[Split, ...] = ("validation", "test")
-    for split in splits:
+    for split in SPLITS:
         classes = [len(np.unique(labels[federation.rows(one, split)])) for one in clients]
         if count := sum(number < 2 for number in classes):
             line = (
@@ -170,10 +168,8 @@ def rounds_left(
     left = {}
     all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
     for seed, label in all_parts if parts is None else parts:
-        done = 0
-        if out is not None:
-            folder = trial_folder(out, label, seed)
-            done = read_commit(folder).round if has_commit(folder) else 0
+        folder = None if out is None else trial_folder(out, label, seed)
+        done = read_commit(folder).round if folder is not None and has_commit(folder) else 0
         left[label, seed] = max(0, experiment.rounds - done)
     return left
 
@@ -263,13 +259,6 @@ def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
     return 1
 
 
-def _data(experiment: Experiment, federation: Federation) -> str:
-    if federation.remote:
-        return "at the clients' sites"
-    data = experiment.data
-    return str(data.name or data.path)
-
-
 def _class_shares(federation: Federation) -> dict[str, float]:
     dataset = federation.dataset
     if dataset.class_numbers is None:
@@ -280,13 +269,6 @@ def _class_shares(federation: Federation) -> dict[str, float]:
 
 def _size_summary(sizes: np.ndarray) -> Sizes:
     return Sizes(int(sizes.min()), float(np.median(sizes)), int(sizes.max()))
-
-
-def _device(experiment: Experiment) -> str:
-    device = experiment.engine.device
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _executor(plan: Plan, ranks: int, *, remote: bool) -> str:

@@ -42,12 +42,18 @@ _MOST_SCORED = 10_000
 
 @dataclass(frozen=True)
 class _OwnCode:
-    """What ``key`` of an ``experiment.json`` names; ``folder`` has the copy of its file."""
+    """What ``key`` of an ``experiment.json`` names; it stands in ``section`` at ``name``, and
+    ``folder`` has the copy of its file."""
 
     key: str
-    reference: str
+    section: Any
+    name: str | int
     folder: str
     sha256: str | None
+
+    @property
+    def reference(self) -> str:
+        return str(self.section[self.name])
 
 
 def check_same(
@@ -104,18 +110,17 @@ def _own_code(content: Mapping[str, Any]) -> Iterator[_OwnCode]:
     """The user's own code that an ``experiment.json`` names."""
     for method in content.get("methods", ()):
         if "class" in method:
-            label = method["label"]
-            sha256 = method.get("sha256")
-            yield _OwnCode(f"methods.{label}", method["class"], f"methods/{label}", sha256)
-    named = {
-        ("model.factory", "factory"): [content.get("model", {}).get("factory")],
-        ("evaluate.metrics", "metrics"): content.get("evaluate", {}).get("metrics", ()),
-    }
-    for (key, folder), references in named.items():
-        for reference in references:
-            if reference is not None and ":" in reference:
-                sha256 = content.get("sources", {}).get(source_place(reference, folder))
-                yield _OwnCode(key, reference, folder, sha256)
+            place = f"methods/{method['label']}"
+            yield _OwnCode(place.replace("/", "."), method, "class", place, method.get("sha256"))
+    model, metrics = content.get("model", {}), content.get("evaluate", {}).get("metrics", ())
+    named: list[tuple[str, Any, str | int]]
+    named = [("model.factory", model, "factory")] * bool(model.get("factory"))
+    named += [("evaluate.metrics", metrics, at) for at in range(len(metrics))]
+    for key, section, name in named:
+        if ":" in section[name]:
+            folder = key.partition(".")[2]
+            sha256 = content.get("sources", {}).get(source_place(section[name], folder))
+            yield _OwnCode(key, section, name, folder, sha256)
 
 
 def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
@@ -140,33 +145,15 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
     code of the user's own can't be loaded, or has changed."""
     content = read_experiment(out)
     del content["format"]
-    _name_copies(content, out)
+    for code in _own_code(content):
+        try:
+            code.section[code.name] = stored(code.reference, out / code.folder, code.sha256)
+        except InputError as error:
+            raise InputError(f"{code.key}: {error}") from error
+    content.pop("sources", None)
     if settings:
         content["methods"] = by_label(content["methods"])
     return parse(changed(content, settings))
-
-
-def _name_copies(content: dict[str, Any], out: Path) -> None:
-    """Let the content of ``experiment.json`` name the copies of the user's own files."""
-    stored_at = {}
-    for code in _own_code(content):
-        try:
-            place = stored(code.reference, out / code.folder, code.sha256)
-        except InputError as error:
-            raise InputError(f"{code.key}: {error}") from error
-        stored_at[code.key, code.reference] = place
-    content.pop("sources", None)
-    for method in content.get("methods", ()):
-        if "class" in method:
-            method["class"] = stored_at[f"methods.{method['label']}", method["class"]]
-    if content.get("model", {}).get("factory") is not None:
-        factory = content["model"]["factory"]
-        content["model"]["factory"] = stored_at.get(("model.factory", factory), factory)
-    if content.get("evaluate", {}).get("metrics"):
-        content["evaluate"]["metrics"] = [
-            stored_at.get(("evaluate.metrics", metric), metric)
-            for metric in content["evaluate"]["metrics"]
-        ]
 
 
 def _content(experiment: Experiment) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+
+import torch
 
 from ..data import Data, Dataset
 from ..data.sources import objective_of_data, read_columns
 from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
-from ..engine.executors.work import Executor, Work
 from ..engine.metrics import Metrics
 from ..engine.prepare import first_costs
 from ..engine.results import Round
@@ -33,14 +34,10 @@ from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_data, check_same, copies, is_as_it_was, open_run, write_copies
 from .ranks import LeadingRank, check_ranks, follow_trials
 from .settings import Settings
-from .start import Start, check_old_parts, check_starts, open_start
+from .start import check_old_parts, check_starts, open_start
 from .summary import StartSummary
 from .trained import check_private_states
 from .trials import TrialRun, chosen, commit_rounds, nothing_left, run_trials
-
-MakeExecutor = Callable[[Mapping[str, Work]], Executor]
-
-_MANY = 10_000  # clients; to evaluate them all takes far longer than a round
 
 
 def run(
@@ -94,15 +91,13 @@ def run(
         InputError: bad input, or a different run in ``out``.
         DivergedError: no method with any seed kept a finite loss.
     """
-    experiment, out = open_experiment(experiment, out, settings)
-    experiment = with_metrics(experiment, metrics) if metrics else experiment
-    experiment = named(experiment, data, backbone)
-    trials = chosen(experiment.seeds, list(experiment.methods), part)
     is_leader = group is None or group.is_leader
-    if is_leader and overwrite:
-        check_removable(out)
-    elif is_leader:
-        _check_same(experiment, data, out)
+    metrics = metrics or {}
+    experiment, out = open_experiment(experiment, out, settings)
+    experiment = named(with_metrics(experiment, metrics), data, backbone)
+    trials = chosen(experiment.seeds, list(experiment.methods), part)
+    if is_leader:
+        _check_place(experiment, data, out, overwrite=overwrite)
     in_files = data is None and backbone is None and not metrics and group is None
     may_end = in_files and not overwrite and is_as_it_was(experiment, out, trials)
     if may_end and nothing_left(experiment, out, trials):
@@ -111,40 +106,50 @@ def run(
             for line in unused_bounds(experiment.as_dict(), out):
                 print(line, file=sys.stderr)
         return out
-    _check_settings(experiment, data, metrics or {})
-    if is_leader:
-        check_old_parts(experiment, out, trials, anew=overwrite)
-    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics or {})
-    if experiment.start_from.run is not None:
-        before = rows_trained_before(experiment, out, anew=overwrite) if is_leader else None
-        inputs = leave_out(inputs, _shared(before, group))
-    device = inputs.check()  # bad input shows before anything is written
-    if is_leader:
-        check_starts(inputs, out, trials, anew=overwrite)
+    # bad input shows before anything is written
+    given = data, backbone, metrics
+    inputs, device = _load(experiment, out, trials, *given, group, anew=overwrite)
     if is_leader and overwrite:
         files = copies(inputs.experiment)  # perhaps those in ``out``
         remove_run(out)
         write_copies(files, out)
-    if group is None:
-        return _run_trials(inputs, out, trace, on_round, trials, summary, scores)
-    check_ranks(inputs, group, device)
-    if not group.is_leader:
-        follow_trials(inputs, group)
-        return out
-    leader = LeadingRank(group, inputs.experiment.plan, device)
+    leader = None
+    if group is not None:
+        check_ranks(inputs, group, device)
+        if not is_leader:
+            follow_trials(inputs, group)
+            return out
+        leader = LeadingRank(group, inputs.experiment.plan, device)
+    left = rounds_left(inputs.experiment, out, trials)
+    about = None
+    if summary and any(left.values()):
+        about = start_summary(inputs, left, 1 if group is None else group.size)
+
+    def run_trial(trial: TrialRun) -> None:
+        _run_trial(inputs, trial, trace, on_round, leader)
+
     try:
-        ranks = leader.executor, leader.begin, group.size
-        _run_trials(inputs, out, trace, on_round, trials, summary, scores, *ranks)
+        run_trials(
+            inputs.experiment, inputs.federations, out, run_trial,
+            left=left, summary=about, scores=scores,
+        )  # fmt: skip
     except DivergedError:  # every trial has ended, so the other ranks wait for the next one
-        leader.end()
+        if leader is not None:
+            leader.end()
         raise
-    leader.end()
+    if leader is not None:
+        leader.end()
     return out
 
 
-def _check_same(experiment: Experiment, data: Data | Dataset | None, out: Path) -> None:
-    """Raise InputError if ``out`` holds another experiment. If this one names a file or a column
-    that is not there, the error says so instead."""
+def _check_place(
+    experiment: Experiment, data: Data | Dataset | None, out: Path, *, overwrite: bool
+) -> None:
+    """Raise InputError if ``out`` holds another experiment, or what can't be removed. If this one
+    names a file or a column that is not there, the error says so instead."""
+    if overwrite:
+        check_removable(out)
+        return
     try:
         check_same(experiment, out)
     except InputError:
@@ -153,16 +158,35 @@ def _check_same(experiment: Experiment, data: Data | Dataset | None, out: Path) 
         raise
 
 
-def _check_settings(
-    experiment: Experiment, data: Data | Dataset | None, metrics: Mapping[str, MetricFunction]
-) -> None:
-    """Raise InputError for what is wrong with the experiment itself: this takes no time, and data
-    and model take seconds."""
+def _load(
+    experiment: Experiment,
+    out: Path,
+    trials: Sequence[tuple[int, str]],
+    data: Data | Dataset | None,
+    backbone: Backbone | None,
+    metrics: Mapping[str, MetricFunction],
+    group: ProcessGroup | None,
+    *,
+    anew: bool,
+) -> tuple[Inputs, torch.device]:
+    """Load what an experiment names; what takes no time is checked before. Raises InputError where
+    anything is wrong with it."""
+    is_leader = group is None or group.is_leader
     device_of(experiment.engine)
     objective = (
         objective_of(data.task) if isinstance(data, Dataset) else objective_of_data(experiment.data)
     )
     Metrics(experiment.evaluate, metrics).check(objective)
+    if is_leader:
+        check_old_parts(experiment, out, trials, anew=anew)
+    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics)
+    if experiment.start_from.run is not None:
+        before = rows_trained_before(experiment, out, anew=anew) if is_leader else None
+        inputs = leave_out(inputs, _shared(before, group))
+    device = inputs.check()
+    if is_leader:
+        check_starts(inputs, out, trials, anew=anew)
+    return inputs, device
 
 
 def open_experiment(
@@ -195,38 +219,6 @@ def open_experiment(
     return open_run(source, settings), source
 
 
-def _run_trials(
-    inputs: Inputs,
-    out: Path,
-    trace: Trace | None,
-    on_round: OnRound | None,
-    trials: Sequence[tuple[int, str]],
-    summary: bool,
-    scores: bool,
-    make_executor: MakeExecutor | None = None,
-    begin: Callable[[TrialRun], None] = lambda trial: None,
-    ranks: int = 1,
-) -> Path:
-    """Run ``trials``, pairs (seed, label); ``begin`` is called before each."""
-    _advise(inputs)
-    left = rounds_left(inputs.experiment, out, trials)
-    start = start_summary(inputs, left, ranks) if summary and any(left.values()) else None
-
-    def run_trial(trial: TrialRun) -> None:
-        start = None
-        if inputs.experiment.start_from.run is not None and not trial.store.has_begun:
-            start = open_start(inputs, trial.label, trial.seed)
-            start.describe(trial.store.path)
-        begin(trial)
-        _run_trial(inputs, trial, trace, on_round, make_executor, start)
-
-    run_trials(
-        inputs.experiment, inputs.federations, out, run_trial, left=left, summary=start,
-        scores=scores,
-    )  # fmt: skip
-    return out
-
-
 def _shared(before: Before | None, group: ProcessGroup | None) -> Before:
     """What only the first rank has read, on all ranks of the ``group``."""
     if before is None:
@@ -255,18 +247,10 @@ def dry_run(
     experiment, out = open_experiment(experiment, out, settings)
     experiment = named(experiment, data, backbone)
     trials = chosen(experiment.seeds, list(experiment.methods), part)
-    if overwrite:
-        check_removable(out)
-    else:
-        _check_same(experiment, data, out)
-    _check_settings(experiment, data, {})
-    check_old_parts(experiment, out, trials, anew=overwrite)
-    inputs = Inputs.load(experiment, data, backbone)
-    inputs = leave_out(inputs, rows_trained_before(experiment, out, anew=overwrite))
-    inputs.check()
+    _check_place(experiment, data, out, overwrite=overwrite)
+    inputs, _ = _load(experiment, out, trials, data, backbone, {}, None, anew=overwrite)
     if not overwrite:
         check_data(inputs.federations, out)
-    check_starts(inputs, out, trials, anew=overwrite)
     left = rounds_left(inputs.experiment, None if overwrite else out, trials)
     return start_summary(inputs, left)
 
@@ -276,12 +260,16 @@ def _run_trial(
     trial: TrialRun,
     trace: Trace | None,
     on_round: OnRound | None,
-    make_executor: MakeExecutor | None,
-    start: Start | None,
+    leader: LeadingRank | None,
 ) -> None:
-    """Run the rounds that are left, from ``start`` if none is done."""
+    """Run the rounds that are left."""
     plan, method, federation = inputs.experiment.plan, trial.method, trial.federation
-    store = trial.store
+    store, start = trial.store, None
+    if inputs.experiment.start_from.run is not None and not store.has_begun:
+        start = open_start(inputs, trial.label, trial.seed)
+        start.describe(store.path)
+    if leader is not None:
+        leader.begin(trial)
     task = inputs.task(method, model_seed(store.path, trial.seed))
     if store.has_begun:
         check_private_states(method, task, store.path, store.last)
@@ -301,7 +289,7 @@ def _run_trial(
         start=number,
         earlier=store.earlier,
         executor=store.executor,
-        make_executor=make_executor,
+        make_executor=None if leader is None else leader.executor,
         on_result=trial.progress.on_result,
         metrics=inputs.metrics,
     )
@@ -315,16 +303,3 @@ def _with_costs(todo: Iterator[Round], first: Costs) -> Iterator[Round]:
     for done in todo:
         costs = first if done.costs is None else replace(done.costs, flops=first.flops)
         yield replace(done, costs=costs)
-
-
-def _advise(inputs: Inputs) -> None:
-    """Point out an evaluation that takes far longer than the training."""
-    experiment = inputs.experiment
-    federation = inputs.federations[experiment.seeds[0]]
-    evaluated = federation.num_clients - experiment.cohort.novel
-    if evaluated > _MANY and experiment.evaluate.clients is None:
-        print(
-            f"all {evaluated:,} clients are evaluated each time; evaluate.clients = 1000 takes a "
-            f"fixed sample of them",
-            file=sys.stderr,
-        )

@@ -74,6 +74,13 @@ def record(kind: type[Record], values: Any, source: str) -> Record:
     return kind(**{name: _checked(kind, name, values[name], source) for name in names})
 
 
+def records(kind: type[Record], values: Any, source: str) -> dict[str, Record]:
+    """Return several by name, each as `record` does."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
+    return {name: record(kind, one, f"{source}.{name}") for name, one in values.items()}
+
+
 def check_results(values: Results, clients: int, source: str) -> None:
     """Check that there is one result for each of the clients, and none beyond all measure. Raises
     InputError where there are more or fewer, or one is."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InputError
-from .checked import check_results, load_json, read_json, record
+from .checked import check_results, load_json, read_json, record, records
 from .format import check_belongs, committed_bytes, trial_of
 from .records import BestRound, Commit, Evaluation, RefusedResult, Round
 
@@ -72,16 +71,7 @@ def read_commit(folder: Path) -> Commit:
     missing or damaged, or that of another method or seed."""
     path = folder / "commit.json"
     content = read_json(path)
-    names = {each.name for each in fields(Commit)}
-    optional = {"stopped", "in_flight", "checksums", "label", "seed", "rolled_back"}
-    if not names - optional <= content.keys() <= names:
-        raise InputError(f"{path} must hold {', '.join(sorted(names))}")
-    if not isinstance(content["best"], dict):
-        raise InputError(f"{path}: best must hold an object")
-    best = {
-        model: record(BestRound, about, f"{path}: best.{model}")
-        for model, about in content["best"].items()
-    }
+    best = records(BestRound, content.get("best"), f"{path}: best")
     commit = record(Commit, {**content, "best": best}, str(path))
     label, seed = trial_of(folder)
     check_belongs(path, "method", commit.label, label)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from ..data.federation import Federation
 from ..data.table import Fingerprints
@@ -14,6 +13,7 @@ from ..errors import InputError
 from .files import write_atomically
 from .format import check_tensors, checksum, damaged, seal_tensors
 from .read import read_data_manifest
+from .tensors import tensors
 
 _MOST_ROWS = 2_000_000  # to hash more takes long
 _MOST_CLIENTS = 10_000  # to divide the rows of more takes long
@@ -73,10 +73,7 @@ def _read(out: Path, seed: int) -> dict[str, Fingerprints]:
     if stated is None and not file.exists():
         return {}
     check_trained_rows(file, stated)
-    try:
-        found: dict[str, Fingerprints] = load_file(file)
-    except SafetensorError as error:  # without a checksum
-        raise damaged(file, str(error)) from None
+    found: dict[str, Fingerprints] = tensors(file)
     for name, hashes in found.items():
         if hashes.dtype != np.uint64 or hashes.ndim != 1:
             raise InputError(

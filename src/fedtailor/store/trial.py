@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 from xxhash import xxh3_64
@@ -31,7 +31,6 @@ from ..params import Params, add_prefix, aligned, strip_prefix
 from ..task.task import Task
 from ..uploads.norms import RECENT
 from .best import best_rounds
-from .checked import load_json, record
 from .client_states import FileStates, StoredStates, best_path, staged_path
 from .committed import (
     COSTS_FILE,
@@ -64,11 +63,6 @@ from .logs import LOGS, read_log
 from .metrics import Metric
 from .records import Round as RoundLine
 from .records import Timing
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Record = TypeVar("Record", bound=DataclassInstance)
 
 
 class TrialStore:
@@ -117,20 +111,10 @@ class TrialStore:
         number = self.last.round
         state = add_prefix(read_server(self.path, self.last, number), "server/")
         if (self.path / PRIVATE_FILE).exists():
-            (last,) = self._last_lines(RoundLine, "history", 1)
-            state["clients"] = torch.tensor(last.cohort)
+            state["clients"] = torch.tensor(self.history()[-1].cohort)
         checksums = self._with_state(state_path(self.path, number), state)
         self._write_commit(replace(self.last, rounds=rounds, finished=False, checksums=checksums))
         self._result.unlink()
-
-    def _last_lines(self, kind: type[Record], log: str, count: int) -> list[Record]:
-        """What the log says of the last ``count`` committed rounds."""
-        path = self._log(log)
-        length, checksum = self.last.bytes[log], self.last.checksums.get(log)
-        if not length:
-            return []
-        lines = committed_bytes(path, length, checksum).splitlines()[-count:]
-        return [record(kind, load_json(line, str(path)), str(path)) for line in lines]
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
@@ -183,17 +167,14 @@ class TrialStore:
     @property
     def has_costs(self) -> bool:
         """Whether the file of costs is written."""
-        return self._has(COSTS_FILE)
-
-    def _has(self, name: str) -> bool:
-        return (self.path / name).exists()
+        return (self.path / COSTS_FILE).exists()
 
     @property
     def executor(self) -> str | None:
         """What ran the clients of the last committed round; None if nothing was chosen yet."""
         if self.last.round == 0:
             return None
-        return self._last_lines(Timing, "timings", 1)[0].executor
+        return read_log(Timing, self._log("timings"), self.last)[-1].executor
 
     def history(self) -> list[RoundLine]:
         """All committed rounds."""
@@ -207,8 +188,7 @@ class TrialStore:
 
     def recent_norms(self) -> list[dict[int, float]]:
         """The norms of the uploads of the last committed rounds, by client."""
-        lines = self._last_lines(RoundLine, "history", RECENT)
-        return [line.norm_by_client for line in lines]
+        return [line.norm_by_client for line in self.history()[-RECENT:]]
 
     def commit(self, done: Round, bounds: Mapping[str, Any] | None = None) -> None:
         """Commit a round, with the private states that are staged. ``bounds``: the settings that
@@ -266,7 +246,7 @@ class TrialStore:
             write_json(self.path / COSTS_FILE, asdict(done.costs))
         once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
         files: dict[str, str | None] = {name: held_checksum(self.path / name) for name in tensors}
-        return {**files, once: None} if once is not None and self._has(once) else files
+        return {**files, once: None} if once and (self.path / once).exists() else files
 
     def finish(self) -> None:
         """Turn the last round's state into the run's result."""
