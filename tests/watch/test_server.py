@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from fedtailor.errors import InputError
+from fedtailor.watch import server as watch_server
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.server import LOCAL, PageServer
 
@@ -186,6 +188,34 @@ def test_malformed_requests_are_refused_without_a_word(
                 answer = browser.makefile("rb").read()
             assert not answer.startswith(b"HTTP/1.1 500"), request
         assert state(server)["name"] == "letters"
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_that_drip_are_bounded_in_number_and_in_time(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch_server, "_MOST_OPEN", 8)
+    with serving(make_run(done=3)) as server:
+        before = threading.active_count()
+        dripping = [socket.create_connection(server.server_address[:2]) for _ in range(40)]
+        for browser in dripping:
+            browser.sendall(b"GET / HT")
+        assert state(server)["name"] == "letters"
+        end = time.monotonic() + 5
+        while (number := threading.active_count() - before) > 8 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert number <= 8
+        monkeypatch.setattr(watch_server, "_PATIENCE", 0.2)
+        begin, is_open = time.monotonic(), True
+        while is_open and time.monotonic() < begin + 5:
+            time.sleep(0.02)
+            try:
+                dripping[-1].sendall(b"T")  # often enough for a time limit between two bytes
+            except ConnectionError:
+                is_open = False
+        assert not is_open
+        for browser in dripping:
+            browser.close()
     assert capfd.readouterr().err == ""
 
 

@@ -3,7 +3,7 @@ asks.
 
 It answers GET requests for its own few files and for the run's report.html, and nothing else. A
 request must name this machine, so that no page from elsewhere can read it by a name that it lets
-point here (DNS rebinding).
+point here (DNS rebinding). Connections are bounded in number, and each request in time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +32,8 @@ from .state import RunState
 
 LOCAL = "127.0.0.1"
 _PAUSE = 0.5  # seconds; requests within share a look
-_PATIENCE = 60.0  # seconds without a byte from a browser, or to it
+_PATIENCE = 60.0  # seconds for a browser to ask, and to take the answer
+_MOST_OPEN = 64  # connections, each with a thread
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
 _FILES = {
     "/": (_HERE / "page.html", "text/html"),
@@ -60,7 +62,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = 64  # connections that wait to be taken
+    request_queue_size = _MOST_OPEN  # connections that wait to be taken
 
     def __init__(self, follower: Follower, host: str, port: int) -> None:
         host = host.strip("[]")
@@ -71,6 +73,7 @@ class PageServer(ThreadingHTTPServer):
         except OSError as error:
             where = f"{host}:{port}"
             raise InputError(f"--serve {where}: {error.strerror}; choose another port") from None
+        self._open: dict[socket.socket, float] = {}  # the connections, and when their request began
         self._follower = follower
         self._lock = threading.Lock()
         self._looked = 0.0
@@ -101,6 +104,36 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(error, ConnectionError | TimeoutError):
             what = one_line(f"{type(error).__name__}: {error}")
             print(f"fedtailor: a request was not answered: {what}", file=sys.stderr, flush=True)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own; of too many, the one that has waited longest
+        is closed."""
+        if len(self._open) >= _MOST_OPEN:
+            self._end(min(list(self._open.items()), key=lambda one: one[1])[0])
+        self.note(request)
+        super().process_request(request, client_address)
+
+    def note(self, connection: socket.socket) -> None:
+        """Note that a request begins."""
+        self._open[connection] = time.monotonic()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Close connections whose request takes too long: `serve_forever` calls this often."""
+        latest = time.monotonic() - _PATIENCE
+        for connection, begin in list(self._open.items()):
+            if begin < latest:
+                self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        """Let the thread of a connection see its end."""
+        self._open.pop(connection, None)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self, known: int) -> dict[str, Any]:
         """What the page gets that knows the version ``known``: the run's state, or only the time
@@ -175,6 +208,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = _PATIENCE
+
+    def handle_one_request(self) -> None:
+        """Answer a request, which begins now."""
+        self.server.note(self.connection)
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer a request."""
