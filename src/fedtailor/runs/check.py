@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from ..store.client_states import best_path, staged_path
@@ -62,7 +64,8 @@ def check(out: Path) -> Checked:
     one of another version of fedtailor."""
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory: it has no experiment.json")
-    _check_format(out)
+    if (experiment := _read(out / "experiment.json")) is not None:
+        check_format(experiment, out)
     found, problems = Checked(), dict[str, None]()
     for path, test in _tests(out):
         try:
@@ -82,15 +85,6 @@ def check(out: Path) -> Checked:
     return found
 
 
-def _check_format(out: Path) -> None:
-    """Check the format of a run directory, if its experiment.json can be read."""
-    try:
-        experiment = read_json(out / "experiment.json")
-    except InputError:  # which `_tests` tells
-        return
-    check_format(experiment, out)
-
-
 def _tests(out: Path) -> Iterator[Test]:
     """A test for each file."""
     yield out / "experiment.json", partial(_json, out / "experiment.json")
@@ -107,35 +101,37 @@ def _tests(out: Path) -> Iterator[Test]:
         yield from _of_part(folder)
 
 
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of a JSON file; None if it can't be read, which a test of it tells."""
+    try:
+        return read_json(path)
+    except InputError:
+        return None
+
+
 def _of_trained_rows(path: Path) -> Iterator[Test]:
     """Of the hashes of trained rows that belong to the manifest at ``path``."""
-    try:
-        stated = read_json(path).get("trained")
-    except InputError:  # which was said of the manifest
-        stated = None
+    stated = (_read(path) or {}).get("trained")
     file = path.with_name(f"{path.stem}-trained.safetensors")
     if stated is not None or file.exists():
         yield file, partial(check_trained_rows, file, stated)
 
 
 def _of_part(folder: Path) -> Iterator[Test]:
-    try:
+    commit, expected = None, dict[Path, str | None]()
+    with suppress(InputError):  # which the tests of the commit and of the logs tell
         if not has_commit(folder):
             return
         commit = read_commit(folder)
-    except InputError:  # nothing says which of its files count
-        yield folder / "commit.json", partial(_commit, folder)
-        return
+        expected = expected_files(folder, commit)
     yield folder / "commit.json", partial(_commit, folder)
+    if commit is None:  # nothing says which of its files count
+        return
     for log in LOGS:
         path = folder / f"{log}.jsonl"
         yield path, partial(_log, path, commit, log)
-    try:
-        expected = expected_files(folder, commit)
-    except InputError:  # the log that names some of them is damaged, which was said
-        expected = {}
     if (folder / REFUSED_FILE).exists():
-        yield folder / REFUSED_FILE, partial(_refusals, folder)
+        yield folder / REFUSED_FILE, lambda: refusals_until(folder, 0) == b""  # no checksum
     store = folder / PRIVATE_FILE
     there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
     for path in sorted({*expected, *there}):
@@ -159,42 +155,32 @@ def _tensors(path: Path, committed: str | None) -> bool:
     return has_checksum
 
 
-def _json(path: Path) -> bool:
+def _json(path: Path, seed: int | None = 0) -> bool:
     read_json(path)
+    if seed is None:
+        raise damaged(path, "it does not say which seed it belongs to")
     return b'"checksum"' in path.read_bytes()
 
 
 def _commit(folder: Path) -> bool:
     path = folder / "commit.json"
-    _check_says_seed(path, read_commit(folder).seed)
-    return _json(path)
-
-
-def _check_says_seed(path: Path, seed: int | None) -> None:
-    """Raise InputError where a file does not say its seed."""
-    if seed is None:
-        raise damaged(path, "it does not say which seed it belongs to")
+    return _json(path, read_commit(folder).seed)
 
 
 def _holdings(path: Path) -> bool:
     content = read_data_manifest(path)
-    _check_says_seed(path, content.get("seed"))
+    has_checksum = _json(path, content.get("seed"))
     stated, file = content.get("holdings"), path.with_suffix(".safetensors")
     check_there(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)
-    return stated is not None and _json(path)
+    return stated is not None and has_checksum
 
 
 def _log(path: Path, commit: Commit, log: str) -> bool:
     stated = commit.checksums.get(log)
     committed_bytes(path, commit.bytes[log], stated)
     return stated is not None
-
-
-def _refusals(folder: Path) -> bool:
-    refusals_until(folder, 0)
-    return True  # which has no checksum
 
 
 def _private(path: Path, commit: Commit) -> bool:

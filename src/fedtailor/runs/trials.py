@@ -50,11 +50,6 @@ class TrialRun:
         return f"{self.label}, seed {self.seed}"
 
 
-def has_ended(trial: TrialRun) -> bool:
-    """Whether no round of the trial is left to run."""
-    return trial.store.last.finished
-
-
 def chosen(
     seeds: Sequence[int], labels: Sequence[str], portion: str | None = None
 ) -> list[tuple[int, str]]:
@@ -89,7 +84,7 @@ def run_trials(
     federations: Mapping[int, Federation],
     out: Path,
     run_trial: Callable[[TrialRun], None],
-    is_done: Callable[[TrialRun], bool] = has_ended,
+    is_done: Callable[[TrialRun], bool] = lambda trial: trial.store.last.finished,
     *,
     left: Left,
     summary: StartSummary | None = None,
@@ -139,24 +134,13 @@ def nothing_left(experiment: Experiment, out: Path, trials: Iterable[tuple[int, 
     """Whether ``trials`` of ``out``, pairs (seed, label), have all finished. The run directory
     alone says so; what a kill left there inside the last clean-up is removed."""
     folders = [trial_folder(out, label, seed) for seed, label in trials]
-    if not all(has_commit(folder) for folder in folders):
-        return False
-    commits = [read_commit(folder) for folder in folders]
-    if not all(one.finished and one.rounds >= experiment.rounds for one in commits):
+    commits = [read_commit(folder) if has_commit(folder) else None for folder in folders]
+    if not all(one and one.finished and one.rounds >= experiment.rounds for one in commits):
         return False
     with locked(out):
         for folder in folders:
             TrialStore(folder, experiment.rounds)
     return True
-
-
-def _start(trial: TrialRun) -> str:
-    """What the trial goes on from, and how good that is on its data."""
-    about = read_record(StartRecord, trial.store.path / START_FILE)
-    return (
-        f"goes on from round {about.round} of {about.method}, seed {about.seed}, in {about.run}, "
-        f"with {about.clients} of its clients; before: {_result(trial)}"
-    )
 
 
 def _result(trial: TrialRun) -> str:
@@ -214,7 +198,11 @@ def commit_rounds(
     rounds, before = iter(rounds), store.bounds()
     if not store.has_begun and (store.path / START_FILE).exists():
         store.commit(next(rounds))
-        say(f"{title}: {_start(trial)}")
+        about = read_record(StartRecord, store.path / START_FILE)
+        say(
+            f"{title}: goes on from round {about.round} of {about.method}, seed {about.seed}, in "
+            f"{about.run}, with {about.clients} of its clients; before: {_result(trial)}"
+        )
     for round_ in rounds:
         for change in changed_bounds(before, trial.bounds, round_.number):
             say(f"{title}: {change}")

@@ -19,6 +19,9 @@ from ...params import Params, same_tensors
 from .process_group import ProcessGroup, Transfer
 from .work import AnyItem, Executor
 
+# what comes from a rank: an item with its result; what went wrong; None: it has no more
+Results = Queue[tuple[AnyItem, Any] | BaseException | None]
+
 
 class RankExecutor:
     """An executor on the first rank: ``inner`` runs its own share, `follow` the others'."""
@@ -50,13 +53,23 @@ class RankExecutor:
         feeders = [_RankFeeder(self._group, rank, queue) for rank in self._group.others]
         for feeder in feeders:  # something for everybody, before anybody has more
             feeder.give(share)
-        inbox: _Inbox[AnyItem] = _Inbox(len(feeders))
+        # no more than this waits here: memory must not grow with the cohort
+        results: Results[AnyItem] = Queue(2 * len(feeders))
         for feeder in feeders:
-            Thread(target=feeder.run, args=(share + 1, inbox), daemon=True).start()
-        for result in self._inner.map(name, server, chain(first_items, queue)):
-            yield result
-            yield from inbox.arrived()
-        yield from inbox.rest()
+            Thread(target=feeder.run, args=(share + 1, results), daemon=True).start()
+        busy = len(feeders)
+        own = self._inner.map(name, server, chain(first_items, queue))
+        while (mine := next(own, None)) is not None or busy:
+            if mine is not None:
+                yield mine
+            while busy and (mine is None or not results.empty()):
+                result = results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    busy -= 1
+                else:
+                    yield result
         self._in_use = False
 
     def _broadcast_server(self, name: str, server: Params) -> None:
@@ -108,38 +121,6 @@ class _SharedQueue(Generic[AnyItem]):
             return next(self._items)
 
 
-class _Inbox(Generic[AnyItem]):
-    """What comes from so many senders, each in a thread of its own."""
-
-    def __init__(self, senders: int) -> None:
-        self._open = senders
-        # no more than this waits here: memory must not grow with the cohort
-        self._queue: Queue[tuple[AnyItem, Any] | BaseException | None] = Queue(2 * senders)
-
-    def put(self, result: tuple[AnyItem, Any] | BaseException | None) -> None:
-        """An item with its result; what went wrong; None: this sender has no more."""
-        self._queue.put(result)
-
-    def arrived(self) -> Iterator[tuple[AnyItem, Any]]:
-        """What is there."""
-        while not self._queue.empty():
-            yield from self._next()
-
-    def rest(self) -> Iterator[tuple[AnyItem, Any]]:
-        """All, until no sender has more."""
-        while self._open:
-            yield from self._next()
-
-    def _next(self) -> Iterator[tuple[AnyItem, Any]]:
-        result = self._queue.get()
-        if isinstance(result, BaseException):
-            raise result
-        if result is None:
-            self._open -= 1
-        else:
-            yield result
-
-
 class _RankFeeder(Generic[AnyItem]):
     """Sends one rank its items, and receives its results."""
 
@@ -161,17 +142,17 @@ class _RankFeeder(Generic[AnyItem]):
                 self._assigned[self._count] = item
                 self._count += 1
 
-    def run(self, most: int, inbox: _Inbox[AnyItem]) -> None:
-        """Go on like that until all is done."""
+    def run(self, most: int, results: Results[AnyItem]) -> None:
+        """Go on like that until all is done; put the ``results`` there."""
         try:
             self.give(most)
             while self._assigned:
                 number, result = self._group.receive_from(self._rank)
                 self._transfers.popleft().wait()  # the oldest: items arrive in order
-                inbox.put((self._assigned.pop(number), result))
+                results.put((self._assigned.pop(number), result))
                 self.give(most)
             for transfer in self._transfers:
                 transfer.wait()
-            inbox.put(None)
+            results.put(None)
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
-            inbox.put(error)
+            results.put(error)
