@@ -77,9 +77,8 @@ class Nodes:
         self.model: Mapping[str, str] | None = None
         self._query = pack(NodeQuery(digest(experiment)))
         self.node_of: dict[int, int] = {}
-        self.infos: dict[int, NodeInfo] = {}
         self.node_of_new: dict[int, int] = {}  # clients that join when the training is over
-        self._new: dict[int, NodeInfo] = {}  # by node: what it says of such clients
+        self._known: dict[int, NodeInfo] = {}  # by node
         self._counted: dict[tuple[int, int], Counts] = {}  # by seed and client, for good
         self._refused: dict[int, tuple[float, str]] = {}  # by node: when, and why
         self._is_complete = False  # whether every client has a node
@@ -170,40 +169,38 @@ class Nodes:
     def refresh(self) -> list[str]:
         """See which nodes are there now; in words what is missing."""
         present, now = self._grid.node_ids(), time.monotonic()
-        for gone in (self.infos.keys() | self._refused.keys() | self._new.keys()) - present:
-            self.infos.pop(gone, None)
+        for gone in (self._known.keys() | self._refused.keys()) - present:
+            self._known.pop(gone, None)
             self._refused.pop(gone, None)
-            self._new.pop(gone, None)
         left = {node for node, (when, _) in self._refused.items() if now < when + _PAUSE}
-        known = {*self.infos, *self._new}
         if self._sites is not None:
             for node in present - self._sites.keys():
-                self._refused[node] = now, "its key is none of the sites'"
+                self._refuse(node, "its key is none of the sites'")
                 left.add(node)
-        new = [(node, self._query) for node in sorted(present - known - left)]
+        new = [(node, self._query) for node in sorted(present - self._known.keys() - left)]
         limit = min(self._timeouts.start, self._timeouts.query)
         for node, content in self.ask(MessageType.QUERY, new, "census", limit):
             self._refused.pop(node, None)
             try:
                 info = read_info(content, self._experiment)
-                self._check_key(node, (*info.clients, *info.new_clients))
-                if info.new_clients:
-                    self._add_new(node, info)
-                    continue
-                self._check(info)
-                self.infos[node] = info
+                self._check(node, info)
+                self._known[node] = info
             except InputError as error:
-                self._refused[node] = time.monotonic(), str(error)
+                self._refuse(node, str(error))
         self._refuse_other_models()
         self._refuse_outliers()
-        for node in self.infos.keys() & {node for node, _ in new}:
-            self._counted.update(_counts(self.infos[node]))
+        infos = self.infos
+        for node in infos.keys() & {node for node, _ in new}:
+            self._counted.update(_counts(infos[node]))
         problems = [f"node {node}: {why}" for node, (_, why) in sorted(self._refused.items())]
         if more := problems[_MOST_NAMED:]:
             problems[_MOST_NAMED:] = [f"{len(more)} more nodes are refused"]
-        self.node_of_new = {k: n for n in reversed(self._new) for k in self._new[n].new_clients}
-        self.node_of = {client: n for n, info in self.infos.items() for client in info.clients}
-        total = next((info.num_clients for info in self.infos.values()), 0)
+        self.node_of = {client: node for node, info in infos.items() for client in info.clients}
+        self.node_of_new = {}
+        for node, info in self._known.items():
+            for client in info.new_clients:  # of several nodes the one that was there first
+                self.node_of_new.setdefault(client, node)
+        total = next((info.num_clients for info in infos.values()), 0)
         without_node = (client for client in range(total) if client not in self.node_of)
         missing = list(islice(without_node, 6))
         if missing or not total:
@@ -211,21 +208,28 @@ class Nodes:
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
         self._is_complete = bool(total) and not missing
         if self._is_complete and self._form is None:
-            first = next(iter(self.infos.values()))
+            first = next(iter(infos.values()))
             self._form = {name: getattr(first, name) for name in _FORM}
         return problems
 
+    @property
+    def infos(self) -> dict[int, NodeInfo]:
+        """By node: what it says of clients that take part."""
+        return {node: info for node, info in self._known.items() if not info.new_clients}
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._refused[node] = time.monotonic(), reason
+        self._known.pop(node, None)
+
     def _refuse_other_models(self) -> None:
         """Refuse nodes whose base model is not the server's."""
-        for infos in (self.infos, self._new):
-            for node, info in [*infos.items()] if self.model is not None else ():
-                if (name := difference(self.model or {}, dict(info.model))) is not None:
-                    reason = (
-                        f"its base model is not the server's: {brief(name)} differs; give it the "
-                        "server's files, or set model.revision"
-                    )
-                    self._refused[node] = time.monotonic(), reason
-                    del infos[node]
+        for node, info in [*self._known.items()] if self.model is not None else ():
+            if (name := difference(self.model or {}, dict(info.model))) is not None:
+                self._refuse(
+                    node,
+                    f"its base model is not the server's: {brief(name)} differs; give it the "
+                    "server's files, or set model.revision",
+                )
 
     def _refuse_outliers(self) -> None:
         """Refuse nodes whose data have another form than those of most nodes. Once every client has
@@ -235,31 +239,23 @@ class Nodes:
         for node, form in forms.items():
             if name := next((name for name in _FORM if form[name] != usual[name]), None):
                 reason = f"its {name} is {form[name]!r}, other nodes' is {usual[name]!r}"
-                self._refused[node] = time.monotonic(), reason
-                del self.infos[node]
+                self._refuse(node, reason)
 
-    def _add_new(self, node: int, info: NodeInfo) -> None:
-        """Of several nodes with the same new client, the one that was there first serves it."""
-        taken = {client for others in self._new.values() for client in others.new_clients}
-        for client in info.new_clients:
-            if client in taken:
-                text = f"node {node}: new client {client} is served by another node, too"
-                print(text, file=sys.stderr)
-                break
-        self._new[node] = info
-
-    def _check_key(self, node: int, clients: Sequence[int]) -> None:
-        if self._sites is not None and list(clients) != list(self._sites[node]):
+    def _check(self, node: int, info: NodeInfo) -> None:
+        """Raise WireError where a node contradicts its key, other nodes, or what was counted."""
+        served = [*info.clients, *info.new_clients]
+        if self._sites is not None and served != list(self._sites[node]):
             raise WireError(
-                f"it says that it serves clients {list(clients)}; its key is for "
-                f"{list(self._sites[node])}"
+                f"it says that it serves clients {served}; its key is for {list(self._sites[node])}"
             )
-
-    def _check(self, info: NodeInfo) -> None:
         for client in info.clients:
-            for node, other in self.infos.items():
-                if client in other.clients:
-                    raise WireError(f"client {client} is served by node {node}, too")
+            for other, known in self.infos.items():
+                if client in known.clients:
+                    raise WireError(f"client {client} is served by node {other}, too")
+        taken = {client for known in self._known.values() for client in known.new_clients}
+        if twice := taken.intersection(info.new_clients):
+            text = f"node {node}: new client {min(twice)} is served by another node, too"
+            print(text, file=sys.stderr)
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")
