@@ -110,7 +110,8 @@ def own_faults(of_values: bool = False) -> Iterator[None]:
         raise
     except BaseException as error:
         place = _own_place(error)
-        if place is None and not (of_values and _files and isinstance(error, _OF_VALUES)):
+        is_of_values = isinstance(error, _OF_VALUES) and not isinstance(error, RecursionError)
+        if place is None and not (of_values and _files and is_of_values):
             raise
         if place is None:
             files = ", ".join(map(_shown, sorted(_files)))

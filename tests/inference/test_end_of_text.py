@@ -117,7 +117,7 @@ def test_a_tokenizer_without_an_end_is_told(model_folder: Path, tmp_path: Path) 
     tokenizer.eos_token = None
     path = write(tmp_path / "a.csv", [(text, "a") for text in TEXTS])
     config = ft.DataConfig(path=path, task="causal-lm")
-    (told,) = load_data(config, tokenizer, tmp_path).omissions
+    (told,) = load_data(config, tokenizer).omissions
     assert told.text == (
         "2 rows without an end-of-text token, as the tokenizer has none (eos_token): the model "
         "does not learn where a text ends"

@@ -68,7 +68,7 @@ def test_an_unknown_architecture_gets_the_mask_of_real_tokens() -> None:
 
 def test_grey_pictures_are_normalised_a_channel_at_a_time_at_the_models_size() -> None:
     half = ImageInputs(
-        "tiny", mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 0.25), size=lambda height, width: (4, 4),
+        "tiny", mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 0.25), size=(4, 4),
         interpolate=True,
     )  # fmt: skip
     inputs = half({"pixel_values": torch.full((2, 1, 8, 8), 0.75)})
