@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from fedtailor.engine.faults import FaultConfig, Machine
 from fedtailor.optim import Optimiser
 from fedtailor.runs.check import check
 from fedtailor.store.committed import read_commit
+from tests.forked import contents
 from tests.small import digits, digits_backbone
 
-SKIP = {"timings.jsonl", "commit.json", "environment.json", ".lock", "run.log"}
+STEPS = ("fsync", "replace", "unlink")  # the durable ones, of os
 SGD = Optimiser("sgd", lr=0.5)
 SMALL = ft.Experiment(
     methods={"fedsdg": ft.FedSDG(rank=2)},
@@ -81,11 +83,6 @@ def run(experiment: str, out: Path, rounds: int | None = None) -> None:
     )
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    paths = [p for p in out.rglob("*") if p.is_file() and p.name not in SKIP]
-    return {str(p.relative_to(out)): p.read_bytes() for p in paths}
-
-
 def commits(out: Path) -> list[dict[str, Any]]:
     """All that is committed but what depends on the timings."""
     found = [json.loads(path.read_text()) for path in sorted(out.rglob("commit.json"))]
@@ -105,18 +102,15 @@ def in_child(work: Callable[[], object]) -> int:
 def killed_at(point: int, experiment: str, out: Path) -> None:
     left = point
 
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return real(*arguments, **named)
+    def step(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return real(*arguments, **named)
 
-        return step
-
-    for name in ("fsync", "replace", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
+    for name in STEPS:
+        setattr(os, name, partial(step, getattr(os, name)))
     run(experiment, out)
 
 

@@ -14,10 +14,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from tests.kill_everywhere import contents, in_child, run
+from tests.forked import contents
+from tests.kill_everywhere import STEPS, in_child, run
 
 Disk = dict[str, bytes]  # files by name
 
@@ -31,34 +33,28 @@ class Recorder:
         self.disks: list[tuple[Disk, int]] = []
         self.kept: list[IO[bytes]] = []
 
-    def step(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """``real``, with what a power loss before it would leave."""
-
-        def recorded(*arguments: Any, **named: Any) -> Any:
-            if self.out.is_dir():
-                self.take()
-            if real is not FSYNC:  # keep its inode from being given to another file
-                gone = Path(arguments[-1])
-                self.kept += [gone.open("rb")] if gone.is_file() else []
-            done = real(*arguments, **named)
-            if real is FSYNC:
-                path = Path(f"/proc/self/fd/{arguments[0]}").resolve()
-                if path.is_dir():
-                    self.names[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
-                elif self.out in path.parents:
-                    self.synced[path.stat().st_ino] = path.read_bytes()
-            return done
-
-        return recorded
+    def step(self, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """``real``, and before it what a power loss would leave."""
+        if self.out.is_dir():
+            self.take()
+        if real is not FSYNC:  # keep its inode from being given to another file
+            gone = Path(arguments[-1])
+            self.kept += [gone.open("rb")] if gone.is_file() else []
+        done = real(*arguments, **named)
+        if real is FSYNC:
+            path = Path(f"/proc/self/fd/{arguments[0]}").resolve()
+            if path.is_dir():
+                self.names[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+            elif self.out in path.parents:
+                self.synced[path.stat().st_ino] = path.read_bytes()
+        return done
 
     def take(self) -> None:
         now = [path for path in self.out.rglob("*") if path.is_file()]
         early = {str(p.relative_to(self.out)): self.synced.get(p.stat().st_ino, b"") for p in now}
-        commit = self.out / "methods/fedsdg/seed-1/commit.json"
-        last = json.loads(commit.read_text())["round"] if commit.exists() else 0
         for disk in (early, dict(self.late(self.out))):
             if not self.disks or all(disk != other for other, _ in self.disks[-4:]):
-                self.disks.append((disk, last))
+                self.disks.append((disk, committed(self.out)))
 
     def late(self, folder: Path) -> Any:
         for name, inode in self.names.get(folder, {}).items():
@@ -79,8 +75,8 @@ def committed(out: Path) -> int:
 def recorded(folder: Path) -> None:
     """The disks, written out."""
     recorder = Recorder((folder / "run").resolve())
-    for name in ("fsync", "replace", "unlink"):
-        setattr(os, name, recorder.step(getattr(os, name)))
+    for name in STEPS:
+        setattr(os, name, partial(recorder.step, getattr(os, name)))
     run("best-rounds", recorder.out)
     for number, (disk, last) in enumerate(recorder.disks):
         out = folder / str(number)

@@ -19,17 +19,19 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import fedtailor as ft
 from fedtailor.engine.executors.process_group import init_process_group
 from tests import forked
-from tests.deploy.live import PICTURES, Command, Live, is_running, live, until
+from tests.deploy.live import PICTURES, Command, is_running, live, until
 from tests.small import digits, digits_backbone
 
 SHARES = {"sequential": 250, "vectorised": 200, "processes": 300, "ranks": 200, "flower": 50}
@@ -108,16 +110,12 @@ def _killed(pid: int | None) -> list[int] | None:
     """Kill a process; its children until then. None: it had just ended."""
     assert pid is not None
     try:
-        children = _children(pid)
+        threads = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [int(child) for path in threads for child in path.read_text().split()]
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return None
     return children
-
-
-def _children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in threads for child in path.read_text().split()]
 
 
 def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
@@ -133,7 +131,7 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
         while done < kills or not through:
             run, begun = made.deploy("run"), time.monotonic()
             is_left_alone = expected is None or done >= kills
-            ended = _ends(run, 1e9 if is_left_alone else draw.uniform(0.0, longest))
+            ended = _ends(run, 1e6 if is_left_alone else draw.uniform(0.0, longest))
             if not ended:
                 processes = made.processes()
                 pid = draw.choice(_targets(processes))
@@ -145,8 +143,8 @@ def over_flower(kills: int, folder: Path, draw: random.Random) -> None:
                 while not _ends(run, seconds):  # an interrupt is lost where a library catches it
                     run.process.send_signal(signal.SIGINT)
                     seconds = 60.0
-            if server.process.poll() is not None or not _ends_not(server, 3.0):
-                _wait_for_end(made, 180.0)
+            if _ends(server, 3.0):
+                until("the server's processes end", lambda: not _of_server(made.processes()), 180.0)
                 server = made.server("--insecure")
             through = ended and run.code() == 0
             if through:
@@ -182,16 +180,10 @@ def _contents(out: Path) -> dict[str, bytes]:
 
 
 def _ends(command: Command, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if command.process.poll() is not None:
-            return True
-        time.sleep(0.05)
+    with suppress(subprocess.TimeoutExpired):
+        command.process.wait(seconds)
+        return True
     return False
-
-
-def _ends_not(command: Command, seconds: float) -> bool:
-    return not _ends(command, seconds)
 
 
 def _targets(processes: list[tuple[int, str]]) -> list[int]:
@@ -208,15 +200,6 @@ def _of_server(processes: list[tuple[int, str]]) -> list[int]:
         for pid, line in processes
         if pid in targets and not any(node in f"{line} " for node in nodes)
     ]
-
-
-def _wait_for_end(made: Live, seconds: float) -> None:
-    """Wait until nothing runs of the server."""
-    end = time.monotonic() + seconds
-    while left := _of_server(made.processes()):
-        lines = [line for pid, line in made.processes() if pid in left]
-        assert time.monotonic() < end, f"of a server that has ended, after {seconds} s: {lines}"
-        time.sleep(0.2)
 
 
 def main() -> None:

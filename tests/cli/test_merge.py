@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import main
-from tests.runs.conftest import contents
+from tests.forked import contents
 
 
 @pytest.mark.slow

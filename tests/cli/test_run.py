@@ -18,17 +18,8 @@ import pytest
 
 from fedtailor.cli import main
 from tests.cli.conftest import EXPERIMENT
+from tests.forked import contents
 from tests.interrupts import interruptible
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    """Every file that depends on the experiment alone."""
-    skip = {"timings.jsonl", "commit.json", "environment.json", ".lock", "report.html", "run.log"}
-    return {
-        str(p.relative_to(run)): p.read_bytes()
-        for p in run.rglob("*")
-        if p.is_file() and p.name not in skip
-    }
 
 
 def test_a_run_ends_with_a_table_and_a_report(

@@ -27,16 +27,6 @@ def run(out: Path) -> Path:
     return ft.run(EXPERIMENT, out, data=digits(), backbone=digits_backbone()).path
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    """Every file that depends on the experiment alone."""
-    skip = {"timings.jsonl", "commit.json", "environment.json", "run.log", ".lock", "report.html"}
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and path.name not in skip
-    }
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("runs") / "finished")

@@ -27,7 +27,8 @@ from fedtailor.store.read import read
 from fedtailor.store.row_file import RowFile
 from fedtailor.store.tensors import tensors
 from fedtailor.store.trained_rows import read_trained_rows
-from tests.runs.conftest import EXPERIMENT, FOLDER, contents
+from tests.forked import contents
+from tests.runs.conftest import EXPERIMENT, FOLDER
 from tests.small import digits, digits_backbone
 
 METHOD = ft.FedSDG(rank=2, optimiser=Optimiser("sgd", lr=0.5))

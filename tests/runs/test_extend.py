@@ -15,7 +15,8 @@ from fedtailor.errors import InputError
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.manifest import open_run
 from fedtailor.uploads.attacks import AttackConfig
-from tests.runs.conftest import EXPERIMENT, contents
+from tests.forked import contents
+from tests.runs.conftest import EXPERIMENT
 from tests.small import digits, digits_backbone, without_checksum
 
 TWO = replace(EXPERIMENT, methods={"fedsdg": ft.FedSDG(rank=2), "local": ft.Local()})

@@ -11,7 +11,7 @@ import pytest
 import fedtailor as ft
 from fedtailor.runs.merge import copy_sparse, merge
 from fedtailor.runs.trials import chosen
-from tests.runs.conftest import contents
+from tests.forked import contents
 from tests.small import digits, digits_backbone, without_checksum
 
 GRID = ft.Experiment(

@@ -20,7 +20,7 @@ from fedtailor.runs.manifest import open_run
 from fedtailor.runs.merge import merge
 from fedtailor.runs.run import dry_run
 from fedtailor.runs.trained import open_trained
-from tests.runs.conftest import contents
+from tests.forked import contents
 from tests.small import without_checksum
 
 NET = """

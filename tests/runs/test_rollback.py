@@ -27,7 +27,7 @@ from fedtailor.store.selection import select_round
 from fedtailor.trackers import follow
 from fedtailor.trackers.part import Part, Values, parts
 from fedtailor.watch.follow import Follower
-from tests.runs.conftest import contents
+from tests.forked import contents
 from tests.runs.test_trained import METHODS, WILD, experiment
 from tests.small import digits, digits_backbone, without_checksum
 

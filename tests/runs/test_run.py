@@ -7,7 +7,8 @@ from pathlib import Path
 
 import fedtailor as ft
 from fedtailor.engine.config import CohortConfig, EngineConfig
-from tests.runs.conftest import EXPERIMENT, FOLDER, contents, run
+from tests.forked import contents
+from tests.runs.conftest import EXPERIMENT, FOLDER, run
 from tests.small import digits, digits_backbone
 
 

@@ -24,7 +24,7 @@ from fedtailor.runs.trained import open_trained
 from fedtailor.store.read import read
 from fedtailor.trackers.follow import track
 from fedtailor.trackers.part import Part, Values, parts
-from tests.runs.conftest import contents
+from tests.forked import contents
 from tests.small import digits, digits_backbone, without_checksum
 
 FOLDER = Path("methods/fedsdg/seed-0")
