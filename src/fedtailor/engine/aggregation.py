@@ -54,12 +54,8 @@ def next_state(
 
     A result that is not finite, or above `MOST`, is taken again without the upload that makes such
     a result alone, or else without the one that has the largest value, until it can be used, as
-    long as ``least`` members are left.
-
-    Raises:
-        TooFewUploadsError: they are too few for a link of the chain.
-        DivergedError: the result can't be used, and too few would be left without the worst ones.
-    """
+    long as ``least`` members are left. Raises TooFewUploadsError where they are too few for a link
+    of the chain, and DivergedError where too few would be left."""
     chain.check(len(at.clients))
     positions = {client: position for position, client in enumerate(cohort.clients)}
     unused = chain.gather(uploads, at)

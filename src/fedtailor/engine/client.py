@@ -42,11 +42,8 @@ def client_round(
     batches: Sequence[Batch],
     context: ClientContext,
 ) -> tuple[Params, Params, Tensor]:
-    """Train for one round: (what is sent up, the new private state, the mean loss).
-
-    Raises:
-        InputError: in round 1, what the method returns has not the form that it must have.
-    """
+    """Train for one round: (what is sent up, the new private state, the mean loss). Raises
+    InputError where, in round 1, what the method returns has not the form that it must have."""
     outcome = method.local(task, {**received, **private}, batches, context)
     if context.round == 1:
         check_trained(method, task, received, private, outcome)

@@ -15,8 +15,7 @@ from .config import LEAST, Plan
 from .costs import forget_peak_memory
 from .evaluation import Evaluator
 from .executors.choose import executor_for
-from .executors.counted import Counted
-from .executors.work import Executor, Work
+from .executors.work import Counted, Executor, Work
 from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import Metrics

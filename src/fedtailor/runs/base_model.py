@@ -93,14 +93,9 @@ def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
 
 
 def check_model(config: ModelConfig, out: Path) -> bool:
-    """Check that the files of the model are those that the run in ``out`` was begun with.
-
-    Returns:
-        Whether the run holds hashes of them; those of older versions don't.
-
-    Raises:
-        InputError: a file is another one, is gone or is new.
-    """
+    """Check that the files of the model are those that the run in ``out`` was begun with; return
+    whether the run holds hashes of them, which those of older versions don't. Raises InputError
+    where a file is another one, is gone or is new."""
     path = out / MODEL_FILE
     if not path.exists():
         return False

@@ -201,11 +201,8 @@ def with_new_clients(experiment: Experiment, clients: range) -> Experiment:
 
 
 def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | None) -> Dataset:
-    """The public examples: training rows, pictures at the size of the clients'.
-
-    Raises:
-        InputError: texts beside images, or pictures with other channels.
-    """
+    """The public examples: training rows, pictures at the size of the clients'. Raises InputError
+    for texts beside images, or pictures with other channels."""
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     public = load_data(replace(experiment.public, test_split=None), tokenizer)
     public_shape, shape = public.picture, dataset.picture

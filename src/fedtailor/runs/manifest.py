@@ -61,14 +61,8 @@ def check_same(
 ) -> dict[str, Any]:
     """Check that ``parts`` of ``experiment``, pairs (seed, label), can be run in ``out``; None: all
     of them. Nothing is there, or a run that it goes on with, perhaps with more methods, seeds or
-    rounds.
-
-    Returns:
-        The content of ``experiment.json`` from then on.
-
-    Raises:
-        InputError: ``out`` holds anything else.
-    """
+    rounds. Return the content of ``experiment.json`` from then on. Raises InputError where ``out``
+    holds anything else."""
     wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():

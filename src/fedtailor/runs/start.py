@@ -22,7 +22,7 @@ from ..engine.prepare import first_server
 from ..engine.private_states import PrivateStates
 from ..errors import InputError, listed, unknown
 from ..method import Method, Server
-from ..params import Params, to_device
+from ..params import to_device
 from ..store.bounds import shown
 from ..store.committed import START_FILE, StartRecord, model_seed
 from ..store.files import write_json
@@ -261,25 +261,21 @@ def _check_shapes(
     trained: TrainedMethod, method: Method, task: Task, federation: Federation, label: str
 ) -> None:
     """Raise InputError unless the old states have the names and shapes of the method's own."""
-    by_client = rows_by_client(method, task, federation)
-    server, kept = first_server(method, task, federation), random.key(0)
-    pairs: list[tuple[Params, Params, Sequence[str]]] = [
-        (trained.server, server, by_client),
-        (trained.method.init_client(trained.task, 0, kept), method.init_client(task, 0, kept), []),
-    ]
-    for old, new, rows in pairs:
-        a, b = _shapes(old, rows), _shapes(new, rows)
+    by_client, key = rows_by_client(method, task, federation), random.key(0)
+    private = trained.method.init_client(trained.task, 0, key), method.init_client(task, 0, key)
+    server = trained.server, first_server(method, task, federation)
+    for states, rows in ((server, by_client), (private, [])):
+        # without the clients' axis where there is a row for each
+        a, b = (
+            {n: list(v.shape[1:] if n in rows else v.shape) for n, v in state.items()}
+            for state in states
+        )
         for name in dict.fromkeys([*a, *b]):
             if a.get(name) != b.get(name):
                 raise InputError(
                     f"start_from: {name} of {label} has the shape {a.get(name)} in {trained.run} "
                     f"and {b.get(name)} now{_changed(trained.method, method, label)}"
                 )
-
-
-def _shapes(state: Params, rows: Sequence[str]) -> dict[str, list[int]]:
-    """By name; without the clients' axis where there is a row for each."""
-    return {n: list(v.shape[1:] if n in rows else v.shape) for n, v in state.items()}
 
 
 def _check_predictions(
@@ -306,14 +302,11 @@ def _check_predictions(
 def _changed(old: Method, new: Method, label: str) -> str:
     """The fields of a method that differ, but for how it is optimised; empty if there are none."""
     as_plain = (Experiment({label: method}).as_dict()["methods"][0] for method in (old, new))
-    a, b = ({k: v for k, v in dotted(p).items() if not _of_training(k)} for p in as_plain)
+    skip = ("optimiser", "robust")
+    a, b = ({k: v for k, v in dotted(p).items() if k.split(".")[0] not in skip} for p in as_plain)
     texts = [
         f"{label}.{k} was {shown(a.get(k))} and is {shown(b.get(k))}"
         for k in dict.fromkeys([*a, *b])
         if a.get(k) != b.get(k)
     ]
     return f" (methods.{', methods.'.join(texts)})" if texts else ""
-
-
-def _of_training(key: str) -> bool:
-    return key.split(".")[0] in ("optimiser", "robust")

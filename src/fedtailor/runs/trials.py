@@ -96,12 +96,8 @@ def run_trials(
 
     A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
     before the first trial, and without ``scores`` no trial's test result. All that is printed goes
-    into ``run.log``, too.
-
-    Raises:
-        InputError: ``out`` holds a different run, or another process writes to it.
-        DivergedError: every method has diverged with every seed.
-    """
+    into ``run.log``, too. Raises InputError where ``out`` holds a different run, or another process
+    writes to it, and DivergedError where every method has diverged with every seed."""
     ends: list[str | None] = []
     todo = [(seed, label) for label, seed in left]
     cohort, chosen_by = experiment.cohort, experiment.evaluate.select

@@ -154,7 +154,9 @@ def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
             spaces[label] = {
                 key: _values(f"tune.space.{label}.{key}", v) for key, v in searched.items()
             }
-            _check_values(experiment, label, spaces[label])
+            for key, tried in spaces[label].items():  # each must be one that the field takes
+                for value in (tried.low, tried.high) if isinstance(tried, Range) else tried:
+                    _with(experiment, label, {key: value})
     used = {key for space in spaces.values() for key in space}
     for key in (key for key, _ in _searched(content.get("all", {})) if key not in used):
         raise InputError(f"tune.space.all.{key}: none of the experiment's methods has this field")
@@ -189,13 +191,6 @@ def _values(where: str, content: Any) -> tuple[Any, ...] | Range:
     if not isinstance(content, list) or not content:
         raise InputError(f"{where} = {content!r}: must be a list of values, or {{low, high, log}}")
     return tuple(content)
-
-
-def _check_values(experiment: Experiment, label: str, space: Space) -> None:
-    """Raise InputError at a value that the method's field doesn't take."""
-    for key, values in space.items():
-        for value in (values.low, values.high) if isinstance(values, Range) else values:
-            _with(experiment, label, {key: value})
 
 
 def _with(experiment: Experiment, label: str, settings: Mapping[str, Any]) -> Experiment:
@@ -297,15 +292,10 @@ def _study(tuning: Tuning, label: str, space: Space) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seed = int(random.generator(tuning.seed, "tune", label).integers(2**31))
     grids = {key: range(len(v)) for key, v in space.items() if not isinstance(v, Range)}
-    kind = tuning.config.sampler
-    if len(grids) == len(space) and kind != "tpe":
-        kind = "grid"  # in a random order, and no point twice
-    elif kind == "auto":
-        kind = "tpe"
     sampler: optuna.samplers.BaseSampler
-    if kind == "grid":
-        sampler = optuna.samplers.GridSampler(grids, seed=seed)
-    elif kind == "random":
+    if len(grids) == len(space) and tuning.config.sampler != "tpe":
+        sampler = optuna.samplers.GridSampler(grids, seed=seed)  # shuffled, and no point twice
+    elif tuning.config.sampler == "random":
         sampler = optuna.samplers.RandomSampler(seed=seed)
     else:
         sampler = optuna.samplers.TPESampler(seed=seed)

@@ -103,11 +103,7 @@ class FileStates(StoredStates):
                 self._file.prefetch(client)
 
     def begin(self, round_: int) -> None:
-        """Stage what comes as of ``round_``.
-
-        Raises:
-            RuntimeError: a round was handed out and not committed.
-        """
+        """Stage what comes as of ``round_``; RuntimeError if the round before is not committed."""
         if self._staged:
             raise RuntimeError(f"round {self._round} is not committed, and round {round_} begins")
         self._round = round_

@@ -67,11 +67,8 @@ def _finite(value: Any) -> Any:
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:
-    """Check the version in the content of ``experiment.json`` of the run directory ``out``.
-
-    Raises:
-        InputError: an older or a newer version of fedtailor wrote the directory.
-    """
+    """Raise InputError where an older or a newer version of fedtailor wrote the run directory
+    ``out``, by the content of its ``experiment.json``."""
     version = experiment.get("format", 1)  # the first layout did not say
     if version != FORMAT:
         older = isinstance(version, int) and version < FORMAT
@@ -131,11 +128,8 @@ def held_checksum(path: Path) -> str | None:
 
 
 def has_commit(folder: Path) -> bool:
-    """Whether a round is committed in ``folder``, that of one method with one seed.
-
-    Raises:
-        InputError: ``commit.json`` is missing, and the other files are those of a committed round.
-    """
+    """Whether a round is committed in ``folder``, that of one method with one seed. Raises
+    InputError where ``commit.json`` is missing, and the other files are those of such a round."""
     path, timings = folder / "commit.json", folder / "timings.jsonl"
     if path.exists():
         return True

@@ -259,18 +259,15 @@ def _read_partition(run: Path, seed: int) -> Partition:
 
 def _check_clients(trial: Trial, clients: int) -> None:
     """Raise InputError where a line names a client twice, or one that is unknown."""
-    for number, line in enumerate(trial.history, 1):
-        _check_known(
-            line.cohort, clients, f"{trial.folder / 'history.jsonl'} line {number}: cohort"
-        )
-    for number, result in enumerate(trial.evaluations, 1):
-        source = f"{trial.folder / 'clients.jsonl'} line {number}: clients"
-        _check_known(result.clients, clients, source)
-
-
-def _check_known(found: Sequence[int], clients: int, source: str) -> None:
-    if len(set(found)) < len(found) or max(found, default=0) >= clients:
-        raise InputError(f"{source} {brief(found)}: must differ and be below {clients}")
+    named = {
+        ("history", "cohort"): [line.cohort for line in trial.history],
+        ("clients", "clients"): [result.clients for result in trial.evaluations],
+    }
+    for (log, what), lines in named.items():
+        for number, found in enumerate(lines, 1):
+            if len(set(found)) < len(found) or max(found, default=0) >= clients:
+                source = f"{trial.folder / log}.jsonl line {number}: {what} {brief(found)}"
+                raise InputError(f"{source}: must differ and be below {clients}")
 
 
 def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:

@@ -70,15 +70,9 @@ def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluati
 
 
 def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
-    """Select the round with the best validation results, or else the last evaluated one, and return
-    its test results.
-
-    Returns:
-        The round and its test results; None if the model was never evaluated.
-
-    Raises:
-        InputError: there are no test results at that round.
-    """
+    """Return the round with the best validation results, or else the last evaluated one, and its
+    test results; None if the model was never evaluated. Raises InputError where there are no test
+    results at that round."""
     chosen, test = validated(trial, model, metric), by_round(trial, model, "test")
     if chosen is None and not test:
         return None
@@ -93,11 +87,8 @@ def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | 
 
 
 def headline(trial: Trial, metric: Metric) -> str:
-    """A trial's result in a few words: its personal models on the clients' own test examples.
-
-    Returns:
-        For example ``accuracy 42.6, worst client 20.0 (round 6)``; empty without such a result.
-    """
+    """A trial's result in a few words, its personal models on the clients' own test examples: for
+    example ``accuracy 42.6, worst client 20.0 (round 6)``; empty without such a result."""
     selected = select_round(trial, "personal", metric)
     if selected is None:
         return ""

@@ -138,12 +138,8 @@ class TrialStore:
         return FileStates(federation.num_clients, initial, self.path / PRIVATE_FILE)
 
     def restore(self, states: StoredStates) -> Server | None:
-        """Bring the clients' ``states`` to the last committed round. From now on they are staged
-        there, and `commit` takes them.
-
-        Returns:
-            The server's state after that round; None if there is none.
-        """
+        """Bring the clients' ``states`` to the last committed round; return the server's state
+        after it, None if there is none. From now on states are staged there until `commit`."""
         self._states = states
         if not self.has_begun:
             return None

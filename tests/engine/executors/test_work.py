@@ -9,14 +9,20 @@ from typing import Any
 import torch
 
 from fedtailor import random
+from fedtailor.data.config import LocalConfig
+from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.engine.executors.work import (
     ClientInputs,
     ClientRequest,
     ClientWork,
     client_requests,
 )
+from fedtailor.engine.rounds import rounds
+from fedtailor.methods import METHODS
 from fedtailor.optim import ClientContext
 from fedtailor.params import Batch, Params
+from fedtailor.task.task import Task
+from tests.small import digits_backbone, digits_federation
 
 
 def test_a_clients_private_state_is_read_when_its_turn_comes() -> None:
@@ -70,3 +76,15 @@ def test_work_on_one_client_is_its_three_parts() -> None:
     assert work.parts == ["prepare", "run", "finish"]
     given = work.prepare({"x": torch.tensor(2.0)}, request)  # as a node that was sent its share
     assert work.complete(request, given) == (4, 112.0, 5)
+
+
+def test_each_result_of_a_round_is_counted() -> None:
+    method, federation = METHODS["local"](), digits_federation()
+    told: list[tuple[str, int]] = []
+    plan = Plan(1, LocalConfig(steps=1), engine=EngineConfig(executor="vectorised"))
+    task = Task(digits_backbone(), method.adapt)
+    (done,) = rounds(
+        method, task, federation, plan, on_result=lambda work, count: told.append((work, count))
+    )
+    assert told == [(work, n) for work in ("train", "evaluate") for n in range(1, 6)]
+    assert done.executor == "vectorised"

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from ...params import Params
-from .work import AnyItem, Work
+from .work import AnyItem, Executor, Work
 
 
-class Sequential:
+class Sequential(Executor):
     """One item after the other, with ``threads`` instead of all."""
 
     name = "sequential"
-    processes = 1
-    concurrency = 1
 
     def __init__(self, works: Mapping[str, Work], threads: int | None = None) -> None:
         self._works = works
@@ -33,6 +31,3 @@ class Sequential:
             finally:
                 torch.set_num_threads(before)
             yield item, result
-
-    def close(self) -> None:
-        """Nothing to be done."""

@@ -16,7 +16,7 @@ from ...data.federation import pad_and_stack
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
 from ...torch_private import map_leaves
-from .work import AnyItem, ClientInputs, ClientWork, Work
+from .work import AnyItem, ClientInputs, ClientWork, Executor, Work
 
 
 @dataclass
@@ -45,12 +45,10 @@ class AdaptiveChunk:
         self.size, self.settled = min(self.size, clients // 2), True
 
 
-class Vectorised:
+class Vectorised(Executor):
     """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
     the same shapes; any other work one item after the other. ``clients_per_step`` may grow, by
     itself for each work; then clients that don't fit into memory together are run in halves."""
-
-    processes = 1
 
     def __init__(self, works: Mapping[str, Work], clients_per_step: int | AdaptiveChunk) -> None:
         self._works = works
@@ -106,9 +104,6 @@ class Vectorised:
         for index, (request, inputs) in enumerate(chunk):
             outcome = map_leaves(itemgetter(index), outcomes)
             yield request, work.finish(request, inputs, outcome, inputs.cpu_seconds + cpu_seconds)
-
-    def close(self) -> None:
-        """Nothing to be done."""
 
 
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:

@@ -44,10 +44,13 @@ class Executor(Protocol):
     @property
     def name(self) -> str | None: ...
     @property
-    def processes(self) -> int: ...
+    def processes(self) -> int:
+        return 1
+
     @property
     def concurrency(self) -> int:
         """How many items are worked on at a time."""
+        return 1
 
     def map(
         self, name: str, server: Params, items: Iterable[AnyItem]
@@ -56,7 +59,40 @@ class Executor(Protocol):
         an item may get none at all. Tensors of a result are valid until the next one is asked
         for."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what was started."""
+        return
+
+
+@dataclass(frozen=True)
+class Counted:
+    """``inner``, which calls ``on_result(work, done)`` after each result: the work's name, and how
+    many of its items are done."""
+
+    inner: Executor
+    on_result: Callable[[str, int], None]
+
+    @property
+    def name(self) -> str | None:
+        return self.inner.name
+
+    @property
+    def processes(self) -> int:
+        return self.inner.processes
+
+    @property
+    def concurrency(self) -> int:
+        return self.inner.concurrency
+
+    def map(
+        self, name: str, server: Params, items: Iterable[AnyItem]
+    ) -> Iterator[tuple[AnyItem, Any]]:
+        for done, result in enumerate(self.inner.map(name, server, items), start=1):
+            self.on_result(name, done)
+            yield result
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 @dataclass(frozen=True)
