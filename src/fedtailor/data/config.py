@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from ..errors import InputError
 from ..objectives import objective_of
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
@@ -33,6 +34,8 @@ class DataConfig:
     label: str | None = None
     client: str | None = None  # the natural client: a user, a hospital, a role
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
+    # of numbers to predict: their mean and deviation; (): those of the training rows
+    scale: tuple[float, ...] = ()
     max_length: Annotated[int, Gt(1), Le(1_000_000)] = 128  # tokens; longer texts are truncated
     limit: Rows | None = None  # at most so many training rows, drawn by key
     skip: Annotated[int, Ge(0), Le(MOST_ROWS)] = 0  # so many drawn training rows are left out first
@@ -41,6 +44,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse a kind of task that does not exist."""
         objective_of(self.task)
+        if self.scale and (len(self.scale) != 2 or self.scale[1] <= 0):
+            raise InputError(
+                f"data.scale = {list(self.scale)}: must be two numbers, the mean and the deviation "
+                "of the targets, above 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from transformers import PreTrainedTokenizerBase
 
-_KEPT = ("task", "classes", "max_length", "limit", "skip", "limit_test")
+_KEPT = ("task", "classes", "scale", "max_length", "limit", "skip", "limit_test")
 
 
 @dataclass(frozen=True)

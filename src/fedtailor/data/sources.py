@@ -136,6 +136,10 @@ def load_data(
         raise InputError(
             f"data.classes is for labels, and the task {objective.name!r} has none; leave it out"
         )
+    if config.scale and not objective.has_scale:
+        raise InputError(
+            f"data.scale is for numbers, and the task {objective.name!r} has none; leave it out"
+        )
     if len(set(config.classes)) < len(config.classes):
         raise InputError(
             f"data.classes = {list(config.classes)}: a class occurs twice; name it once"
@@ -182,10 +186,11 @@ def load_data(
             "data.test_split = 'none' to take test rows from each client's own"
         )
     labels, classes = (None, ()) if targets is None else (targets.values[rows], targets.classes)
+    scale = () if targets is None else config.scale or targets.scale
     groups = None if groups is None else groups[rows]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,
-        tuple(omissions),
+        tuple(omissions), scale,
     )  # fmt: skip
 
 

@@ -127,7 +127,8 @@ class Dataset:
     inputs are. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
     if the source names a column for it, and ``client_names`` has a name for each number.
     ``digest`` identifies the content; names are no part of it; it is computed unless it is given.
-    ``omissions`` are the rows that were left out or cut.
+    ``omissions`` are the rows that were left out or cut. ``scale`` is that of the targets, where
+    the task scales them.
     """
 
     inputs: Tokens | Images
@@ -139,6 +140,7 @@ class Dataset:
     groups: Indices | None = None
     client_names: tuple[str, ...] | None = None
     omissions: tuple[Omission, ...] = ()
+    scale: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that can't be shown; compute a digest that isn't given."""
@@ -161,7 +163,7 @@ class Dataset:
     @property
     def objective(self) -> Objective:
         """The kind of task."""
-        return objective_of(self.task)
+        return objective_of(self.task).scaled(self.scale)
 
     @property
     def class_numbers(self) -> Labels | None:

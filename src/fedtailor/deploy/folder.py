@@ -363,6 +363,11 @@ def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:
             "data.classes is missing: a site may lack some of the classes, but all sites must "
             'number them alike; write for example classes = ["no", "yes"]'
         )
+    if objective.has_scale and not config.scale:
+        raise InputError(
+            "data.scale is missing: all sites must scale their numbers alike; write their mean and "
+            "their deviation, as far as they are known, for example scale = [37.5, 1.2]"
+        )
     common = {key: value for key, value in fields.items() if key not in _SITE_DATA}
     return {**common, "task": objective.name}
 

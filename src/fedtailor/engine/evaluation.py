@@ -105,7 +105,8 @@ class Evaluator:
             sums = np.stack([results[client].sums for client in present])
         metrics = self.scoring.metrics
         values = [results[client].metrics for client in present] if metrics.asked else ()
-        return evaluations(model, present, sums, metrics.names, values)
+        hits = self.federation.dataset.objective.has_hits
+        return evaluations(model, present, sums, metrics.names, values, has_hits=hits)
 
     def _evaluate_changed(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """As `_evaluate_personal`; where the server's state is the very same as the last time, only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -144,7 +144,9 @@ def evaluate_one(
             parts = np.split(rows[number], ends), np.split(scores[number], ends)
             for of_client, *part in zip(values, *parts, strict=True):
                 of_client.append(scoring.metric_values(*part))
-    return evaluations("global", clients, sums, metrics.names, values if metrics.asked else ())
+    of_metrics = metrics.names, values if metrics.asked else ()
+    hits = federation.dataset.objective.has_hits
+    return evaluations("global", clients, sums, *of_metrics, has_hits=hits)
 
 
 def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -159,14 +161,18 @@ def evaluations(
     sums: NDArray[np.float64],
     names: Sequence[str] = (),
     values: Sequence[Sequence[MetricValues]] = (),
+    *,
+    has_hits: bool = True,
 ) -> list[Evaluation]:
     """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client (`Scoring.num_sums`
     of them). ``values`` are the metrics of each client and split, those of ``names``; empty if none
-    were asked for."""
-    return [
+    were asked for. Where predictions are neither right nor wrong, ``has_hits`` is False."""
+    found = [
         _evaluation(model, split, clients, sums[:, number], names, [one[number] for one in values])
         for number, split in enumerate(SPLITS)
     ]
+    none = (None,) * len(clients)
+    return found if has_hits else [replace(one, accuracy=none) for one in found]
 
 
 def _evaluation(

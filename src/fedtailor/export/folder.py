@@ -323,6 +323,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "modality": data["modality"],
         "picture": data.get("picture"),
         "id2label": dict(enumerate(data["classes"])),
+        **({"scale": data["scale"]} if "scale" in data else {}),
         "columns": [experiment.data.text] if experiment.data.text else TEXT_NAMES,
         "max_length": experiment.data.max_length if text else None,
         "pooling": network.pooling or ("native" if text and network.is_transformer else None),

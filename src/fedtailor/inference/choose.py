@@ -81,6 +81,8 @@ def all_scores(
         if name in candidates:
             by_split = zip(SPLITS, candidates[name].sums, strict=True)
             scores[name] = {split: _means(sums) for split, sums in by_split}
+            if not federation.dataset.objective.has_hits:
+                scores[name] = {k: {**one, "accuracy": None} for k, one in scores[name].items()}
     return scores
 
 

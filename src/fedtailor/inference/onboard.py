@@ -193,11 +193,14 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
     else:
         data = _loaded(trained, data, client)
     check_ids(data.inputs, trained.task.backbone)
-    for what in ("task", "modality", "classes"):
-        value = list(data.classes) if what == "classes" else getattr(data, what)
-        if value != wanted[what]:
+    for what in ("task", "modality", "classes", "scale"):
+        value, ours = (
+            list(one) if isinstance(one, list | tuple) else one
+            for one in (getattr(data, what), wanted.get(what, ()))
+        )
+        if value != ours:
             raise InputError(
-                f"the new client's data have {what} {value!r}; the run's have {wanted[what]!r}"
+                f"the new client's data have {what} {value!r}; the run's have {ours!r}"
             )
     if isinstance(data.inputs, Images):
         channels, height, width = wanted["picture"]
@@ -218,7 +221,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     config = replace(
         source.config(ours), task=task, limit=None, skip=0, limit_test=None,
-        classes=tuple(trained.data["classes"]),
+        classes=tuple(trained.data["classes"]), scale=tuple(trained.data.get("scale", ())),
     )  # fmt: skip
     config = replace(config, client=config.client or _client_column(config, ours.client))
     columns = source.columns or read_columns(config)
@@ -308,7 +311,7 @@ def decide(
     fits = fits_anything(training.method, request.private)
     if not fits and "global" in candidates:
         candidates = {"global": candidates["global"]}
-    by_loss = training.task.backbone.objective.selects == "loss"
+    by_loss = training.task.backbone.objective.selects != "accuracy"
     kept, note = choose(
         candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
     )

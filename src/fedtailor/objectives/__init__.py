@@ -6,11 +6,12 @@ from ..errors import unknown
 from .causal_lm import CausalLM
 from .classification import Classification
 from .objective import Objective
+from .regression import Regression
 
 DEFAULT: Objective = Classification()
-OBJECTIVES: dict[str, Objective] = {one.name: one for one in (DEFAULT, CausalLM())}
+OBJECTIVES: dict[str, Objective] = {one.name: one for one in (DEFAULT, Regression(), CausalLM())}
 
-__all__ = ["DEFAULT", "OBJECTIVES", "CausalLM", "Classification", "objective_of"]
+__all__ = ["DEFAULT", "OBJECTIVES", "CausalLM", "Classification", "Regression", "objective_of"]
 
 
 def objective_of(task: Objective | str | None) -> Objective:

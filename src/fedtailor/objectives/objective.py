@@ -47,10 +47,11 @@ class Targets:
     values: NDArray[Any]  # [N]
     is_known: NDArray[np.bool_]  # [N]
     classes: tuple[str, ...] = ()
+    scale: tuple[float, ...] = ()  # what the outputs are to be scaled by; see `Objective.scaled`
 
 
 class Objective(ABC):
-    """A kind of task. It has no state: one object serves all data sets and models."""
+    """A kind of task. One object serves all data sets and models, but where `scaled`."""
 
     name: ClassVar[str]  # data.task in an experiment
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none
@@ -61,6 +62,10 @@ class Objective(ABC):
     metrics: ClassVar[Mapping[str, MetricFunction]] = {}  # what evaluate.metrics may name
     errors: ClassVar[frozenset[str]] = frozenset()  # metrics of which less is better
     shares: ClassVar[frozenset[str]] = frozenset()  # metrics that are shown in percent
+    reported: ClassVar[tuple[str, ...]] = ()  # metrics that need not be asked for
+    has_hits: ClassVar[bool] = True  # a prediction is right or wrong: there is an accuracy
+    has_scale: ClassVar[bool] = False  # the model's outputs are scaled to the targets
+    loss_unit: ClassVar[str] = "nats"  # empty: none
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
     exported: ClassVar[type]  # its source goes into exports: what a model says there
     peft_task: ClassVar[str | None] = None  # of PEFT's adapters
@@ -71,6 +76,10 @@ class Objective(ABC):
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+    def scaled(self, scale: Sequence[float]) -> Objective:
+        """Return the objective for targets of that ``scale``, as `Targets` has it; (): unknown."""
+        return self
 
     @property
     def reads_targets(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -14,7 +14,7 @@ from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.altered import rotate_pictures, shuffle_labels
 from ..data.federation import Federation
-from ..data.sources import read_columns
+from ..data.sources import objective_of_data, read_columns
 from ..data.table import Dataset, Images, Tokens
 from ..data.tokens import num_ids
 from ..engine.checks import check, check_plan
@@ -28,6 +28,7 @@ from ..models.inputs import ModuleInputs, TextInputs
 from ..models.packages import BUILTIN
 from ..models.pooled import Pooled
 from ..models.source import faults_of_files
+from ..objectives import objective_of
 from ..objectives.objective import MetricFunction
 from ..params import Batch
 from ..task.backbone import Backbone
@@ -152,6 +153,13 @@ def named(
         names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
     if backbone is not None:
         names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
+    objective = (
+        objective_of(data.task) if isinstance(data, Dataset)
+        else objective_of_data(names.get("data", experiment.data))
+    )  # fmt: skip
+    evaluate = experiment.evaluate
+    if missing := [name for name in objective.reported if name not in evaluate.metrics]:
+        names["evaluate"] = replace(evaluate, metrics=(*missing, *evaluate.metrics))
     is_named = all(getattr(experiment, section) == value for section, value in names.items())
     return experiment if is_named else replace(experiment, **names)
 
@@ -226,7 +234,7 @@ def backbone_of(
 ) -> Backbone:
     """``backbone``, or the experiment's model for ``dataset`` if it is None."""
     if backbone is not None:
-        return backbone
+        return for_targets(backbone, dataset.scale)
     return load_model(
         experiment.model,
         dataset.objective,
@@ -235,6 +243,11 @@ def backbone_of(
         dataset.modality,
         picture=dataset.picture,
     )
+
+
+def for_targets(backbone: Backbone, scale: Sequence[float]) -> Backbone:
+    """The backbone for targets of a ``scale``."""
+    return replace(backbone, objective=backbone.objective.scaled(scale)) if scale else backbone
 
 
 def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
@@ -279,4 +292,5 @@ def task_again(
             data["modality"],
             picture=data.get("picture"),
         )
+    backbone = for_targets(backbone, data.get("scale", ()))
     return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)

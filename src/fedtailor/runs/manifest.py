@@ -276,6 +276,7 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "modality": dataset.modality,
         "picture": dataset.picture,
         "classes": list(dataset.classes),
+        **({"scale": list(dataset.scale)} if dataset.scale else {}),
         "names": None if federation.names is None else list(federation.names),
         "omissions": [asdict(one) for one in federation.omissions],
     }

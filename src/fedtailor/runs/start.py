@@ -247,10 +247,10 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> No
         ("task", "data.task chooses it"),
         ("modality", "the data must be of one kind"),
         ("classes", "data.classes gives their names, in order"),
+        ("scale", "data.scale gives it"),
     ):
-        a, b = (
-            list(value) if isinstance(value, tuple) else value for value in (old[key], new[key])
-        )
+        values = old.get(key, []), new.get(key, [])
+        a, b = (list(value) if isinstance(value, tuple) else value for value in values)
         if a != b:
             raise InputError(
                 f"start_from: {key} is {shown(a)} in {run} and {shown(b)} now; {way_out}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Le, Len, MinLen
+from annotated_types import Ge, Le, Len, MaxLen, MinLen
 from numpy.typing import NDArray
 
 from ..objectives import DEFAULT
@@ -41,6 +41,7 @@ class DataManifest:
     classes: Sequence[str]
     data: str = ""
     public: str | None = None
+    scale: Annotated[Sequence[Annotated[float, Ge(-1e30), Le(1e30)]], MaxLen(2)] = ()
     picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
     names: Sequence[str] | None = None
     omissions: Sequence[Mapping[str, Any]] = ()

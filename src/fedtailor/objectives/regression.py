@@ -1,0 +1,197 @@
+"""Regression: each example has a number."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief
+from .cells import Cells, is_blank
+from .objective import MetricFunction, Objective, Scores, Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numbers = NDArray[np.float64]
+_MOST = 1e30  # of a target; its square and sums of squares stay finite
+
+
+def rmse(targets: Numbers, predictions: Numbers) -> float:
+    """The root of the mean squared error, in the target's unit.
+
+    Args:
+        targets: the true numbers ``[n]``.
+        predictions: what the model says, ``[n, 1]``.
+
+    >>> rmse(np.array([1.0, 3.0]), np.array([[1.0], [1.0]])) == math.sqrt(2)
+    True
+    """
+    from sklearn.metrics import root_mean_squared_error
+
+    return float(root_mean_squared_error(targets, predictions[:, 0]))
+
+
+def mae(targets: Numbers, predictions: Numbers) -> float:
+    """The mean absolute error, in the target's unit."""
+    from sklearn.metrics import mean_absolute_error
+
+    return float(mean_absolute_error(targets, predictions[:, 0]))
+
+
+def r2(targets: Numbers, predictions: Numbers) -> float:
+    """The share of the targets' variance that is explained; NaN where all targets are equal."""
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(targets, predictions[:, 0])) if np.ptp(targets) else math.nan
+
+
+def pearson(targets: Numbers, predictions: Numbers) -> float:
+    """Pearson's correlation; NaN where all targets, or all predictions, are equal."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, targets, predictions[:, 0])
+
+
+def spearman(targets: Numbers, predictions: Numbers) -> float:
+    """Spearman's rank correlation; NaN where all targets, or all predictions, are equal."""
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, targets, predictions[:, 0])
+
+
+def _correlation(function: Any, targets: Numbers, predictions: Numbers) -> float:
+    varies = len(targets) > 1 and np.ptp(targets) and np.ptp(predictions)
+    return float(function(targets, predictions).statistic) if varies else math.nan
+
+
+class Exported(ABC):
+    """What an exported model says. This code goes into the export: it imports nothing from here."""
+
+    generates = False
+    about: dict[str, Any]
+
+    def predict(self, inputs: Sequence[str]) -> list[float]:
+        """Return a number for every text or file with a picture."""
+        mean, deviation = self.about["scale"]
+        return [mean + deviation * float(one) for one in self.outputs(inputs)]
+
+    def say(self, given: str) -> str:
+        """Return the number."""
+        return f"{self.predict([given])[0]:.6g}"
+
+    def say_all(self, texts: Sequence[str]) -> str:
+        """Return a line for each text, with its number."""
+        return "\n".join(f"{n:.6g}  {t}" for t, n in zip(texts, self.predict(texts), strict=True))
+
+    @abstractmethod
+    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
+        """Return the output of each input."""
+
+
+@dataclass(frozen=True, eq=False)
+class Regression(Objective):
+    """A number an example. The model's output is scaled: its 0 is ``mean``, and its 1 is one
+    ``deviation`` above."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    name = "regression"
+    target_names = ("target", "value", "score", "rating", "label", "labels", "y")
+    auto_classes: ClassVar[Mapping[str, str]] = {
+        "text": "AutoModelForSequenceClassification",
+        "image": "AutoModelForImageClassification",
+    }
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {
+        "rmse": rmse,
+        "mae": mae,
+        "r2": r2,
+        "pearson": pearson,
+        "spearman": spearman,
+    }
+    reported = tuple(metrics)
+    errors = frozenset({"rmse", "mae"})
+    selects = "rmse"
+    has_hits = False
+    has_scale = True
+    loss_unit = ""
+    exported = Exported
+
+    def scaled(self, scale: Sequence[float]) -> Regression:
+        return Regression(*scale) if scale else self
+
+    def num_outputs(self, num_classes: int) -> int:
+        return 1
+
+    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
+        """Compute the squared error, in squares of the targets' deviation."""
+        import torch
+
+        targets = (batch["labels"] - self.mean) / self.deviation
+        loss = (logits[:, 0] - targets.to(logits)).square()
+        return Scores(loss, torch.zeros_like(loss), torch.ones_like(loss))
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Return the numbers, float64 ``[b, 1]``."""
+        return self.mean + self.deviation * logits.double()
+
+    def answers(self, logits: Tensor, classes: Sequence[str]) -> list[float]:
+        """Return the number of each example."""
+        numbers: list[float] = self.predictions(logits)[:, 0].tolist()
+        return numbers
+
+    def columns(self, answer: float) -> dict[str, Any]:
+        """Return the number."""
+        return {"number": answer}
+
+    def column_names(self, classes: Sequence[str]) -> set[str]:
+        return {"number"}
+
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
+        """Read a column of numbers; empty cells are unknown.
+
+        Raises:
+            InputError: a cell holds no number; no row of a split has one; all training rows have
+                the same one.
+        """
+        values = np.array([_number(cells, row) for row in range(len(cells.values))])
+        known = ~np.isnan(values)
+        for split, some in (
+            ("training", slice(cells.num_train)),
+            ("test", slice(cells.num_train, None)),
+        ):
+            if len(values[some]) and not known[some].any():
+                raise InputError(
+                    f"{cells.place}: no row of the {split} split has a number; name another column"
+                )
+        train = values[: cells.num_train][known[: cells.num_train]]
+        if not np.ptp(train):
+            raise InputError(
+                f"{cells.place}: all training rows have the number {train[0]:g}; there is nothing "
+                "to learn"
+            )
+        scale = float(train.mean()), float(train.std())
+        return Targets(np.where(known, values, 0.0), known, scale=scale)
+
+
+def _number(cells: Cells, row: int) -> float:
+    """A cell's number; NaN for an empty one."""
+    value = cells.values[row]
+    if is_blank(value):
+        return math.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.inf
+    if isinstance(value, bool) or abs(number) > _MOST:
+        raise InputError(
+            f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the task "
+            f"{Regression.name!r} needs numbers, of at most {_MOST:g}"
+        )
+    return number

