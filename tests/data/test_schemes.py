@@ -203,5 +203,5 @@ def test_natural_needs_enough_clients():
 
 @pytest.mark.parametrize("scheme", LABELLED[1:])
 def test_language_modelling_has_no_classes_to_split_by(scheme, chitchat):
-    with pytest.raises(InputError, match=f"{scheme!r} needs labels; without: iid, natural"):
+    with pytest.raises(InputError, match=f"{scheme!r} needs classes; without: iid, natural"):
         partition(chitchat, SplitConfig(clients=3, scheme=scheme), seed=0)

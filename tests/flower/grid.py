@@ -29,6 +29,7 @@ from fedtailor.flower import Timeouts, client_app
 from fedtailor.flower.codec import Limits, pack, unpack
 from fedtailor.flower.messages import RoundReply, RoundRequest
 from fedtailor.runs.experiment import Experiment, parse
+from fedtailor.task.backbone import Backbone
 from tests.small import digits, digits_backbone
 
 Change = Callable[[Message, Message], Message | None]  # of a message's answer; None: it is late
@@ -127,6 +128,7 @@ def grid(
     dataset: Dataset | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
     tell_labels: bool = False,
+    model: Callable[[], Backbone] = digits_backbone,
 ) -> Any:
     """A grid of ``nodes`` that keep their private states under ``folder``."""
     apps: dict[int, tuple[ClientApp, dict[str, Any]]] = {}
@@ -135,7 +137,7 @@ def grid(
             chosen,
             folder / f"node-{node}",
             data=DIGITS if dataset is None else dataset,
-            backbone=digits_backbone(),
+            backbone=model(),
             metrics=metrics,
             tell_labels=tell_labels,
         )

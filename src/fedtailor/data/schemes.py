@@ -39,7 +39,7 @@ def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
     if scheme == "iid":
         return
     if dataset.class_numbers is None:
-        raise InputError(f"split.scheme {scheme!r} needs labels; without: iid, natural")
+        raise InputError(f"split.scheme {scheme!r} needs classes; without: iid, natural")
     num_classes, clients = int((np.bincount(labels[:count]) > 0).sum()), config.clients
     if scheme == "dirichlet":
         _check_examples(count, clients, "min_examples", config.min_examples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
 from ..objectives import objective_of
 from ..report.names import client_name
+from ..report.numbers import bare
 from ..report.text import markdown
 from ..runs.experiment import Experiment
 from .scores import SplitScore
@@ -109,9 +110,7 @@ def card(
         lines += [
             f"Of this model, as it was after round {results[0].round}, on data of {whose}:",
             "",
-            f"| split | {'tokens' if lm else 'examples'} | {'loss' if lm else 'accuracy | loss'} |",
-            f"|---|---|---|{'' if lm else '---|'}",
-            *(_row(result, lm) for result in results),
+            *_table(results, lm),
             *_baseline(results),
         ]
     else:
@@ -187,9 +186,18 @@ def _use(about: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _row(score: SplitScore, lm: bool) -> str:
-    accuracy = "" if lm else f"{100 * (score.accuracy or 0.0):.1f} % | "
-    return f"| {score.split} | {score.examples} | {accuracy}{score.loss:.3f} |"
+def _table(scores: list[SplitScore], lm: bool) -> Iterator[str]:
+    """The results on each split: the accuracy, or metrics where there is none, and the loss."""
+    has_accuracy = not lm and any(one.accuracy is not None for one in scores)
+    names = ["accuracy"] if has_accuracy else list(scores[0].metrics)
+    heads = ["split", "tokens" if lm else "examples", *names, "loss"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for one in scores:
+        accuracy = f"{100 * (one.accuracy or 0.0):.1f} %"
+        shown = [accuracy] if has_accuracy else [bare(n, one.metrics.get(n)) for n in names]
+        loss = bare("loss", one.loss)
+        yield f"| {' | '.join([one.split, str(one.examples), *shown, loss])} |"
 
 
 def _baseline(results: list[SplitScore]) -> list[str]:

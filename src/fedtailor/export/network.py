@@ -133,7 +133,8 @@ class Network:
             weights: whether its weights are there, too.
             whole: whether the source has all of it in transformers' own architecture.
         """
-        about = {"source": source, "weights": weights, "classes": len(self.data["classes"])}
+        outputs = self.backbone.objective.num_outputs(len(self.data["classes"])) or 0
+        about = {"source": source, "weights": weights, "outputs": outputs}
         if self.config.factory is not None:
             function = self.config.factory.rpartition(":")[2]
             return about | {"kind": "module", "file": self.factory_place, "function": function}
@@ -209,6 +210,8 @@ class Network:
         if self.data["classes"]:
             config.id2label = dict(enumerate(self.data["classes"]))
             config.label2id = {name: number for number, name in enumerate(self.data["classes"])}
+        elif outputs := self.backbone.objective.num_outputs(0):
+            config.num_labels = outputs
         if self.backbone.tokenizer is not None and config.pad_token_id is None:
             config.pad_token_id = self.backbone.tokenizer.pad_token_id
         with torch.device("meta"), quiet():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import listed
@@ -32,6 +32,7 @@ class SplitScore:
     loss: float | None
     majority: float | None = None
     answer: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # where the task has no accuracy
 
     @property
     def is_no_better(self) -> bool:
@@ -124,9 +125,11 @@ def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> 
     if not examples:
         return None
 
-    def mean(values: Any) -> float:
-        total = sum(evaluation.num_examples[i] * (values[i] or 0.0) for i in places)
-        return float(total / examples)
+    def mean(values: Any) -> float | None:
+        known = [i for i in places if values[i] is not None]
+        total = sum(evaluation.num_examples[i] * values[i] for i in known)
+        counted = sum(evaluation.num_examples[i] for i in known)
+        return float(total / counted) if counted else None
 
     majority = answer = None
     if evaluation.split == "test" and (known := majority_accuracy(partition, evaluation)):
@@ -134,5 +137,7 @@ def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> 
         if client is not None and partition.majority is not None:
             answer = partition.classes[int(partition.majority[client])]
     accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
+    found = {name: mean(values) for name, values in evaluation.metrics.items()}
+    metrics = {k: v for k, v in found.items() if accuracy is None and v is not None}
     round_, split = evaluation.round, evaluation.split
-    return SplitScore(split, round_, examples, accuracy, loss, majority, answer)
+    return SplitScore(split, round_, examples, accuracy, loss, majority, answer, metrics)

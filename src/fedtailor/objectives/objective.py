@@ -65,7 +65,6 @@ class Objective(ABC):
     reported: ClassVar[tuple[str, ...]] = ()  # metrics that need not be asked for
     has_hits: ClassVar[bool] = True  # a prediction is right or wrong: there is an accuracy
     has_scale: ClassVar[bool] = False  # the model's outputs are scaled to the targets
-    loss_unit: ClassVar[str] = "nats"  # empty: none
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
     exported: ClassVar[type]  # its source goes into exports: what a model says there
     peft_task: ClassVar[str | None] = None  # of PEFT's adapters

@@ -120,7 +120,6 @@ class Regression(Objective):
     selects = "rmse"
     has_hits = False
     has_scale = True
-    loss_unit = ""
     exported = Exported
 
     def scaled(self, scale: Sequence[float]) -> Regression:

@@ -175,7 +175,8 @@ def _results(comparison: Table) -> TextTable:
 
 def _other_metrics(shown: Metric, results: Sequence[ModelResult]) -> list[Metric]:
     names = dict.fromkeys(name for result in results for name in result.metrics)
-    accuracy = [] if shown == "accuracy" else ["accuracy"]
+    has_hits = any(not math.isnan(result.accuracy.mean) for result in results)
+    accuracy = ["accuracy"] if has_hits and shown != "accuracy" else []
     return [*accuracy, *(name for name in names if name != shown)]
 
 

@@ -28,7 +28,6 @@ from ..models.inputs import ModuleInputs, TextInputs
 from ..models.packages import BUILTIN
 from ..models.pooled import Pooled
 from ..models.source import faults_of_files
-from ..objectives import objective_of
 from ..objectives.objective import MetricFunction
 from ..params import Batch
 from ..task.backbone import Backbone
@@ -153,10 +152,12 @@ def named(
         names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
     if backbone is not None:
         names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
-    objective = (
-        objective_of(data.task) if isinstance(data, Dataset)
-        else objective_of_data(names.get("data", experiment.data))
-    )  # fmt: skip
+    if isinstance(data, Dataset):
+        objective = data.objective
+    elif backbone is not None:
+        objective = backbone.objective
+    else:
+        objective = objective_of_data(names.get("data", experiment.data))
     evaluate = experiment.evaluate
     if missing := [name for name in objective.reported if name not in evaluate.metrics]:
         names["evaluate"] = replace(evaluate, metrics=(*missing, *evaluate.metrics))

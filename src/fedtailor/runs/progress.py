@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..errors import naming
-from ..store.metrics import Metric, summarise
+from ..store.metrics import Metric, is_percentage, summary
 from ..store.run_directory import log_lines
 from ..units import in_words
 
@@ -237,8 +237,7 @@ def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]
         if evaluation.split == "validation" and evaluation.model in names:
             if not any(evaluation.num_examples):
                 continue
-            is_accuracy = metric == "accuracy"
-            values = evaluation.accuracy if is_accuracy else evaluation.loss
-            mean = summarise(values, evaluation.num_examples, higher_is_better=is_accuracy).mean
-            scores[names[evaluation.model]] = f"{100 * mean:.1f}" if is_accuracy else f"{mean:.3f}"
+            mean = summary(evaluation, metric).mean
+            share = is_percentage(metric)
+            scores[names[evaluation.model]] = f"{100 * mean:.1f}" if share else f"{mean:.3f}"
     return scores

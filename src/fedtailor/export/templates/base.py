@@ -229,12 +229,12 @@ def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:
         from ...models.cnn import cnn, lenet, resnet9
 
         make = {"cnn": cnn, "lenet": lenet, "resnet9": resnet9}[about["name"]]
-        network = make(tuple(about["picture"]), about["classes"], about["width"])
+        network = make(tuple(about["picture"]), about["outputs"], about["width"])
     elif about["kind"] == "efficientnet":
         from efficientnet_lite_pytorch import EfficientNet
 
         network = EfficientNet.from_name(
-            "efficientnet-lite0", image_size=None, num_classes=about["classes"]
+            "efficientnet-lite0", image_size=None, num_classes=about["outputs"]
         )
     elif about["kind"] == "pickled":
         network = _unpickled(folder, about["code"])
@@ -267,7 +267,7 @@ def _transformer(source: str, about: Mapping[str, Any]) -> nn.Module:
     transformers.logging.disable_progress_bar()
     options: dict[str, Any] = {}
     if about["auto_class"].endswith("Classification"):
-        options["num_labels"] = about["classes"]
+        options["num_labels"] = about["outputs"]
     config = transformers.AutoConfig.from_pretrained(source, **options)
     kind = getattr(transformers, about["auto_class"])
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
@@ -279,7 +279,7 @@ def _transformer(source: str, about: Mapping[str, Any]) -> nn.Module:
         model = kind.from_config(config, **options)
     _linearise(model)
     if about["pooling"]:
-        model = Pooled(model, about["pooling"], about["classes"], about["head_bias"])
+        model = Pooled(model, about["pooling"], about["outputs"], about["head_bias"])
     result: nn.Module = model
     return result
 
