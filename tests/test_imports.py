@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "flower": ENGINE | {"uploads", "models", "engine", "runs", "inference", "store"},
     "deploy": GROUND | {"data", "runs", "export", "flower", "store"},
     "cli": GROUND
-    | {"data", "models", "method", "methods", "engine", "report", "runs", "store"}
+    | {"objectives", "data", "models", "method", "methods", "engine", "report", "runs", "store"}
     | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice"},
     "__main__": {"cli"},
 }

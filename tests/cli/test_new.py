@@ -90,7 +90,12 @@ def test_without_a_client_column_rows_are_divided_at_random(
 ) -> None:
     assert main(["new", str(visits), "--client", "none", "--out", "mine.toml", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
-    assert seen["roles"] == {"source": "report", "label": "outcome", "client": None}
+    assert seen["roles"] == {
+        "source": "report",
+        "label": "outcome",
+        "client": None,
+        "task": "classification",
+    }
     split = load(Path("mine.toml")).split
     assert (split.scheme, split.clients) == ("dirichlet", 2)
 

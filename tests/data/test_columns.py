@@ -93,8 +93,8 @@ def test_labels_outside_of_the_declared_classes_are_refused(train, classes, mess
         (["a", "b"], ["c"], (), "unknown label 'c' in row 1 of the test rows; allowed: a, b"),
         ([0, 1], [None, " "], (), "no row of the test split has a label"),
         ([None, ""], [0], (), "no row of the training split has a label"),
-        ([0.5, 1.5], [], (), "holds 0.5: numbers to predict are regression"),
-        ([0.5, None], [], (), "holds 0.5: numbers to predict are regression"),
+        ([0.5, 1.5], [], (), "holds 0.5: numbers to predict need another task"),
+        ([0.5, None], [], (), "holds 0.5: numbers to predict need another task"),
         (["a", 1], [], (), "integers or all text; one of them is"),
     ],
 )

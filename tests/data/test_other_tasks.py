@@ -52,7 +52,6 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
         ({"text": ONE, "label": [["a"], ["a", "b"]]}, LISTS),
         ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, LISTS),
         ({"text": ONE, "label": ["a", "a|b", "b"]}, SEVERAL),
-        ({"text": ONE, "target": [0.5, 1.7, 2.1]}, NUMBERS),
     ],
 )
 def test_a_kind_of_task_that_does_not_exist_is_told_by_name(

@@ -11,6 +11,7 @@ import pytest
 
 from fedtailor.data.survey import Roles, Survey, survey
 from fedtailor.errors import InputError
+from fedtailor.objectives import DEFAULT, Regression
 
 
 def table(tmp_path: Path, **columns: list[Any]) -> Survey:
@@ -64,6 +65,13 @@ def test_ages_dates_and_clients_are_not_guessed_as_labels(tmp_path: Path) -> Non
         table(tmp_path, **columns).roles(None, None, None)
 
 
+def test_numbers_are_to_be_predicted(tmp_path: Path) -> None:
+    found = table(tmp_path, text=REPORTS, score=[0.5, 0.7] * 6, site=["a", "b"] * 6)
+    assert found.roles(None, None, None) == Roles("text", "score", "site", Regression.name)
+    whole = table(tmp_path, text=REPORTS, score=[1.0, 2.0] * 6, site=["a", "b"] * 6)
+    assert whole.roles(None, None, None).task == DEFAULT.name
+
+
 def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
     found = table(tmp_path, text=REPORTS, label=["x", "y", ""] * 4)
     assert found.column("label").missing == 4
@@ -77,7 +85,6 @@ def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         ({"text": REPORTS, "label": ["x"] * 12}, "holds one class only .'x'.; classification"),
-        ({"text": REPORTS, "score": [0.5, 0.7] * 6}, "to predict are regression"),
         ({"a": range(12), "label": [0, 1] * 6}, "has no text or picture column: a "),
         ({"text": REPORTS, "label": range(12)}, "has another value in each row; a label has a few"),
     ],

@@ -150,7 +150,7 @@ def test_labels_are_class_numbers_or_names(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["a b,0.5,x", "c d,1.5,x"], "holds 0.5: numbers to predict are regression"),
+        (["a b,0.5,x", "c d,1.5,x"], "holds 0.5: numbers to predict need another task"),
         (["12,0,x", "13,1,x"], "column 'text' holds numbers or nothing, not text"),
         (["a b,0,x,1", "c d,1,y,2"], "row 1 has more fields than the header"),
     ],

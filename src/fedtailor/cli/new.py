@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, naming, unknown
+from ..objectives import OBJECTIVES, Regression
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -148,6 +149,10 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
     yield _columns(table, roles)
     if roles.label is None:
         yield "\na language model, trained on the texts alone"
+    elif roles.task == Regression.name:
+        numbers = [float(value) for value in table.counts(roles.label)]
+        yield f"\nnumbers to predict: {min(numbers):g} to {max(numbers):g} (a regression)"
+        yield from _unused(table.column(roles.label).missing, "label")
     else:
         classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
         yield f"\nclasses: {len(classes)} ({_listed(classes)})"
@@ -225,7 +230,8 @@ def _listed(names: Sequence[str]) -> str:
 def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[str, Any]:
     import dataclasses
 
-    counts = {} if roles.label is None else table.counts(roles.label)
+    has_classes = OBJECTIVES[roles.task].has_classes
+    counts = table.counts(roles.label) if has_classes and roles.label is not None else {}
     return {
         "file": str(out),
         "rows": table.rows,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
+from ..objectives import DEFAULT, CausalLM, Regression
 from ..objectives.cells import trimmed
 from ..objectives.classification import NOT_YET, check_few_classes, check_labels
 from . import other_tasks
@@ -63,6 +64,7 @@ class Roles:
     source: str  # texts or pictures
     label: str | None  # None: a language model trains on the texts alone
     client: str | None
+    task: str = DEFAULT.name
 
 
 class Counts(Protocol):
@@ -114,10 +116,16 @@ class Survey:
             )
         if client is None:
             named = self._guessed_client({source, label})
-        for kind, name in (("class", label), ("client", named)):
-            if name is not None:
-                check_names(kind, self.counts(name), self._place(name))
-        return Roles(source, label, named)
+        task = DEFAULT.name
+        if label is None:
+            task = CausalLM.name
+        elif self._has_numbers(self.column(label)):
+            task = Regression.name
+        else:
+            check_names("class", self.counts(label), self._place(label))
+        if named is not None:
+            check_names("client", self.counts(named), self._place(named))
+        return Roles(source, label, named, task)
 
     def source_candidates(self) -> list[Column]:
         """Columns of texts or pictures, the likeliest first; none with a client's name."""
@@ -198,9 +206,13 @@ class Survey:
                 f"{NOT_YET}; name the one to train on with --text"
             )
 
-    def _check_one_label(self, found: Sequence[Column], taken: set[str | None]) -> None:
-        """Raise InputError where several columns of 0 and 1 are as likely the label as the first
-        one; or where the likeliest by its name holds numbers or lists."""
+    def _likeliest(self, found: Sequence[Column], taken: set[str | None]) -> Column | None:
+        """The column that is the label: the first of those that are ``found``, or one of numbers or
+        lists that is called like one.
+
+        Raises:
+            InputError: several columns of 0 and 1 are as likely; or it holds lists.
+        """
         is_named = bool(found) and _is_called(found[0].name, _LABELS)
         flags = [
             column.name
@@ -213,7 +225,14 @@ class Survey:
         others = [c for c in self.columns if c.kind in ("number", "other") and c.name not in taken]
         for column in [] if is_named else others:
             if _is_called(column.name, _LABELS) or column.name.lower() in _ANSWERS:
-                check_labels(self._place(column.name), self._values(column))
+                if not self._has_numbers(column):
+                    check_labels(self._place(column.name), self._values(column))
+                return column
+        return found[0] if found else None
+
+    def _has_numbers(self, column: Column) -> bool:
+        """Whether it holds numbers to predict."""
+        return column.kind == "number" and not self._may_be_label(column)
 
     def _words(self, name: str) -> int:
         """How many words a text of the column has: the median of those that differ."""
@@ -235,17 +254,19 @@ class Survey:
     def _label(self, name: str | None, taken: set[str | None]) -> str:
         if name is None:
             found = self.label_candidates(taken)
-            self._check_one_label(found, taken)
-            if not found:
+            chosen = self._likeliest(found, taken)
+            if chosen is None:
                 raise InputError(
                     f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
                     f"{_MAX_INTEGERS} whole numbers, and no client); name one with --label: "
                     f"{self._listed()}"
                 )
-            name = found[0].name
+            name = chosen.name
         others: tuple[Kind, ...] = ("text", "integer", "number", "other")
-        self._check_kind(name, others, "labels are words or whole numbers")
+        self._check_kind(name, others, "labels are words or numbers")
         column, place = self.column(name), self._place(name)
+        if self._has_numbers(column):
+            return name
         check_labels(place, self._values(column))
         values = self.counts(name)
         if len(values) < 2:

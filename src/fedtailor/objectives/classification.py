@@ -285,8 +285,8 @@ def check_labels(place: str, labels: Iterable[Any]) -> None:
 
     >>> check_labels("column 'y'", [0.5, 2.0])
     Traceback (most recent call last):
-    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict are regression, which is \
-a kind of task that does not exist yet; labels are words or whole numbers
+    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict need another task, which \
+data.task names: 'regression'; labels are words or whole numbers
     """
     texts = set()
     for label in labels:
@@ -298,8 +298,8 @@ a kind of task that does not exist yet; labels are words or whole numbers
             )
         if isinstance(label, float) and label == label and not label.is_integer():
             raise InputError(
-                f"{place} holds {label!r}: numbers to predict are regression, which is {NOT_YET}; "
-                "labels are words or whole numbers"
+                f"{place} holds {label!r}: numbers to predict need another task, which data.task "
+                "names: 'regression'; labels are words or whole numbers"
             )
         if isinstance(label, str):
             texts.add(label)

@@ -17,7 +17,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
-from ..objectives import CausalLM
+from ..objectives import CausalLM, Regression
 from ..store.format import check_folder_name
 from .experiment import parse
 
@@ -201,6 +201,9 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield _line("text" if is_text else "image", roles.source)
     if roles.label is None:
         yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
+    elif roles.task == Regression.name:
+        yield _line("task", roles.task, "numbers to predict")
+        yield _line("label", roles.label)
     else:
         yield _line("label", roles.label, f"{len(survey.counts(roles.label))} classes")
     if roles.client is not None:
@@ -218,7 +221,7 @@ def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield _line("min_examples", clients.least, "clients with fewer rows are left out")
     else:
         number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))
-        scheme = "iid" if roles.label is None else "dirichlet"
+        scheme = "iid" if roles.task in (CausalLM.name, Regression.name) else "dirichlet"
         yield _line("scheme", scheme, "no column names the clients: they are drawn")
         if scheme == "dirichlet":
             yield _line("alpha", 0.5, "the smaller, the more the clients' classes differ")
