@@ -17,11 +17,8 @@ def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Datas
     """Turn the pictures of client k by k mod ``rotations`` times 360 / ``rotations`` degrees.
 
     All rows of a client are turned, counter-clockwise: those for training, validation and test.
-    ``rotations`` are 1, 2 (0 and 180 degrees) or 4 (0, 90, 180 and 270 degrees).
-
-    Raises:
-        InputError: the inputs are texts, or pictures that 90 degrees would give another shape.
-    """
+    ``rotations`` are 1, 2 (0 and 180 degrees) or 4 (0, 90, 180 and 270 degrees). Raises InputError
+    where the inputs are texts, or pictures that 90 degrees would give another shape."""
     if rotations == 1:
         return dataset
     if not isinstance(dataset.inputs, Images):
@@ -44,12 +41,8 @@ def rotate_pictures(dataset: Dataset, parts: Partition, rotations: int) -> Datas
 
 def shuffle_labels(dataset: Dataset, parts: Partition, share: float, seed: int) -> Dataset:
     """Shuffle the labels of a ``share`` of the clients' training rows, each client's among
-    themselves. A client keeps its number of rows of each class; validation and test rows keep
-    their labels.
-
-    Raises:
-        InputError: the data have no labels.
-    """
+    themselves. A client keeps its number of rows of each class; validation and test rows keep their
+    labels. Raises InputError where the data have no labels."""
     if share == 0:
         return dataset
     if dataset.class_numbers is None:

@@ -35,10 +35,7 @@ def rows_by_user(files: Sequence[Path], name: str) -> Any:
     Allowed are LEAF's ``{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}``, with
     ``x`` as texts or as flat pictures; ``{user: [rows]}``; a list of rows; and one row a line. The
     users are in the column ``user``; LEAF's ``x`` is ``text`` or ``image``, its ``y`` ``label``.
-
-    Raises:
-        InputError: a file has none of these forms; an ``x`` is neither text nor picture.
-    """
+    Raises InputError where a file has none of these forms; an ``x`` is neither text nor picture."""
     from datasets import Dataset, Image
 
     rows = [row for file in files for row in _rows(file, name)]

@@ -59,11 +59,8 @@ class Columns:
 
 def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     """Return the columns of one or two ``datasets.Dataset``, the training rows and the official
-    test split; where ``config`` names no columns, those with usual names are used.
-
-    Raises:
-        InputError: a column is missing or holds something else, or the two tables differ in it.
-    """
+    test split; where ``config`` names no columns, those with usual names are used. Raises
+    InputError where a column is missing or holds something else, or the two tables differ in it."""
     features, objective = dict(train.features), objective_of(config.task)
     source = _input_column(features, config)
     label = client = None
@@ -151,11 +148,8 @@ def find_column(
     hint: str = ";",
 ) -> str:
     """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
-    what the user can set, and ``hint`` what else a message says.
-
-    Raises:
-        InputError: there is none; several columns of 0 and 1 (``is_flag``) may be meant.
-    """
+    what the user can set, and ``hint`` what else a message says. Raises InputError where there is
+    none; several columns of 0 and 1 (``is_flag``) may be meant."""
     for candidate in usual if name is None else (name,):
         if candidate in columns:
             return candidate
@@ -229,12 +223,9 @@ def _kind(feature: Any) -> str:
 def targets_of(
     columns: Columns, objective: Objective, classes: tuple[str, ...] = ()
 ) -> Targets | None:
-    """Return what the rows of a source are to be predicted as; None if the inputs say it.
-
-    Raises:
-        InputError: there is no column of targets, or it holds something else; a class has a name
-            that can't be shown.
-    """
+    """Return what the rows of a source are to be predicted as; None if the inputs say it. Raises
+    InputError where there is no column of targets, or it holds something else; a class has a name
+    that can't be shown."""
     if not objective.reads_targets:
         return None
     if columns.labels is None:
@@ -305,11 +296,8 @@ def columns_of_client(
     columns: Columns, client: str, where: str
 ) -> tuple[Columns, tuple[Omission, ...]]:
     """The rows that name ``client`` as theirs, and what is left out; all, if none name a client.
-    Messages name the source ``where``.
-
-    Raises:
-        InputError: the rows, or the test rows, name other clients alone.
-    """
+    Messages name the source ``where``. Raises InputError where the rows, or the test rows, name
+    other clients alone."""
     if columns.clients is None:
         return columns, ()
     clients = [trimmed(value) for value in columns.clients]

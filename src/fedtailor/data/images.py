@@ -20,11 +20,8 @@ _FORMAT = 2  # version of the cached files; part of their key
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped if its name ends in ``.gz``.
-
-    Raises:
-        InputError: the file isn't one, or is truncated.
-    """
+    """Read an IDX file of bytes, gzipped if its name ends in ``.gz``. Raises InputError where the
+    file isn't one, or is truncated."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError) as error:
@@ -110,10 +107,7 @@ def picture_array(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return pictures as uint8, or as float32 if they are floats.
 
     Bits become 0 and 255, and 16 bits are scaled from 0 to 65,535; other whole numbers are bytes.
-
-    Raises:
-        InputError: values of another kind, or out of range.
-    """
+    Raises InputError where values of another kind, or out of range."""
     kind, dtype = array.dtype.kind, array.dtype
     if kind == "f":
         with np.errstate(over="ignore"):

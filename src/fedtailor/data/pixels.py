@@ -85,11 +85,8 @@ def pixels(image: Any, channels: int, name: object) -> NDArray[np.uint8]:
 
     A picture of 8 bits or fewer keeps its range. One of 16 bits is scaled from 0 to 65,535, one of
     floats from 0 to 1. Whole numbers of 32 bits or with a sign are from 0 to 255. What is
-    transparent is white.
-
-    Raises:
-        InputError: a value is out of that range, or the mode can't be converted.
-    """
+    transparent is white. Raises InputError where a value is out of that range, or the mode can't be
+    converted."""
     from PIL import Image
 
     mode = "L" if channels == 1 else "RGB"

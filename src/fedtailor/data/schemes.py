@@ -122,11 +122,8 @@ def assign(
 def assign_to_local(dataset: Dataset, config: SplitConfig, local_clients: range) -> Shares:
     """Assign all training rows to the clients whose data this node has, by number. If there are
     several, the column of natural clients says whose they are, in sorted order. ``config`` has the
-    number K of all clients; the others get no rows.
-
-    Raises:
-        InputError: the column has fewer or more clients, or there is none for several clients.
-    """
+    number K of all clients; the others get no rows. Raises InputError where the column has fewer or
+    more clients, or there is none for several clients."""
     groups, total = dataset.groups, config.clients
     if config.scheme != "natural" or total is None:
         raise InputError(

@@ -257,21 +257,15 @@ def _repeated(values: list[str], rows: Indices, groups: Indices) -> Indices:
 
 
 def objective_of_data(config: DataConfig) -> Objective:
-    """Return the kind of task: that of ``config``, or else the built-in data set's.
-
-    Raises:
-        InputError: there is no such kind.
-    """
+    """Return the kind of task: that of ``config``, or else the built-in data set's. Raises
+    InputError where there is no such kind."""
     builtin = BUILTIN.get(config.name or "")
     return objective_of(config.task or (None if builtin is None else builtin.task))
 
 
 def read_columns(config: DataConfig) -> Columns:
-    """The rows of the source that ``config`` names, with its columns.
-
-    Raises:
-        InputError: an unknown data set; a missing file, package or column.
-    """
+    """The rows of the source that ``config`` names, with its columns. Raises InputError where an
+    unknown data set; a missing file, package or column."""
     if (config.name is None) == (config.path is None):
         raise InputError(
             "data.path must name your file, or data.name a data set, and not both; "
@@ -327,11 +321,8 @@ def _hub(config: DataConfig) -> Columns:
 def train_and_test_split(splits: Any, config: DataConfig) -> tuple[Any, Any | None]:
     """Return the training and the official test split of a ``datasets.DatasetDict``.
 
-    A test split called ``test``, the default, may be absent; one with another name may not.
-
-    Raises:
-        InputError: there is no split of that name.
-    """
+    A test split called ``test``, the default, may be absent; one with another name may not. Raises
+    InputError where there is no split of that name."""
     required = [config.train_split]
     if config.test_split not in (None, "test"):
         required.append(str(config.test_split))

@@ -85,24 +85,17 @@ class Survey:
     counts: Counts
 
     def column(self, name: str) -> Column:
-        """Return the column of that name.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Return the column of that name. Raises InputError where there is none."""
         by_name = {column.name: column for column in self.columns}
         if name not in by_name:
             raise unknown("column", name, by_name, where=self.path, kind="columns")
         return by_name[name]
 
     def roles(self, text: str | None, label: str | None, client: str | None) -> Roles:
-        """Return the columns to use: those that are named, and guesses for the others. A label or
-        a client ``"none"`` says that there is none.
-
-        Raises:
-            InputError: a column that is named or guessed can't be used, or none can be guessed; a
-                class or a client has a name that can't be shown.
-        """
+        """Return the columns to use: those that are named, and guesses for the others. A label or a
+        client ``"none"`` says that there is none. Raises InputError where a column that is named or
+        guessed can't be used, or none can be guessed; a class or a client has a name that can't be
+        shown."""
         source = self._source(text)
         if label == "none" and self.column(source).kind != "text":
             raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
@@ -289,11 +282,8 @@ class Survey:
         ]
 
     def _guessed_client(self, taken: set[str | None]) -> str | None:
-        """The first column with a client's name; one without empty cells goes first.
-
-        Raises:
-            InputError: the only one holds numbers beside empty cells.
-        """
+        """The first column with a client's name; one without empty cells goes first. Raises
+        InputError where the only one holds numbers beside empty cells."""
         found = [c for c in self.client_candidates(taken) if _client_rank(c.name) < 2]
         found.sort(key=lambda column: column.missing > 0)
         if found:
@@ -311,11 +301,8 @@ class Survey:
 
 
 def survey(path: str) -> Survey:
-    """Look at a csv, jsonl, parquet or Arrow file.
-
-    Raises:
-        InputError: there is no such file, it can't be read, or it has no rows.
-    """
+    """Look at a csv, jsonl, parquet or Arrow file. Raises InputError where there is no such file,
+    it can't be read, or it has no rows."""
     table = local_table(path)
     if is_csv(path):
         table = with_all_numbers(table)

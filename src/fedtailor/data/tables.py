@@ -98,11 +98,8 @@ def local_tables(train: str, test: str | None, config: DataConfig) -> tuple[Any,
 def local_table(name: str) -> Any:
     """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty;
     a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first.
-
-    Raises:
-        InputError: there is no such file, it has another format, it can't be read or has no rows,
-            or a column's name can't be shown.
-    """
+    Raises InputError where there is no such file, it has another format, it can't be read or has no
+    rows, or a column's name can't be shown."""
     path = Path(name).expanduser()
     if splits := splits_of(path):
         path = splits[0]
@@ -136,11 +133,8 @@ def _check_file(path: Path, name: str) -> None:
 
 
 def check_text_file(path: Path, name: str) -> None:
-    """Check that a csv or jsonl file is one, and in UTF-8.
-
-    Raises:
-        InputError: it is a spreadsheet or an archive; it has another encoding.
-    """
+    """Check that a csv or jsonl file is one, and in UTF-8. Raises InputError where it is a
+    spreadsheet or an archive; it has another encoding."""
     with path.open("rb") as file:
         head = file.read(4)
     for begins, what in _BINARY.items():
@@ -267,11 +261,8 @@ def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
     """What labels and clients are in the one or two csv tables of a source, by column.
 
     Labels are class numbers where all of them are whole numbers, unless ``config.classes`` names
-    them all. Clients are numbers where that loses nothing of their names.
-
-    Raises:
-        InputError: all texts are numbers.
-    """
+    them all. Clients are numbers where that loses nothing of their names. Raises InputError where
+    all texts are numbers."""
     names = tables[0].column_names
     objective = objective_of(config.task)
     text = config.text or usual_column(TEXT_NAMES, names)

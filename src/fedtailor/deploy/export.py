@@ -26,11 +26,8 @@ def export(
 ) -> Path:
     """Write a client's personal model of the reported round, from its site's files, into a new
     folder that is used without this library. Arguments are as in `export.folder.export_model`; the
-    client's name may be that at the site or at the server.
-
-    Raises:
-        InputError: there is no such model, or not yet; it is damaged; ``target`` holds something.
-    """
+    client's name may be that at the site or at the server. Raises InputError where there is no such
+    model, or not yet; it is damaged; ``target`` holds something."""
     experiment = deployment.experiment
     if label is None and len(experiment.methods) > 1:
         raise InputError(f"there are several methods; name one: {', '.join(experiment.methods)}")

@@ -189,11 +189,8 @@ class Deployment:
         )
 
     def clients(self, name: str) -> range:
-        """Return the numbers of the clients at a site.
-
-        Raises:
-            InputError: there is no such site.
-        """
+        """Return the numbers of the clients at a site. Raises InputError where there is no such
+        site."""
         first = 0
         for site in sorted(self.sites, key=lambda site: site.new):
             if site.name == name:
@@ -203,11 +200,8 @@ class Deployment:
 
     def whose(self, name: str, in_data: Sequence[str]) -> str:
         """Say which of a site's clients has which of the names ``in_data``, where they differ from
-        the server's.
-
-        Raises:
-            InputError: a client of the data is called like one of another site.
-        """
+        the server's. Raises InputError where a client of the data is called like one of another
+        site."""
         names = [self.names[client] for client in self.clients(name)]
         others = {*self.names, *(site.name for site in self.sites)} - {name, *names}
         for client in in_data:
@@ -221,12 +215,8 @@ class Deployment:
 
 
 def open_folder(folder: Path) -> Deployment:
-    """Read the deployment of a folder.
-
-    Raises:
-        InputError: the folder has no ``deploy.toml``, or one that can't be used, or one with
-            another number of clients than ``experiment.toml``.
-    """
+    """Read the deployment of a folder. Raises InputError where the folder has no ``deploy.toml``,
+    or one that can't be used, or one with another number of clients than ``experiment.toml``."""
     path = folder / "deploy.toml"
     if not path.is_file():
         raise InputError(f"{folder} has no deploy.toml; fedtailor deploy init writes one")
@@ -297,11 +287,8 @@ def init(
 
 
 def _name_copies(content: dict[str, Any], deployed: Experiment) -> None:
-    """Let ``content``, that of ``experiment.toml``, name the copies of the user's own files.
-
-    Raises:
-        InputError: one of them is missing.
-    """
+    """Let ``content``, that of ``experiment.toml``, name the copies of the user's own files. Raises
+    InputError where one of them is missing."""
     for label, own in deployed.origins.items():
         content["methods"][label]["class"] = _in_folder(own.reference, f"methods/{label}")
     if deployed.model.factory is not None:
@@ -328,11 +315,8 @@ def _in_folder(reference: str, folder: str) -> str:
 
 
 def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
-    """Add a new site, which joins when the training is over, to ``deploy.toml``.
-
-    Raises:
-        InputError: there is such a site, or the name can't be one.
-    """
+    """Add a new site, which joins when the training is over, to ``deploy.toml``. Raises InputError
+    where there is such a site, or the name can't be one."""
     site = build(SiteConfig(""), {"name": name, "clients": clients, "new": True}, "sites")
     sites = (*deployment.sites, site)
     if name in (site.name for site in deployment.sites):
@@ -388,11 +372,8 @@ def _deploy_toml(deployment: Deployment) -> str:
 
 def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Experiment:
     """Return the experiment with the ``data`` of one site, a file or a data set's name, and its
-    ``settings`` of ``[data]``, such as ``label=diagnosis``.
-
-    Raises:
-        InputError: there is no such file, or a site can't set such a key.
-    """
+    ``settings`` of ``[data]``, such as ``label=diagnosis``. Raises InputError where there is no
+    such file, or a site can't set such a key."""
     is_file = Path(data).suffix in FORMATS
     if is_file and not Path(data).is_file():
         raise missing_file(data)

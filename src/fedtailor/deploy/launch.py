@@ -55,11 +55,8 @@ _FIRST_PAUSE, _LAST_PAUSE = 1.0, 16.0  # seconds before a SuperNode is started a
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
-    """Return the environment of Flower's programs on the server.
-
-    Raises:
-        InputError: no server was ever started from this folder.
-    """
+    """Return the environment of Flower's programs on the server. Raises InputError where no server
+    was ever started from this folder."""
     if not (deployment.server / "flower" / "config.toml").exists():
         where = shlex.quote(str(deployment.folder))
         raise InputError(f"no server was started here: fedtailor deploy server {where}")
@@ -202,11 +199,8 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
 
 def let_in(deployment: Deployment) -> bool:
     """Register the keys of all sites at the server, if it runs on this machine with TLS and keys;
-    whether it does. Otherwise the server registers them when it starts.
-
-    Raises:
-        InputError: a key can't be used.
-    """
+    whether it does. Otherwise the server registers them when it starts. Raises InputError where a
+    key can't be used."""
     if not has_keys(deployment) or not answers_at(deployment.port):
         return False
     register(deployment, server_environment(deployment))

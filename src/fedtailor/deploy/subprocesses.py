@@ -147,11 +147,8 @@ def started(
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Delay the interrupts by SIGINT and SIGTERM until the end of the ``with`` statement.
-
-    Raises:
-        KeyboardInterrupt: at the end, if there was an interrupt.
-    """
+    """Delay the interrupts by SIGINT and SIGTERM until the end of the ``with`` statement. Raises
+    KeyboardInterrupt where at the end, if there was an interrupt."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -277,11 +274,8 @@ def _children(pid: int | None = None) -> list[int]:
 
 
 def wait_for(port: int) -> None:
-    """Wait until a program listens at ``port`` of this machine.
-
-    Raises:
-        InputError: no program does so within five minutes.
-    """
+    """Wait until a program listens at ``port`` of this machine. Raises InputError where no program
+    does so within five minutes."""
     end = time.monotonic() + _START
     while time.monotonic() < end:
         if answers_at(port):
@@ -297,12 +291,9 @@ def answers_at(port: int) -> bool:
 
 
 def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
-    """Run ``flwr ARGUMENTS --format json``, and return its output.
-
-    Raises:
-        InputError: the command reports an error, its output is not JSON, or it does not end: Flower
-            tries for ever to reach a server that is gone.
-    """
+    """Run ``flwr ARGUMENTS --format json``, and return its output. Raises InputError where the
+    command reports an error, its output is not JSON, or it does not end: Flower tries for ever to
+    reach a server that is gone."""
     try:
         completed = subprocess.run(
             ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,

@@ -42,11 +42,8 @@ _REPLY = 1 << 16  # characters of a client's reply, without its confusion matric
 
 
 def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
-    """What a node says of itself, as far as it can be judged without the others.
-
-    Raises:
-        WireError: it can't be so.
-    """
+    """What a node says of itself, as far as it can be judged without the others. Raises WireError
+    where it can't be so."""
     if isinstance(content, str):
         raise WireError(content)
     seeds, total, data = experiment.seeds, experiment.split.clients, experiment.data
@@ -134,11 +131,8 @@ def read_reply(
     content: RecordDict | str, message: RoundRequest, clients: Collection[int], limits: Limits
 ) -> dict[int, tuple[ClientReply, Params]]:
     """A node's answer to ``message``: the reply and the payload of each of its ``clients`` of which
-    it says something; an error is in words fit for a log.
-
-    Raises:
-        WireError: there is no answer, it can't be read, or it answers something else.
-    """
+    it says something; an error is in words fit for a log. Raises WireError where there is no
+    answer, it can't be read, or it answers something else."""
     if isinstance(content, str):
         raise WireError(content)
     answer, payloads = unpack(content, RoundReply, limits)
@@ -184,12 +178,8 @@ def accept_upload(
     packed: Params,
 ) -> Params:
     """A client's upload, as the ``chain`` receives it; the client has trained from what it
-    ``received``, as the ``request`` asked it to.
-
-    Raises:
-        WireError: it can't be aggregated: not finite, not of this ``schema``, or with values that
-            no client sends.
-    """
+    ``received``, as the ``request`` asked it to. Raises WireError where it can't be aggregated: not
+    finite, not of this ``schema``, or with values that no client sends."""
     if reply.loss is None or not 0 <= reply.loss <= _MOST:
         raise WireError(f"its loss is {reply.loss}; allowed: a finite number, 0 or more")
     schema.check_packed(packed)
@@ -217,13 +207,9 @@ def accept_upload(
 def evaluation_of(
     reply: ClientReply, metrics: Metrics, federation: Federation
 ) -> ClientEvaluationResult:
-    """A client's results.
-
-    Raises:
-        WireError: they can't be: a number that is not finite or negative, more hits than
-            predictions, predictions of other examples than the client's, other metrics than those
-            that are asked for.
-    """
+    """A client's results. Raises WireError where they can't be: a number that is not finite or
+    negative, more hits than predictions, predictions of other examples than the client's, other
+    metrics than those that are asked for."""
     sums = np.array(reply.sums if reply.sums is not None else np.nan)
     in_order = (sums >= 0).all() and (sums <= _MOST).all() and (sums[:, 1] <= sums[:, 2]).all()
     if not in_order:

@@ -147,12 +147,8 @@ class Site:
         return names if own is None else names[own.start : own.stop]
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to a `NodeQuery`.
-
-        Raises:
-            InputError: the server runs another experiment; the data can't be used; a metric's
-                function is not here.
-        """
+        """The answer to a `NodeQuery`. Raises InputError where the server runs another experiment;
+        the data can't be used; a metric's function is not here."""
         question, _ = unpack(content, NodeQuery, Limits())
         self._check(question.experiment)
         self._load(self.experiment.seeds)
@@ -175,11 +171,8 @@ class Site:
         return pack(node_info)
 
     def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to a `RoundRequest` or a `JoinRequest`.
-
-        Raises:
-            InputError: the request can't be carried out for any of its clients.
-        """
+        """The answer to a `RoundRequest` or a `JoinRequest`. Raises InputError where the request
+        can't be carried out for any of its clients."""
         if holds(content, JoinRequest):
             return self._join(content)
         served = self._served(node)
@@ -233,12 +226,9 @@ class Site:
         return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
 
     def _limits(self, served: Collection[int], message: RoundRequest | JoinRequest) -> Limits:
-        """What the server's message to the clients that are ``served`` here may have.
-
-        Raises:
-            InputError: it is of another experiment than this one, or of a method, a seed or a round
-                that it doesn't have.
-        """
+        """What the server's message to the clients that are ``served`` here may have. Raises
+        InputError where it is of another experiment than this one, or of a method, a seed or a
+        round that it doesn't have."""
         self._check_part(message)
         clients: Iterable[int] = (
             message.clients

@@ -148,11 +148,8 @@ def _payload(trained: TrainedMethod, client: int) -> Params:
 def _joined(
     content: RecordDict | str, part: tuple[str, str, int], clients: Sequence[int], title: str
 ) -> list[int]:
-    """The clients that have joined, by a node's answer; the others are printed.
-
-    Raises:
-        WireError: there is no answer, or one to something else.
-    """
+    """The clients that have joined, by a node's answer; the others are printed. Raises WireError
+    where there is no answer, or one to something else."""
     if isinstance(content, str):
         raise WireError(content)
     reply, _ = unpack(content, JoinReply, Limits())

@@ -123,10 +123,7 @@ class Nodes:
         Flower's own decoding may fail, and Flower's server forgets all messages of a pull before
         they are decoded. So each is pulled alone: those that can't be read take no other with them.
         Nor does a site that announces an answer and doesn't send it: its pull goes on beside.
-
-        Raises:
-            InputError: Flower has ended the run.
-        """
+        Raises InputError where Flower has ended the run."""
         for number in numbers:
             is_new = number not in self._pulls
             if is_new:
@@ -148,11 +145,8 @@ class Nodes:
                 yield number, words(f"Flower can't read its message: {error}")
 
     def wait_for_clients(self) -> None:
-        """Wait until every client has a node; each thing that is missing is printed once.
-
-        Raises:
-            InputError: some have none in time; nodes contradict each other.
-        """
+        """Wait until every client has a node; each thing that is missing is printed once. Raises
+        InputError where some have none in time; nodes contradict each other."""
         end = time.monotonic() + self._timeouts.start
         printed: set[str] = set()
         while problems := self.refresh():

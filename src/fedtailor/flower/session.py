@@ -57,11 +57,8 @@ class Session:
     def checked(
         self, kind: Kind | Literal["join"], client: int, payload: Params
     ) -> Iterator[Params]:
-        """What a client has received, on the task's device.
-
-        Raises:
-            InputError: it isn't of the method's form, or sizes that may change don't go together.
-        """
+        """What a client has received, on the task's device. Raises InputError where it isn't of the
+        method's form, or sizes that may change don't go together."""
         check_form("the payload", payload, self.received(kind, client))
         try:
             yield to_device(payload, self.training.task.device)
@@ -76,10 +73,7 @@ class Session:
 
     def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
         """Fit a new client, keep its model and print what it scores; the name of the kept one.
-
-        Raises:
-            DivergedError: it can't be fitted.
-        """
+        Raises DivergedError where it can't be fitted."""
         received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
         training = self.training
         (request,) = join_requests(

@@ -36,11 +36,8 @@ class States:
         self._folder, self._before = folder, before
 
     def read(self, client: int, base: int, like: Params) -> Params:
-        """What ``client`` kept of round ``base``; ``like``, its first state, for 0.
-
-        Raises:
-            InputError: it isn't there, or can't be read.
-        """
+        """What ``client`` kept of round ``base``; ``like``, its first state, for 0. Raises
+        InputError where it isn't there, or can't be read."""
         if base == 0 or not like:
             return like
         path = self._found(client, base)
@@ -62,12 +59,9 @@ class States:
 
         The server has said that the last but one state here counted, when it was the base of the
         last one. So it can't go back beyond it: a request for it would cost a state that counts.
-        Nor can the best round be an earlier one than before.
-
-        Raises:
-            InputError: the client has gone on to a later round, or ``base`` or ``best`` is an
-                earlier one, or the state of ``best`` is not here.
-        """
+        Nor can the best round be an earlier one than before. Raises InputError where the client has
+        gone on to a later round, or ``base`` or ``best`` is an earlier one, or the state of
+        ``best`` is not here."""
         kept = sorted(self._kept(client))
         if kept and kept[-1] > number:
             raise InputError(f"a request for round {number} came after one for round {kept[-1]}")
@@ -87,11 +81,7 @@ class States:
 
     def write(self, client: int, base: int, best: int, number: int, private: Params) -> None:
         """Keep the state after round ``number``, beside those of ``base`` and ``best``, and no
-        other.
-
-        Raises:
-            InputError: as `check` does; nothing is changed.
-        """
+        other. Raises InputError where as `check` does; nothing is changed."""
         if not private:
             return
         self.check(client, base, best, number)

@@ -147,11 +147,8 @@ class ModuleInputs:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModuleInputs:
-        """Read the signature of ``model``'s forward.
-
-        Raises:
-            InputError: forward has no named argument.
-        """
+        """Read the signature of ``model``'s forward. Raises InputError where forward has no named
+        argument."""
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = inspect.signature(model.forward).parameters.values()
         arguments = tuple(p.name for p in parameters if p.kind in named)

@@ -17,11 +17,8 @@ _TIMEOUT = 5.0  # seconds for the hub to answer
 
 
 def locate(config: ModelConfig) -> str:
-    """Return the model's path on this machine, or its hub name.
-
-    Raises:
-        InputError: the model is neither on this machine nor named like one of the hub.
-    """
+    """Return the model's path on this machine, or its hub name. Raises InputError where the model
+    is neither on this machine nor named like one of the hub."""
     name = config.name
     if name.startswith(FROM_PYTHON):
         raise InputError("the run's model was given from Python; give it again: backbone=...")
@@ -80,10 +77,7 @@ def hub_in_reach() -> bool:
 
 def transformers_config(source: str, config: ModelConfig) -> Any:
     """Read the Hugging Face configuration of the model at ``source``, a folder or a hub name.
-
-    Raises:
-        InputError: the configuration is missing or can't be read.
-    """
+    Raises InputError where the configuration is missing or can't be read."""
     from transformers import AutoConfig
 
     what = f"can't read model {config.name!r}"

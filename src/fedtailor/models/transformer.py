@@ -139,11 +139,8 @@ def _load_weights(
 
 def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> None:
     """Check a configuration's numbers of layers, and then that of its parameters, on PyTorch's meta
-    device, before anything is built.
-
-    Raises:
-        InputError: they can't be, are more than the files of weights hold, or than fit in memory.
-    """
+    device, before anything is built. Raises InputError where they can't be, are more than the files
+    of weights hold, or than fit in memory."""
     for field, value in hf.to_dict().items():
         if _COUNTS.search(field) and isinstance(value, int | str | float | list):
             for count in value if isinstance(value, list) else [value]:

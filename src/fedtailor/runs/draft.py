@@ -65,11 +65,7 @@ class Clients:
     @classmethod
     def of(cls, survey: Survey, roles: Roles) -> Clients:
         """Count the rows of the clients; those without a label, which the run leaves out, don't
-        count.
-
-        Raises:
-            InputError: fewer than two clients have enough rows.
-        """
+        count. Raises InputError where fewer than two clients have enough rows."""
         column = roles.client
         if column is None:
             return cls({}, {})

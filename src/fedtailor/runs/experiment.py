@@ -133,11 +133,8 @@ class Experiment:
     def sources(self) -> dict[str, Origin]:
         """The user's own code, by its place in a run directory such as ``factory/net.py``; that of
         a package by its module. A metric's or a model's that is not on this machine is left out:
-        whoever needs it refuses it, and over Flower metrics are the sites' alone.
-
-        Raises:
-            InputError: two files would have the same place.
-        """
+        whoever needs it refuses it, and over Flower metrics are the sites' alone. Raises InputError
+        where two files would have the same place."""
         found = {
             f"methods/{label}/{origin.path.name}": origin
             for label, origin in self.origins.items()
@@ -248,11 +245,7 @@ def _data_path(name: str, folder: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Raises:
-        InputError: no such file, or not TOML.
-    """
+    """The content of a TOML file. Raises InputError where no such file, or not TOML."""
     if not path.is_file():
         raise missing_file(path, what="experiment file")
     if path.suffix in (".csv", ".jsonl", ".parquet", ".arrow"):
@@ -292,10 +285,7 @@ def parse(content: Mapping[str, Any]) -> Experiment:
 
 def checked(experiment: Experiment) -> Experiment:
     """An experiment that was made in Python, with every value checked as in an experiment file.
-
-    Raises:
-        InputError: a value has another type, or is out of range.
-    """
+    Raises InputError where a value has another type, or is out of range."""
     for label in experiment.methods:
         check_folder_name("method label", label)
     methods = {

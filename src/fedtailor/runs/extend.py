@@ -49,14 +49,10 @@ def check_extends(
 ) -> None:
     """Check that ``experiment`` can go on where ``present`` was run, in ``out``.
 
-    ``present`` and ``wanted``, its own, are contents of ``experiment.json``. Methods,
-    seeds and rounds may be added, and the bound on the norms of uploads may be another one for the
-    rounds that are left.
-
-    Raises:
-        InputError: another key differs; there are fewer rounds; more rounds would change the
-            learning rates of rounds that are done, or whose turn it was in them.
-    """
+    ``present`` and ``wanted``, its own, are contents of ``experiment.json``. Methods, seeds and
+    rounds may be added, and the bound on the norms of uploads may be another one for the rounds
+    that are left. Raises InputError where another key differs; there are fewer rounds; more rounds
+    would change the learning rates of rounds that are done, or whose turn it was in them."""
     if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]

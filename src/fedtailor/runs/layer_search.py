@@ -109,11 +109,8 @@ def choose_layers(
     experiment: Experiment, label: str, epochs: int, patience: int
 ) -> Iterator[Candidate]:
     """Try how many of the model's upper layers to train, with the method at ``label`` and the data
-    that the clients of the experiment's first seed hold for validation, pooled.
-
-    Raises:
-        InputError: no such method, or one without ``layers``; no validation data.
-    """
+    that the clients of the experiment's first seed hold for validation, pooled. Raises InputError
+    where no such method, or one without ``layers``; no validation data."""
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed, method = experiment.seeds[0], experiment.methods[label]

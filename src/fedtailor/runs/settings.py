@@ -15,11 +15,8 @@ Settings = str | Sequence[str] | Mapping[str, Any]
 
 def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The plain values of an experiment, changed in place by ``key=value`` settings; see
-    `fedtailor.runs.experiment.read`.
-
-    Raises:
-        InputError: a setting can't be read, or names something unknown.
-    """
+    `fedtailor.runs.experiment.read`. Raises InputError where a setting can't be read, or names
+    something unknown."""
     pairs = pairs_of(settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))
@@ -48,11 +45,7 @@ def pairs_of(settings: Settings) -> dict[str, Any]:
 
 
 def table_of(value: Any, name: str) -> Mapping[str, Any]:
-    """Check that a value is a table, and return it.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that a value is a table, and return it. Raises InputError where it is not."""
     if not isinstance(value, Mapping):
         raise InputError(f"{name} must be a table, got {brief(value)}")
     return value

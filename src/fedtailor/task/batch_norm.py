@@ -101,11 +101,8 @@ class FunctionalBatchNorm(StepModule):
 
 def check_variances(tensors: Params, received: Params) -> None:
     """Check the running variances among ``tensors``; those of a name in ``received`` are changes of
-    the ones there.
-
-    Raises:
-        InputError: some are below 0; then evaluations would have no numbers.
-    """
+    the ones there. Raises InputError where some are below 0; then evaluations would have no
+    numbers."""
     for name in sorted(tensors):
         if name.endswith("running_var"):
             before = received.get(name, torch.zeros_like(tensors[name]))
@@ -117,11 +114,8 @@ def use_functional_batch_norm(model: nn.Module, mode: BatchNormMode) -> None:
     """Replace every batch normalisation in ``model`` by a `FunctionalBatchNorm`, in place.
 
     With ``frozen``, every one leaves its running statistics as they are; with ``train``, only those
-    do whose parameters are frozen.
-
-    Raises:
-        InputError: one has no running statistics, or cumulative ones (momentum None).
-    """
+    do whose parameters are frozen. Raises InputError where one has no running statistics, or
+    cumulative ones (momentum None)."""
     all_trained = all(parameter.requires_grad for parameter in model.parameters())
     for name, norm in list(model.named_modules()):
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm):

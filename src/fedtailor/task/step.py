@@ -102,11 +102,8 @@ class KeyedDropout(StepModule):
 
 
 def key_dropout(model: nn.Module) -> None:
-    """Replace every active dropout in ``model`` by a `KeyedDropout`, in place.
-
-    Raises:
-        InputError: the model has another kind of dropout (whole channels, alpha, inside an RNN).
-    """
+    """Replace every active dropout in ``model`` by a `KeyedDropout`, in place. Raises InputError
+    where the model has another kind of dropout (whole channels, alpha, inside an RNN)."""
     dropouts = []
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
