@@ -323,11 +323,8 @@ def clients_of(federation: Federation) -> Population:
 
 
 def clients_of_run(path: Path) -> Population:
-    """Return what a run directory has kept of its clients.
-
-    Raises:
-        InputError: no round is committed yet, or a file is damaged.
-    """
+    """Return what a run directory has kept of its clients. Raises InputError where no round is
+    committed yet, or a file is damaged."""
     partition = next(iter(read(path).partitions.values()))
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))

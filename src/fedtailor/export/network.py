@@ -70,11 +70,8 @@ class Network:
     @cached_property
     def own_code(self) -> dict[str, Path]:
         """The files that define the classes of a module that was given from Python, by the names of
-        their Python modules; classes of installed packages are not among them.
-
-        Raises:
-            InputError: a class is in no file, or is this library's.
-        """
+        their Python modules; classes of installed packages are not among them. Raises InputError
+        where a class is in no file, or is this library's."""
         for name in ("prepare", "logits"):
             function = getattr(self.backbone, name)
             if function is not _DEFAULTS[name] and not isinstance(function, ModuleInputs):

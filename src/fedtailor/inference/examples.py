@@ -25,11 +25,8 @@ def text_examples(
     values: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int, *, prompts: bool
 ) -> Tokens:
     """Texts as token sequences of at most ``max_length``; `Tokens` as they are. A language model
-    goes on from ``prompts``.
-
-    Raises:
-        InputError: these are no texts, or there is no tokenizer for them.
-    """
+    goes on from ``prompts``. Raises InputError where these are no texts, or there is no tokenizer
+    for them."""
     if isinstance(values, Tokens):
         return values
     texts = [values] if isinstance(values, str) else list(values)
@@ -67,11 +64,8 @@ def picture_examples(values: Any, shape: Sequence[int]) -> Images:
 
 
 def picture_paths(folder: Path) -> list[Path]:
-    """The pictures in a folder and below it, in the order of their names.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The pictures in a folder and below it, in the order of their names. Raises InputError where
+    there is none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
     if not paths:
         raise InputError(f"{folder} holds no pictures; allowed: {', '.join(PICTURES)}")

@@ -106,11 +106,8 @@ class PersonalModel:
         return predictions
 
     def examples(self, inputs: Any) -> Tokens | Images:
-        """Inputs as `predict` takes them, tokenised or decoded as in the run.
-
-        Raises:
-            InputError: the model reads inputs of another kind, or one of them can't be read.
-        """
+        """Inputs as `predict` takes them, tokenised or decoded as in the run. Raises InputError
+        where the model reads inputs of another kind, or one of them can't be read."""
         return examples_of(self.trained, inputs)
 
     def _texts(self, prompts: Tokens, max_new_tokens: int) -> list[str]:
@@ -182,11 +179,8 @@ def say_cut(trained: TrainedMethod, examples: Sequence[Tokens | Images]) -> None
 
 
 def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
-    """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run.
-
-    Raises:
-        InputError: the model reads inputs of another kind, or one of them can't be read.
-    """
+    """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run. Raises
+    InputError where the model reads inputs of another kind, or one of them can't be read."""
     if isinstance(inputs, Dataset):
         inputs = inputs.inputs
     data = trained.data

@@ -152,11 +152,8 @@ def _cell(cell: Any) -> str:
 
 
 def clients_of(rows: Rows, source: str, data: DataConfig) -> Sequence[str]:
-    """Return the client of each row.
-
-    Raises:
-        InputError: the run has no column of clients, the rows don't have it, or a cell is empty.
-    """
+    """Return the client of each row. Raises InputError where the run has no column of clients, the
+    rows don't have it, or a cell is empty."""
     if data.client is None:
         raise InputError("the run's data have no column of clients (data.client); use --client")
     if rows.clients is None:
@@ -275,11 +272,8 @@ def check_kept(
     by_client: bool = False,
 ) -> None:
     """Check that the input's ``columns`` can be copied to the output, which has a column ``client``
-    if each row's client predicts (``by_client``).
-
-    Raises:
-        InputError: the input is no table, a row lacks a column, or the output has one of that name.
-    """
+    if each row's client predicts (``by_client``). Raises InputError where the input is no table, a
+    row lacks a column, or the output has one of that name."""
     if columns and rows.table is None:
         raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
     own = objective.column_names(classes) | ({"client"} if by_client else set())

@@ -149,11 +149,8 @@ def gate_input(task: Task, source: GateInput, batch: Batch) -> tuple[Tensor, Ten
     """What a gating layer sees of a batch, ``[b, C, P]``, and which positions are real, ``[b, P]``
     (None: all).
 
-    Tokens are embedded as the model embedded them before any training.
-
-    Raises:
-        InputError: the batch holds no input of the kind and the size of ``source``.
-    """
+    Tokens are embedded as the model embedded them before any training. Raises InputError where the
+    batch holds no input of the kind and the size of ``source``."""
     inputs = task.inputs(batch)
     if source.kind == "tokens":
         vectors: Any = task.model.get_submodule(source.path)

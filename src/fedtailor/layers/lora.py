@@ -70,11 +70,8 @@ def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
 def adapt_projections(
     backbone: Backbone, rank: int, adapted: Callable[[nn.Linear, int], nn.Module]
 ) -> None:
-    """Replace every projection by ``adapted(projection, number of its block)``, in place.
-
-    Raises:
-        InputError: no recognised block, or a projection that can't have LoRA of this rank.
-    """
+    """Replace every projection by ``adapted(projection, number of its block)``, in place. Raises
+    InputError where no recognised block, or a projection that can't have LoRA of this rank."""
     check_rank(backbone, rank)
     for index, block in enumerate(backbone.blocks):
         for path in block:
@@ -206,11 +203,8 @@ def initial_factor(key: Tensor, like: Tensor, rank: Tensor) -> Tensor:
 
 
 def check_components(A: Tensor, B: Tensor, rank: int, name: str) -> None:
-    """Check that a client's LoRA has no components beyond its own ``rank``.
-
-    Raises:
-        InputError: A ``[r, d_in]`` or B ``[d_out, r]`` of the projection ``name`` holds some.
-    """
+    """Check that a client's LoRA has no components beyond its own ``rank``. Raises InputError where
+    A ``[r, d_in]`` or B ``[d_out, r]`` of the projection ``name`` holds some."""
     if A[rank:].any() or B[:, rank:].any():
         raise InputError(
             f"the LoRA of {name} holds values beyond rank {rank}, the client's; allowed there: 0"
@@ -218,11 +212,8 @@ def check_components(A: Tensor, B: Tensor, rank: int, name: str) -> None:
 
 
 def check_uploaded_rank(upload: Params, allowed: Collection[int]) -> None:
-    """Check the rank that an upload says to have, and that it has no components beyond it.
-
-    Raises:
-        InputError: its rank is none of those ``allowed``, or a LoRA has more components.
-    """
+    """Check the rank that an upload says to have, and that it has no components beyond it. Raises
+    InputError where its rank is none of those ``allowed``, or a LoRA has more components."""
     rank = int(upload["rank"])
     if rank not in allowed:
         ranks = " or ".join(map(str, sorted(allowed)))

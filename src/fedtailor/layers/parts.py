@@ -35,11 +35,8 @@ def train_layers(backbone: Backbone, patterns: Sequence[str]) -> nn.Module:
     """Let exactly the parameters inside certain modules be trained; in place.
 
     These are the modules whose path matches one of ``patterns``, where ``*`` stands for anything,
-    dots too. (): all parameters are trained.
-
-    Raises:
-        InputError: a pattern that no module with parameters matches.
-    """
+    dots too. (): all parameters are trained. Raises InputError where a pattern that no module with
+    parameters matches."""
     model = backbone.model
     if not patterns:
         return train_only(model, lambda name: True)
@@ -99,11 +96,8 @@ def _is_long(module: nn.Module) -> bool:
 
 
 def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
-    """The backbone's adaptable projections, block by block.
-
-    Raises:
-        InputError: there are none; the message lists the linear layers.
-    """
+    """The backbone's adaptable projections, block by block. Raises InputError where there are none;
+    the message lists the linear layers."""
     if backbone.blocks:
         return backbone.blocks
     listed = ", ".join(candidates(backbone.model))
@@ -134,11 +128,8 @@ def matching(task: Task, patterns: Sequence[str] | None) -> Callable[[str], bool
     """Whether a state's name belongs to a part of the model.
 
     The part is the modules whose path matches one of ``patterns``, and all inside them. (): the
-    task head; None: nothing.
-
-    Raises:
-        InputError: a pattern that no module of the model matches; () without a known head.
-    """
+    task head; None: nothing. Raises InputError where a pattern that no module of the model matches;
+    () without a known head."""
     key = None if patterns is None else tuple(patterns)
     cached = _MATCHING.setdefault(task, {})  # this is called for every name of every state
     if key not in cached:
@@ -167,12 +158,9 @@ def _matching(task: Task, patterns: tuple[str, ...] | None) -> Callable[[str], b
 
 
 def check_split(task: Task, field: str, patterns: tuple[str, ...] | None) -> None:
-    """Check a method's ``field``, the `matching` patterns of a part of what is trained.
-
-    Raises:
-        InputError: as `matching`; all that is trained is inside the part, or, unless ``patterns``
-            is None, all is outside it.
-    """
+    """Check a method's ``field``, the `matching` patterns of a part of what is trained. Raises
+    InputError where as `matching`; all that is trained is inside the part, or, unless ``patterns``
+    is None, all is outside it."""
     inside = {name for name in task.trained if matching(task, patterns)(name)}
     if patterns is None or (inside and inside < task.trained):
         return

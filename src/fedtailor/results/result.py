@@ -104,14 +104,11 @@ class Result:
         ``accuracy`` (a fraction; ``loss`` for language modelling, or the metric by which rounds are
         selected) is the mean over clients of the personal models on test data, then over seeds;
         ``weighted``, ``std``, ``decile`` and ``worst`` are over clients, too. ``majority`` is the
-        mean of each client's most frequent class; a method that is not above it
-        ``did_not_learn``. ``global`` and ``novel`` are the same mean of the global model and of
-        novel clients, ``before`` that of the models from which the run went on. Columns with
-        ``seed_std`` are the standard deviation over seeds. Costs are those of a client and round.
-
-        Raises:
-            InputError: no round is committed yet, or a file is damaged.
-        """
+        mean of each client's most frequent class; a method that is not above it ``did_not_learn``.
+        ``global`` and ``novel`` are the same mean of the global model and of novel clients,
+        ``before`` that of the models from which the run went on. Columns with ``seed_std`` are the
+        standard deviation over seeds. Costs are those of a client and round. Raises InputError
+        where no round is committed yet, or a file is damaged."""
         import pandas as pd
 
         comparison = table([read(self.path)])
@@ -218,11 +215,8 @@ class Result:
     @property
     def best(self) -> Best:
         """The method with the best mean validation result of the personal models. Methods that
-        diverged with a seed, or lack one, can't be chosen. Test data play no part.
-
-        Raises:
-            InputError: there are no validation results to choose by.
-        """
+        diverged with a seed, or lack one, can't be chosen. Test data play no part. Raises
+        InputError where there are no validation results to choose by."""
         done = read(self.path)
         metric = metric_of([done])
         found = {entry.label: validation_score(entry, metric) for entry in entries([done])}
