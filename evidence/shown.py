@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.store.format import columns
 from fedtailor.store.metrics import summary
 from fedtailor.store.read import Partition, Trial
 from fedtailor.store.selection import by_round
-from fedtailor.store.tensors import tensor_names, tensors
+from fedtailor.store.tensors import tensors
 
 
 def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def like_layers(private: Path, labels: NDArray[Any] | None) -> float | None:
     if labels is None or len(clients) < 3:
         return None
     layers = []
-    for name in tensor_names(private):
+    for name in sorted(columns(private)):
         learned = name.startswith(("gate.norm.", "gate.linear.", "gate.post."))
         if learned and not name.endswith(("running_mean", "running_var")):
             x = tensors(private, name)[name][clients].reshape(len(clients), -1).astype(np.float64)

@@ -93,16 +93,15 @@ class EarlyStopping:
         if score is None:
             return None
         if done.folder not in self._scores:  # a resumed part has rounds that were not seen here
-            self._scores[done.folder] = self._earlier(done)
+            trial = read_trial(done.folder, done.label, "", done.seed)
+            evaluated = by_round(trial, self.model, "validation")
+            self._scores[done.folder] = {
+                number: summary(one, done.select).mean for number, one in evaluated.items()
+            }
         scores = self._scores[done.folder]
         scores[done.number] = score
         best = best_round(scores, higher_is_better=higher_is_better(done.select))
         return STOP if sum(number > best for number in scores) >= self.patience else None
-
-    def _earlier(self, done: CommittedRound) -> dict[int, float]:
-        trial = read_trial(done.folder, done.label, "", done.seed)
-        evaluated = by_round(trial, self.model, "validation")
-        return {number: summary(one, done.select).mean for number, one in evaluated.items()}
 
 
 def wants_stop(on_round: OnRound, done: CommittedRound) -> bool:

@@ -226,24 +226,19 @@ def check_data(federations: Mapping[int, Federation], out: Path) -> dict[int, di
         path = out / "partitions" / f"seed-{seed}.json"
         if any(map(has_commit, out.glob(f"methods/*/seed-{seed}"))):
             check_there(path, out / "environment.json")
-        if path.exists():
-            _check_same_data(read_data_manifest(path), manifest, out)
+        before = read_data_manifest(path) if path.exists() else manifest
+        if not _same_rows(before, manifest):
+            raise InputError(
+                f"the data or their split have changed since {out} was begun; put the old data "
+                "back, or choose another --out (with start_from its models go on with the new ones)"
+            )
+        if (found := renamed(before, manifest)) is not None:
+            number, old, new = found
+            raise InputError(
+                f"client {number} was {old!r} when {out} was begun and is {new!r} now; give "
+                "clients their names back, or choose another --out"
+            )
     return manifests
-
-
-def _check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
-    """Raise InputError where two `data_manifest` differ."""
-    if not _same_rows(before, now):
-        raise InputError(
-            f"the data or their split have changed since {out} was begun; put the old data back, "
-            "or choose another --out (with start_from its models go on with the new ones)"
-        )
-    if (found := renamed(before, now)) is not None:
-        number, old, new = found
-        raise InputError(
-            f"client {number} was {old!r} when {out} was begun and is {new!r} now; give clients "
-            f"their names back, or choose another --out"
-        )
 
 
 def same_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -16,12 +16,8 @@ def shown(value: Any) -> str:
 
 
 def changed_bounds(old: Mapping[str, Any], new: Mapping[str, Any], number: int) -> list[str]:
-    """Return a text for each of `BOUNDS` that has changed in round ``number``.
-
-    Args:
-        old: the settings before; empty before the first round.
-        new: those from that round on.
-        number: the round.
+    """Return a text for each of `BOUNDS` that has changed in round ``number``, from ``old`` (empty
+    before the first round) to ``new``.
 
     >>> changed_bounds({"max_norm": None, "norm_factor": 100.0}, {"max_norm": 2.0}, 4)
     ['cohort.max_norm is 2.0 from round 4 on; it was none']

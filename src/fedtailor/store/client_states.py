@@ -149,26 +149,19 @@ class FileStates(StoredStates):
             return {}
         if self._sum is None:
             self._sum = self._file.checksums()
-        self._next_sum = self._sum + self._change()
+        self._next_sum = self._sum
+        if self._staging is not None:
+            now, file = self._staging, self._file
+            self._next_sum += sum(now.share(c) - file.share(c) for c in self._staged)
         found = {self._path: self._next_sum}
         if self._best_round is not None and self._best_round < self._round:
             best = self._open_best(self._best_round)
             if self._best_sum is None:
                 self._best_sum = best.checksums()
-            path = best_path(self._path, self._best_round)
-            found[path] = self._best_sum + self._best_change(best)
+            copies = {k: best.share_of(k, self._copy(k)) for k in self._not_kept()}
+            change = sum(copies.values()) - sum(map(best.share, copies))
+            found[best_path(self._path, self._best_round)] = self._best_sum + change
         return {path.name: combined_checksum(total) for path, total in found.items()}
-
-    def _change(self) -> int:
-        """What a commit of what is staged changes in the sum of the file's checksums."""
-        assert self._file is not None
-        if self._staging is None:
-            return 0
-        return sum(self._staging.share(c) - self._file.share(c) for c in self._staged)
-
-    def _best_change(self, best: RowFile) -> int:
-        """What it changes in that of the best round's file."""
-        return sum(best.share_of(c, self._copy(c)) - best.share(c) for c in self._not_kept())
 
     def keep(self, round_: int) -> None:
         """Keep the states as of ``round_`` in the file or beside it. The caller removes the file of

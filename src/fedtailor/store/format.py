@@ -275,7 +275,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
         columns(path)  # it may only look as if it had no checksum
         return False
     data = np.memmap(path, np.uint8, "r")[len(header) :]
-    if _is_of_rows(header):
+    if f'"{CHECKSUMS}"'.encode() in header:
         _check_rows(path, columns(path), len(header), unsettled)
     elif header[_AT:_END] != checksum(_blanked(header), data.data).encode():
         raise damaged(path)
@@ -327,10 +327,6 @@ def _header(path: Path) -> bytes | None:
 
 def _blanked(header: bytes) -> bytes:
     return header[:_AT] + _BLANK + header[_END:]
-
-
-def _is_of_rows(header: bytes) -> bool:
-    return f'"{CHECKSUMS}"'.encode() in header
 
 
 def _check_rows(path: Path, header: dict[str, Any], start: int, unsettled: Collection[int]) -> None:

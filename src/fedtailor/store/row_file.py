@@ -44,7 +44,8 @@ class RowFile:
         rows."""
         self._path, self._rows = path, num_rows
         self._row = _widest_first(example)
-        header, places = _header(num_rows, _with_checksums(example) if checksums else self._row)
+        more = {CHECKSUMS: torch.zeros((), dtype=torch.int64)} if checksums else {}
+        header, places = _header(num_rows, _widest_first({**example, **more}))
         if not path.exists():
             self._make(header, max(end for _, end in places.values()))
         columns(path)  # checked
@@ -197,10 +198,6 @@ class RowFile:
 def _widest_first(row: Params) -> Params:
     """The tensors in an order in which every one is aligned."""
     return dict(sorted(row.items(), key=lambda item: -item[1].element_size()))
-
-
-def _with_checksums(row: Params) -> Params:
-    return _widest_first({**row, CHECKSUMS: torch.zeros((), dtype=torch.int64)})
 
 
 def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:

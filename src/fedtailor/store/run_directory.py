@@ -38,13 +38,8 @@ _GLANCE = 1.0  # seconds; who looks whether a run goes on holds the lock for far
 _locks: set[IO[str]] = set()  # of this process
 
 
-def _release_locks() -> None:
-    for file in _locks:
-        file.close()
-
-
 # a forked process would hold its parent's locks for as long as it lives
-os.register_at_fork(after_in_child=_release_locks)
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 
 def log_lines(texts: Iterable[str]) -> str:
@@ -62,7 +57,11 @@ def check_removable(out: Path) -> None:
         return
     if not {"methods", "rounds", "seeds"} <= read_json(out / "experiment.json").keys():
         raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
-    others = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+    others = sorted(
+        path.name
+        for path in out.iterdir()
+        if path.name.removesuffix(".new") not in OWN_FILES or path.is_symlink()
+    )
     if others:
         raise InputError(
             f"{out} holds {', '.join(others)} beside the run: --overwrite removes nothing but runs"
@@ -80,10 +79,6 @@ def remove_run(out: Path) -> None:
                 shutil.rmtree(path)
             elif path.name != ".lock":
                 path.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    return path.name.removesuffix(".new") in OWN_FILES and not path.is_symlink()
 
 
 @contextmanager

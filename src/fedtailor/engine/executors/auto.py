@@ -53,14 +53,11 @@ class Auto:
 
     def _at_first(self, name: str, items: Iterator[AnyItem]) -> Iterator[AnyItem]:
         """``items`` until enough of the work is known."""
-        while not self._pace(self._first, name).size or self._spent() < self._patience:
+        pace = self._pace(self._first, name)
+        while not pace.size or sum(p.seconds for p in self._paces.values()) < self._patience:
             if (item := next(items, None)) is None:
                 return
             yield item
-
-    def _spent(self) -> float:
-        """Seconds, all works together."""
-        return sum(pace.seconds for pace in self._paces.values())
 
     def _timed(
         self, executor: Executor, name: str, server: Params, items: Iterator[AnyItem]

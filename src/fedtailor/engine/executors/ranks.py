@@ -47,7 +47,9 @@ class RankExecutor:
         """(item, result of work ``name``), in the order in which they get ready. Raises
         ChildProcessError where a rank has ended."""
         self._in_use = True
-        self._broadcast_server(name, server)
+        known = self._server is not None and same_tensors(self._server, server)
+        self._group.broadcast((name, None if known else server))
+        self._server = server
         queue, share = _SharedQueue(items), self._inner.concurrency
         first_items = list(islice(queue, share))
         feeders = [_RankFeeder(self._group, rank, queue) for rank in self._group.others]
@@ -71,11 +73,6 @@ class RankExecutor:
                 else:
                     yield result
         self._in_use = False
-
-    def _broadcast_server(self, name: str, server: Params) -> None:
-        known = self._server is not None and same_tensors(self._server, server)
-        self._group.broadcast((name, None if known else server))
-        self._server = server
 
     def close(self) -> None:
         """Have the others stop, unless they are in the middle: they end when this process does."""
