@@ -135,7 +135,7 @@ HERE = "mine.py, line 13: "
         ("local", "raise StopIteration", f"{HERE}RuntimeError: generator", "vectorised"),
         ("aggregate", "sys.exit(3)", f"{HERE}SystemExit: 3", "sequential"),
         ("adapt", "import no_such", f"{HERE}ModuleNotFoundError", "sequential"),
-        ("send", "return None", "mine.py (or what uses its values: params.py", "sequential"),
+        ("send", "return None", " (or what uses its values: params.py", "sequential"),
         ("local", "return {}", "mine.local returns {}; it must return a state", "sequential"),
         (
             "local",
