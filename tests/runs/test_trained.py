@@ -165,7 +165,7 @@ def test_a_missing_file_of_the_best_round_is_told(finished: Path, tmp_path: Path
         ("partitions/seed-0.json", '{"clients": 5}', "lacks digest, task, modality, classes; need"),
         ("experiment.json", '{"format": 6, "name": 1, "rounds": 1, "seeds": 1, "methods": []}',
          "name = 1: input should be a valid string"),
-        ("methods/fedper/seed-0/commit.json", "{}", "must hold best, bytes, checksums"),
+        ("methods/fedper/seed-0/commit.json", "{}", "lacks round, rounds, finished, bytes"),
         ("methods/fedper/seed-0/private.safetensors", "x", "is damaged: "),
         ("methods/fedper/seed-0/server.safetensors", 99 * "x", "is damaged: "),
     ],

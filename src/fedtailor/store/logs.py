@@ -71,7 +71,7 @@ def read_commit(folder: Path) -> Commit:
     missing or damaged, or that of another method or seed."""
     path = folder / "commit.json"
     content = read_json(path)
-    best = records(BestRound, content.get("best"), f"{path}: best")
+    best = records(BestRound, content.get("best", {}), f"{path}: best")
     commit = record(Commit, {**content, "best": best}, str(path))
     label, seed = trial_of(folder)
     check_belongs(path, "method", commit.label, label)
